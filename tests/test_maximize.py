@@ -157,9 +157,9 @@ def test_the_callers_gradient_mode_does_not_matter(vit: nn.Module) -> None:
 
 def test_left_as_found_after_an_error(vit: nn.Module) -> None:
     before = snapshot(vit)
-    with pytest.raises(InputError, match=r"neuron 99 is outside the output of 'vit\.layers\.1', which has 24 neurons"):
+    with pytest.raises(InputError, match=r"neuron 99 is out of range: the output of 'vit\.layers\.1' has 24 neurons"):
         maximize_activation(vit, "vit.layers.1:99", **FEW)
-    with pytest.raises(InputError, match=r"token 17 is outside .* 17 tokens"):
+    with pytest.raises(InputError, match=r"token 17 is out of range.* 17 tokens"):
         maximize_activation(vit, "vit.layers.1:17:*", **FEW)
     assert_unchanged(vit, before)
 
@@ -302,7 +302,7 @@ def test_saved_tensors(tmp_path: Path, vit: nn.Module) -> None:
     with safe_open(found.save(tmp_path / "a.safetensors"), "pt") as file:
         assert torch.equal(file.get_tensor("image"), found.image)
         assert json.loads(file.metadata()["whyformer"])["history"] == found.history
-    with pytest.raises(InputError, match=r"save as \.png"):
+    with pytest.raises(InputError, match=r"use \.png"):
         found.save(tmp_path / "a.gif")
     with pytest.raises(LoadError, match="cannot write"):
         found.save(tmp_path / "nowhere" / "a.png")
@@ -319,7 +319,7 @@ def test_frozen(vit: nn.Module) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_text_models(name: str) -> None:
-    with pytest.raises(InputError, match="token ids have none: it is for picture models"):
+    with pytest.raises(InputError, match="token ids do not have: use a model for pictures"):
         maximize_activation(zoo.build(name)[0], 1)
 
 
@@ -343,22 +343,22 @@ def test_unknown_units(vit: nn.Module, unit: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"steps": 0}, "steps must be an integer of at least 1"),
         ({"learning_rate": -1}, "learning_rate must be a number"),
         ({"weight_decay": float("nan")}, "weight_decay"),
-        ({"jitter": 1.5}, "jitter must be a whole number"),
+        ({"jitter": 1.5}, "jitter must be an integer"),
         ({"blur": True}, "blur"),
         ({"start": "black"}, "start must be"),
-        ({"shape": (4, 8, 8, 8)}, "one picture has the shape"),
-        ({"shape": (8,)}, "one picture has the shape"),
-        ({"start": torch.zeros(2, 3, 32, 32)}, "one picture has the shape"),
+        ({"shape": (4, 8, 8, 8)}, "the shape of a picture must be"),
+        ({"shape": (8,)}, "the shape of a picture must be"),
+        ({"start": torch.zeros(2, 3, 32, 32)}, "the shape of a picture must be"),
         ({"device": "cpu"}, "models given by name"),
         ({"recipe": "pretty"}, "recipe must be 'feature_visualisation' or 'plain', not 'pretty'"),
         ({"parametrisation": "wavelet"}, "parametrisation must be fourier or pixel, not 'wavelet'"),
         ({"bounded": 1}, "bounded must be True or False, not 1"),
-        ({"scale": 1.0}, "scale must be below 1"),
+        ({"scale": 1.0}, "scale must be less than 1"),
         ({"rotate": -3}, "rotate must be a number of at least 0, not -3"),
-        ({"sharpness": 3}, "activation maximisation has no setting 'sharpness'; it has parametrisation, "),
+        ({"sharpness": 3}, "no setting 'sharpness'; the settings are parametrisation, "),
     ],
 )
 def test_bad_settings(vit: nn.Module, settings: dict[str, Any], match: str) -> None:
@@ -371,9 +371,9 @@ def test_models_that_cannot_be_climbed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.ones(1, 2) + 0 * x.sum()
 
-    with pytest.raises(InputError, match="does not say how large its pictures are"):
+    with pytest.raises(InputError, match="size of the model's pictures is unknown"):
         maximize_activation(Constant().eval(), 1)
-    with pytest.raises(ModelError, match="no gradient to the picture"):
+    with pytest.raises(ModelError, match="no gradient with respect to the initial picture"):
         maximize_activation(Constant().eval(), 1, shape=(8, 8))
     model = Linear().eval()
     with torch.no_grad():
@@ -388,7 +388,7 @@ def test_a_detector_has_neurons_and_no_class() -> None:
     from test_output_targets import MODELS
 
     model = MODELS["yolos"]()[0].float()
-    with pytest.raises(InputError, match=r"not one row of logits.*module.path:neuron"):
+    with pytest.raises(InputError, match=r"not a row of logits.*module.path:neuron"):
         maximize_activation(model, 1, steps=1)
     assert maximize_activation(model, "vit.encoder.layer.1:3:0", steps=1).unit
 
@@ -401,5 +401,5 @@ def test_bundled_models_by_name() -> None:
         assert found.history[-1] > found.history[0] + 1
     # its processor maps 0 to mid-grey and 1 to white
     assert found.shown.float().sub(127.5).div(127.5).sub(found.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
-    with pytest.raises(InputError, match="picture models"):
+    with pytest.raises(InputError, match="model for pictures"):
         maximize_activation("bundled:sst2", "positive")

@@ -184,7 +184,7 @@ def test_the_leaderboard_of_digit_scenes_is_by_their_masks(tmp_path: Path) -> No
         assert table.cells["gae", title].measured == other.cells[title, "gae"].measured
     assert table.cells["gae", "Cost, forwards"].measured.value > 0
     assert report.conventions["class explained"] == "target"
-    with pytest.raises(InputError, match="masks of their own"):
+    with pytest.raises(InputError, match="scenes have masks"):
         run_benchmark("leaderboard", out=tmp_path / "c", masks="scenes:2", **asked)
 
 
@@ -308,7 +308,7 @@ def test_labels_outside_the_models_classes_are_refused(tmp_path: Path, vit, bert
         ("segmentation", {"explained": "all"}, "explained"),
         ("sanity", {"checks": "smell"}, "checks"),
         ("perturbation", {"methods": "lpr"}, "Did you mean 'lrp'"),
-        ("perturbation", {"methods": "lrp,lrp"}, "given twice"),
+        ("perturbation", {"methods": "lrp,lrp"}, "listed twice"),
         ("perturbation", {"methods": "rollout:first=1"}, "no setting 'first'"),
         ("perturbation", {"batch_size": 0}, "batch size"),
     ],

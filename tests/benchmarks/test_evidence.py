@@ -85,7 +85,7 @@ def test_a_run_says_how_many_prompts_were_kept(shared: Path, tmp_path: Path) -> 
     assert 1 <= sum(e["samples"] for e in kinds) <= 5
     assert columns["removal gap"]["samples"] >= 1
     assert columns["forward + backward (median)"]["measured"] > 0
-    assert "that the model answers rightly, of" in outcome.report.markdown()
+    assert "that the model answers correctly, of" in outcome.report.markdown()
     again = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
     assert again.measured == 0
 

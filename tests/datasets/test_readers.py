@@ -72,7 +72,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert {(p.id, p.label) for p in class_folders(tmp_path)} == {("3/a.png", 3), ("12/b.png", 12)}
     assert open_pictures(tmp_path)[0] == "class_folders"
     picture(tmp_path / "cats" / "c.png")
-    with pytest.raises(LayoutError, match="which do not say which"):
+    with pytest.raises(LayoutError, match="names do not identify"):
         class_folders(tmp_path)
     assert len(class_folders(tmp_path, {"3": 3, "12": 12, "cats": 1})) == 3
 

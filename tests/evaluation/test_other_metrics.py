@@ -181,7 +181,7 @@ def test_bootstrap_of_a_pooled_ratio() -> None:
 
 @pytest.mark.parametrize(("sums", "outputs"), [([1.0, 2], [1.0, 2, 3]), ([1.0, 2], [3.0]), ([[1.0, 2]], [[1.0, 2]]), ([], [])])
 def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any], outputs: list[Any]) -> None:
-    with pytest.raises(ValueError, match="one sum and one output a sample"):
+    with pytest.raises(ValueError, match="each sample needs a sum and an output"):
         conservation_fit(sums, outputs)
 
 

@@ -62,7 +62,7 @@ def test_what_cannot_be_shown(digits, scene, why):
     with pytest.raises(InputError, match="baseline must be one of zero, black, mean, blur"):
         perturbation_strip(digits.model, scene, why, digits.processor, baseline="white")
     for fractions in ((), (0.5, 0.2), (0.0, 0.5), (0.5, 1.5)):
-        with pytest.raises(InputError, match="fractions must rise"):
+        with pytest.raises(InputError, match="fractions must increase"):
             perturbation_strip(digits.model, scene, why, digits.processor, fractions=fractions)
 
 

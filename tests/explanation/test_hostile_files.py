@@ -89,7 +89,7 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(pipe)
     link.symlink_to("/dev/null")
     for place in (pipe, link, tmp_path):
-        with pytest.raises(LoadError, match="a folder, a pipe or a device, no file"):
+        with pytest.raises(LoadError, match="a folder, a pipe or a device, not a file"):
             sentence().save(place)
     assert pipe.is_fifo()
     assert link.is_symlink()

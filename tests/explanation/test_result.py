@@ -94,7 +94,7 @@ def test_heatmap_is_bilinear_and_of_the_asked_size():
 
 
 def test_text_has_no_heatmap():
-    with pytest.raises(InputError, match="for pictures"):
+    with pytest.raises(InputError, match="no heatmap"):
         sentence().heatmap()
 
 
@@ -167,7 +167,7 @@ def test_features_are_read_through_the_explanation_and_changed_on_a_copy():
 
 
 # -- warnings ----------------------------------------------------------------------------------------------------------
-ZERO, EQUAL = "all scores are 0, so this map says nothing", "all scores are equal, so this map singles nothing out"
+ZERO, EQUAL = "all scores are 0, so this map shows no effect of the input", "all scores are equal, so this map highlights nothing"
 
 
 @pytest.mark.parametrize(("scores", "warned"), [

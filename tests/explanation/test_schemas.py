@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "level": (3, "its level"), "settings": ([], "its settings"), "activation": ("tanh", "its activation"),
     "tokens": ([["a", 3]], "tokens.0.1"), "offsets": ([[[0, 1], [1]]], "offsets.0.1.1"), "unknown": ([[1.5]], "unknown.0.0"),
     "target_names": (["a", None], "target_names.1"), "labels": ({"zero": "a"}, "labels.zero"), "grid": ([4, "4"], "grid.1"), "method": (None, "method"),
-    "geometry": ([3], "geometry.0"), "rate": ("fast", "rate"), "colour": ("red", "has no 'colour'"),
+    "geometry": ([3], "geometry.0"), "rate": ("fast", "rate"), "colour": ("red", "'colour'"),
 }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_records_and_reports(kind: Any, whole: dict[str, Any], place: str, value
     with pytest.raises(InputError) as told:
         checked(kind, wrong, "it")
     assert f"it's {place}" in str(told.value)
-    with pytest.raises(InputError, match="another kind"):
+    with pytest.raises(InputError, match="is invalid"):
         checked(kind, "no mapping", "it")
 
 

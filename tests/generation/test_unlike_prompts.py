@@ -83,7 +83,7 @@ def is_as_alone(name: str, e: Explanation, alone: Explanation) -> None:
     for k, n in enumerate(seen):
         part = e.part(n)
         if k >= len(shown):
-            assert not bool(part.scores.any()) and "this prompt has no such picture" in part.diagnostics["input"][0]
+            assert not bool(part.scores.any()) and "this prompt does not have this picture" in part.diagnostics["input"][0]
             continue
         one = alone.part(shown[k])
         assert part.geometry == one.geometry and part.originals is not None and one.originals is not None
@@ -154,7 +154,7 @@ def test_maps_of_a_picture_and_of_all_tokens_are_not_joined() -> None:
 def test_pixels_of_some_and_tokens_of_others_are_not_taken_out_together() -> None:
     model, processor = built("gemma3")
     given = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
-    with pytest.raises(InputError, match="of others tokens: evaluate them one at a time"):
+    with pytest.raises(InputError, match="tokens from others: evaluate them one at a time"):
         whyformer.evaluate(model, given, torch.ones(2, 3), "deletion", processor, baseline="unk")
 
 
@@ -182,7 +182,7 @@ def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
     plain = whyformer.evaluate(model, given, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
     if metric == "deletion":
         assert plain.values == pytest.approx(found.values)
-    with pytest.raises(InputError, match="do not fit 3 prompts, the longest of"):
+    with pytest.raises(InputError, match="do not fit 3 prompts of up to"):
         whyformer.evaluate(model, given, e.part("input_ids").scores[:, 1:], metric, processor, **more)
 
 

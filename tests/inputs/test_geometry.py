@@ -318,5 +318,5 @@ def test_kept_in_files_and_in_json(tmp_path):
 
 
 def test_an_impossible_geometry_is_refused():
-    with pytest.raises(whyformer.WhyformerError, match="impossible geometry"):
+    with pytest.raises(whyformer.WhyformerError, match="invalid geometry"):
         Geometry((10, 10), (5.0, 0.0, 5.0, 10.0))

@@ -64,14 +64,14 @@ def kill() -> None:
 
 
 def dying_in_the_model(monkeypatch, rows: set[int], die=segfault) -> None:
-    original = batching.Session._together
+    original = batching.Session._one_pass
 
     def together(session, reads):
         if rows & {one.row.index for one in reads}:
             die()
         return original(session, reads)
 
-    monkeypatch.setattr(batching.Session, "_together", together)
+    monkeypatch.setattr(batching.Session, "_one_pass", together)
 
 
 def dying_in_reading(monkeypatch, rows: set[int], die=segfault) -> None:
@@ -142,7 +142,7 @@ def test_the_job_says_which_row_it_set_aside(opened, tmp_path, monkeypatch):
         (tmp_path / "said").write_text("\n".join(said))
 
     runs_until_the_end(work)
-    assert "row 3 (r3) is set aside" in (tmp_path / "said").read_text()
+    assert "row 3 (r3) is skipped" in (tmp_path / "said").read_text()
     events = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert [(e["row"], e["id"]) for e in events if e["event"] == "set aside"] == [(3, "r3")]
 
@@ -173,14 +173,14 @@ def test_a_process_that_is_killed_once_in_a_row_costs_no_row(opened, tmp_path, m
 
 def test_errors_and_interrupts_do_not_count(opened, tmp_path, monkeypatch):
     explain_opened(into(opened, tmp_path / "whole"), None, lambda text: None)
-    original = batching.Session._together
+    original = batching.Session._one_pass
 
     def interrupted(session, reads):
         if 14 in {one.row.index for one in reads}:
             raise KeyboardInterrupt
         return original(session, reads)
 
-    monkeypatch.setattr(batching.Session, "_together", interrupted)
+    monkeypatch.setattr(batching.Session, "_one_pass", interrupted)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)
@@ -202,14 +202,14 @@ def test_sigterm_ends_the_command_as_ctrl_c_does_and_does_not_count(opened, tmp_
 
 def test_a_batch_that_ends_the_process_though_none_of_its_rows_does_is_halved(opened, tmp_path, monkeypatch):
     """As the system does that kills a process which takes all memory."""
-    original = batching.Session._together
+    original = batching.Session._one_pass
 
     def together(session, reads):
         if len(reads) > 2:
             kill()
         return original(session, reads)
 
-    monkeypatch.setattr(batching.Session, "_together", together)
+    monkeypatch.setattr(batching.Session, "_one_pass", together)
     assert runs_until_the_end(lambda: explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)) == 2
     maps = whyformer.read(tmp_path / "out")
     assert len(maps) == 30

@@ -120,7 +120,7 @@ def test_one_damaged_record_takes_with_it_what_was_measured_beside_it_alone(plac
     path.write_bytes(whole["records.jsonl"].replace(b'"values": {"', b'"values": {"x', 1))
     again = run(place, tmp_path / "out", say=said.append)
     assert again.measured == 2 * 5
-    assert said[0].startswith("1 damaged line of records.jsonl left out: what they said, and what was measured with it,")
+    assert said[0].startswith("1 damaged line of records.jsonl ignored: these records, and records measured with them,")
     assert files(tmp_path / "out", TABLES) == {name: whole[name] for name in TABLES}
     assert sorted(path.read_bytes().splitlines()) == sorted(whole["records.jsonl"].splitlines())
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_a_sentence_and_a_rerun_goes_on(place, whole, tmp_path, m
         return append(file, data)
 
     monkeypatch.setattr(lines.os, "write", full)
-    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. What is there stays"):
+    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. Written records remain"):
         run(place, tmp_path / "out")
     monkeypatch.undo()
     run(place, tmp_path / "out")

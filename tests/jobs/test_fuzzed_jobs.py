@@ -94,7 +94,7 @@ def test_a_manifest_with_another_word_is_told(written):
     out, files, whole = written
     for own, kept in files.items():
         Path(out, own).write_bytes(kept.replace(b'"positive"', b'"negative"') if own == "manifest.json" else kept)
-    with pytest.raises(LoadError, match=r"manifest\.json is damaged \(its checksum is another\)"):
+    with pytest.raises(LoadError, match=r"manifest\.json is damaged \(its content does not match its checksum\)"):
         whyformer.read(out)
     Path(out, "manifest.json").write_bytes(files["manifest.json"])
     assert everything(out) == whole
@@ -105,7 +105,7 @@ def test_an_entry_of_a_part_that_names_another_file_is_told(written):
     facts = {k: v for k, v in json.loads(files["manifest.json"]).items() if k != "sha256"}
     facts["parts"][0]["file"] = "../part-000000.parquet"
     Path(out, "manifest.json").write_text(json.dumps(facts))
-    with pytest.raises(LoadError, match=r"parts\.0\.file is of another kind"):
+    with pytest.raises(LoadError, match=r"parts\.0\.file is invalid"):
         whyformer.read(out)
 
 

@@ -382,7 +382,7 @@ def test_a_half_precision_model_that_says_another_class_is_told() -> None:
     x = torch.randn(2, 6, 8).to(torch.bfloat16)
     e = whyformer.explain(Edge().to(torch.bfloat16), x, "lrp", target=0)
     assert e.diagnostics["precision"]["same_class"] == [False, False]
-    assert any("says another class than in float32" in w for w in e[0].warnings)
+    assert any("predicts another class than in float32" in w for w in e[0].warnings)
 
 
 @pytest.mark.parametrize("method", ALL)

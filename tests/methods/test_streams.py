@@ -244,5 +244,5 @@ def test_parts_are_kept(tmp_path: Any) -> None:
         for part in e.inputs:
             assert torch.allclose(other.part(part).scores.double(), e.part(part).scores, atol=1e-6)
     assert e[1].part("decoder_input_ids").scores.shape == (1, 6)
-    with pytest.raises(whyformer.WhyformerError, match="no input 'pixels' was scored; these were: input_ids, decoder_input_ids"):
+    with pytest.raises(whyformer.WhyformerError, match="'pixels' has no scores; inputs with scores: input_ids, decoder_input_ids"):
         e.part("pixels")

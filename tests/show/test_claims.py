@@ -145,7 +145,7 @@ def test_a_text_that_was_read_says_nothing():
 
 def test_only_the_text_that_was_cut_off_is_warned_of():
     e = whyformer.explain("bundled:sst2", ["A film.", LONG], truncate=True)
-    assert e.warnings == ["sample 1: the model did not read 1,105 of 1,200 words: they were cut off, and have no score"]
+    assert e.warnings == ["sample 1: the model did not read 1,105 of 1,200 words: they were truncated and have no score"]
     assert words.unread(e[0]) == []
 
 
@@ -159,7 +159,7 @@ def test_it_is_saved_and_read_again(cut_off, tmp_path):
 def test_words_that_the_model_has_no_token_for_are_marked_and_warned_of():
     e = whyformer.explain("bundled:sst2", "漢 ख film", "raw_attention")
     assert e.unknown == [[1, 2]]
-    assert e.warnings == ["2 of 3 tokens are unknown to the model ([UNK]): it cannot know what stands there"]
+    assert e.warnings == ["2 of 3 tokens are unknown to the model ([UNK]): it cannot tell them apart"]
     assert [word.unknown for word in words.words(e)[0]] == [True, True, False]
     assert "unknown to the model" in html.fragment(e)
     assert html.page(e).count("unknown\"") >= 2

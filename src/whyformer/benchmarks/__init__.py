@@ -1,4 +1,4 @@
-"""Benchmarks: :data:`BENCHMARKS` by name, and :func:`run_benchmark`, which runs one over a data set."""
+"""Benchmarks of explanation methods: :data:`BENCHMARKS` by name, and :func:`run_benchmark`, which runs a benchmark."""
 
 from whyformer.benchmarks.registry import BENCHMARKS, find_benchmark
 from whyformer.benchmarks.runner import Outcome, run_benchmark

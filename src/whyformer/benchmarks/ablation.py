@@ -1,4 +1,4 @@
-"""Benchmark ``ablation``: Table 3 of Chefer et al. 2021, variants of the method by perturbation and segmentation."""
+"""Benchmark ``ablation``: variants of Transformer Attribution (Chefer et al. 2021, Table 3)."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def prepare(study: Study) -> None:
         study.options = {**study.options, "count": None, "files": None}
     perturbation.prepare(study)
     if not any(s.mask is not None for s in study.samples):
-        study.remarks.append("No picture has a mask, so its columns are empty; give --option masks=FOLDER.")
+        study.remarks.append("No picture has a mask, so columns of segmentation are empty; use --option masks=FOLDER.")
     if study.options["explained"] != ("predicted",):
-        raise InputError("Table 3 explains the predicted class")
+        raise InputError("ablation explains the predicted class, as Table 3: use --option explained=predicted")
 
 
 def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """Perturbation of all pictures, or of those of the data alone where others bring the masks."""
+    """Measure segmentation of pictures with a mask, and perturbation of all pictures, or without those of ``masks``."""
     masked = [i for i, s in enumerate(batch.samples) if s.mask is not None]
     plain = [i for i in range(len(batch.samples)) if i not in masked or not batch.study.options["masks"]]
-    found = {(sample, c): values for sample, c, values in perturbation.measure(batch.some(plain), configurations)}
+    figures = {(sample, c): values for sample, c, values in perturbation.measure(batch.some(plain), configurations)}
     for sample, c, values in segmentation.measure(batch.some(masked), configurations):
-        before = found.get((sample, c), {})
+        perturbed = figures.get((sample, c), {})
         if isinstance(values, Unusable):
-            found[sample, c] = values
-        elif not isinstance(before, Unusable):
-            found[sample, c] = {**before, "segmentation": values}
-    for (sample, c), values in found.items():
+            figures[sample, c] = values
+        elif not isinstance(perturbed, Unusable):
+            figures[sample, c] = {**perturbed, "segmentation": values}
+    for (sample, c), values in figures.items():
         yield sample, c, values
 
 

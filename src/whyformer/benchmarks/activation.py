@@ -1,4 +1,4 @@
-"""Benchmark ``activation``: Ali et al. 2022, AUAC of the activation curve and AU-MSE of pruning."""
+"""Benchmark ``activation``: AUAC of the activation curve and AU-MSE of pruning (Ali et al. 2022)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from whyformer.evaluation.metrics.faithfulness import STEPS, au_mse, auac, prune
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """Features are all tokens, special ones too, or the patches."""
+    """Measure both curves; features are all tokens, special tokens included, or patches."""
     truth = [s.label or 0 for s in batch.samples]
     maps = batch.maps(configurations, truth)
 
-    def asked() -> Iterator[tuple[Any, int, Any, str]]:
+    def requests() -> Iterator[tuple[Any, int, Any, str]]:
         baseline = batch.study.options["baseline"] or batch.baseline
         for (c, i), scores in maps.items():
             if not isinstance(scores, Unusable):
@@ -27,7 +27,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
                 for kind, masks in (("shown", ~reveal_masks(features)), ("pruned", prune_masks(features))):
                     yield (c, i, kind), i, batch.covered(i, masks) if batch.image else masks, baseline
 
-    logits = batch.outputs(asked())
+    logits = batch.outputs(requests())
     for (c, i), scores in maps.items():
         figures = scores if isinstance(scores, Unusable) else {
             "probability": batch.study.probabilities(logits[c, i, "shown"])[:, truth[i]].tolist(),
@@ -44,9 +44,9 @@ def prepare(study: Study) -> None:
 
 
 def summarize(study: Study, results: Results) -> Report:
-    # the paper's name of the data set, as far as it can be told
-    told = Path(study.data_name).name if study.reader == "tweeteval" else study.reader
-    column = str(study.options["column"] or told)
+    # name of the data set in the paper
+    default = Path(study.data_name).name if study.reader == "tweeteval" else study.reader
+    column = str(study.options["column"] or default)
     titles = f"{column} AUAC ↑", f"{column} AU-MSE ↓"
     table = method_table(
         "activation", "Activation and pruning (Ali et al. 2022)", "Method", study.configurations, results,
@@ -60,11 +60,11 @@ def summarize(study: Study, results: Results) -> Report:
         Curves("pruning", "pruning", "fraction pruned", "Σ (change of the logits)²", pruned),
     )
     baseline = study.options["baseline"] or ("unk" if study.modality == "text" else "black")
-    stated = {
+    texts = {
         **conventions("activation", accuracy=percent(results, lambda v: v["correct_class"])),
         **conventions(f"activation_{study.modality}", **{**study.options, "baseline": baseline}),
     }
-    return Report((table,), curves, stated)
+    return Report((table,), curves, texts)
 
 
 BENCHMARK = Benchmark(

@@ -1,4 +1,4 @@
-"""Benchmark ``arbitration``: does choosing by measured faithfulness beat one fixed method? (Mylonas et al. 2022)"""
+"""Benchmark ``arbitration``: choosing by measured faithfulness compared with fixed methods (Mylonas et al. 2022)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from whyformer.evaluation.metrics.faithfulness import FRACTIONS, ranked_faithful
 from whyformer.evaluation.statistics import Interval, bootstrap
 
 CRITERIA = ("rft", "steps", "features")
-"""What chooses (option ``by``): RFT of single features, every other step of curves, or half of the features."""
+"""Criteria of the choice (option ``by``): RFT of single features, every other step of curves, or half the features."""
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """A criterion that chooses, and a figure of other perturbations that judges."""
+    """Measure the criterion of the choice, and a held-out figure of other perturbations."""
     if isinstance(batch, PictureBatch):
         batch = replace(batch, nearest=True)
     maps = batch.maps(configurations, batch.predicted)
@@ -31,13 +31,13 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
         yield from _by_single_features(batch, maps)
         return
 
-    def asked() -> Iterator[tuple[Any, int, NDArray[np.bool_], str]]:
+    def requests() -> Iterator[tuple[Any, int, NDArray[np.bool_], str]]:
         for (c, i), scores in maps.items():
             if not isinstance(scores, Unusable):
                 for kind, masks in _halves(batch, i, batch.features(i, scores)).items():
                     yield (c, i, kind), i, batch.covered(i, masks), batch.baseline
 
-    logits = batch.outputs(asked())
+    logits = batch.outputs(requests())
     for (c, i), scores in maps.items():
         if isinstance(scores, Unusable):
             yield batch.samples[i].id, c, scores
@@ -52,37 +52,38 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 
 
 def _halves(batch: Batch, index: int, scores: NDArray[np.float64]) -> dict[tuple[str, bool], NDArray[np.bool_]]:
-    """(half, highest first or lowest first) -> masks ``[F, n]``: every other step, or all steps of a random half."""
-    made = {}
+    """Return (half, highest first) -> masks ``[F, n]``: every other step, or all steps of a random half of features."""
+    masks_by_half = {}
     if batch.study.options["by"] == "steps":
         for first in (True, False):
             masks = removal_masks(scores, FRACTIONS, highest_first=first)
-            made["criterion", first], made["held_out", first] = masks[::2], masks[1::2]
-        return made
+            masks_by_half["criterion", first], masks_by_half["held_out", first] = masks[::2], masks[1::2]
+        return masks_by_half
     order = generator_for(f"{batch.samples[index].id}/halves", batch.study.seed).permutation(scores.size)
     parts = {"criterion": order[: -(-scores.size // 2)], "held_out": order[-(-scores.size // 2) :]}
     for half, part in parts.items():
         for first in (True, False):
-            made[half, first] = np.zeros((len(FRACTIONS), scores.size), dtype=bool)
-            made[half, first][:, np.sort(part)] = removal_masks(scores[np.sort(part)], FRACTIONS, highest_first=first)
-    return made
+            masks = np.zeros((len(FRACTIONS), scores.size), dtype=bool)
+            masks[:, np.sort(part)] = removal_masks(scores[np.sort(part)], FRACTIONS, highest_first=first)
+            masks_by_half[half, first] = masks
+    return masks_by_half
 
 
 def _by_single_features(batch: Batch, maps: Maps) -> Iterator[Measured]:
-    """The criterion's forwards, one feature gone in each, serve all configurations; the held-out figure's only one."""
+    """Measure RFT, whose forward passes without one feature serve all configurations, and held-out AOPC."""
     clean = batch.probabilities.max(1)
 
     def drops(i: int, removed: np.ndarray) -> np.ndarray:
         return clean[i] - batch.study.probabilities(batch.without(i, removed))[:, batch.predicted[i]]
 
-    alone = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
+    single = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
     for (c, i), scores in maps.items():
         if isinstance(scores, Unusable):
             yield batch.samples[i].id, c, scores
             continue
         features = batch.features(i, scores)
-        together = float(drops(i, removal_masks(features, FRACTIONS)).mean())
-        yield batch.samples[i].id, c, {"criterion": ranked_faithfulness(features, alone[i]), "held_out": together}
+        held_out = float(drops(i, removal_masks(features, FRACTIONS)).mean())
+        yield batch.samples[i].id, c, {"criterion": ranked_faithfulness(features, single[i]), "held_out": held_out}
 
 
 def prepare(study: Study) -> None:
@@ -137,11 +138,11 @@ def summarize(study: Study, results: Results) -> Report:
     title = "Choosing by measured faithfulness (Mylonas et al. 2022)"
     table = Table("arbitration", title, "Configuration", tuple(rows), columns, cells, digits=3)
     removed = "patches black" if study.modality == "image" else "tokens replaced by [UNK]; special tokens stay"
-    said = CONVENTIONS["arbitration_by"]
-    stated = conventions(
-        "arbitration", removed=removed, criterion=said[by], held_out=said[f"{by} held out"], samples=len(complete)
+    texts = CONVENTIONS["arbitration_by"]
+    convention_texts = conventions(
+        "arbitration", removed=removed, criterion=texts[by], held_out=texts[f"{by} held out"], samples=len(complete)
     )
-    return Report((table,), (), stated, tuple(remarks))
+    return Report((table,), (), convention_texts, tuple(remarks))
 
 
 BENCHMARK = Benchmark(

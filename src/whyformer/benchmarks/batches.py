@@ -1,4 +1,4 @@
-"""The samples as the model sees them: pictures squashed to its size, texts as token ids."""
+"""Batches of preprocessed samples: pictures resized to the model's input, texts as token ids."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from whyformer.inputs.removal import fill, patch_size
 
 @dataclass(frozen=True)
 class PixelSpec:
-    """How a picture becomes the model's input.
+    """The preprocessing of pictures.
 
     Attributes:
-        size: (height, width); the aspect ratio is not kept and nothing is cropped.
-        resample: name of Pillow's filter; mean, std: of the normalisation, ``[C]``.
+        size: (height, width) of the input in pixels; the aspect ratio may change, and nothing is cropped.
+        resample: name of Pillow's resampling filter.
+        mean: ``[C]`` mean of the normalisation.
+        std: ``[C]`` standard deviation of the normalisation.
     """
 
     size: tuple[int, int]
@@ -40,7 +42,7 @@ class PixelSpec:
     std: Tensor
 
     def pixels(self, picture: Image.Image) -> Tensor:
-        """``[C, H, W]`` normalised."""
+        """Return the normalised picture ``[C, H, W]``."""
         height, width = self.size
         mode = "RGB" if len(self.mean) == 3 else "L"
         squashed = picture.convert(mode).resize((width, height), Image.Resampling[self.resample.upper()])
@@ -48,24 +50,24 @@ class PixelSpec:
         return (torch.from_numpy(values).permute(2, 0, 1) - self.mean[:, None, None]) / self.std[:, None, None]
 
     def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """``[H, W]``, nearest neighbour."""
+        """Return the mask ``[H, W]``, resized by nearest neighbour."""
         picture = Image.fromarray(mask.astype(np.uint8) * 255)
         return np.asarray(picture.resize(self.size[::-1], Image.Resampling.NEAREST)) > 127
 
 
 def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) -> PixelSpec:
-    """Size, filter (the processor's by default, or bilinear) and normalisation of a model's image processor."""
+    """Return the preprocessing of a model's image processor; without ``resample``, its filter or bilinear."""
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
     if mean is None or std is None:
         raise InputError(
-            "what black is in the model's space is unknown: pass an image processor with image_mean and image_std"
+            "the normalisation is unknown: pass an image processor with image_mean and image_std"
         )
     if getattr(processor, "do_normalize", True) is False:
         mean, std = [0.0] * len(mean), [1.0] * len(mean)
-    own, known = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
+    default, known = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
     if resample is None:
-        resample = "bilinear" if own is None else Image.Resampling(int(own)).name.lower()
+        resample = "bilinear" if default is None else Image.Resampling(int(default)).name.lower()
     if resample not in known:
         raise InputError(f"resample must be one of {', '.join(known)}, not {resample!r}")
     normalisation = (torch.tensor(v, dtype=torch.float32) for v in (mean, std))
@@ -79,18 +81,20 @@ def _size(model: nn.Module, processor: Any) -> tuple[int, int]:
     if isinstance(configured, list | tuple) and len(configured) == 2:
         return int(configured[0]), int(configured[1])
     for name in ("crop_size", "size"):
-        found = getattr(processor, name, None)
-        if found is not None and {"height", "width"} <= set(dict(found)):
-            return int(found["height"]), int(found["width"])
-    raise InputError("the model's input size is unknown: its config has no image_size and the processor no size")
+        size = getattr(processor, name, None)
+        if size is not None and {"height", "width"} <= set(dict(size)):
+            return int(size["height"]), int(size["width"])
+    raise InputError("the size of the model's input is unknown: pass a processor with a size")
 
 
 @dataclass(frozen=True)
 class PictureBatch(Batch):
-    """Some pictures as the model sees them: ``pixels [B, C, H, W]``; what can be taken out are patches.
+    """A batch of preprocessed pictures; their removable features are patches.
 
-    With ``nearest`` a map of patches is laid over the pixels as it is, each patch with its own score throughout; else
-    it is resized bilinearly.
+    Attributes:
+        pixels: ``[B, C, H, W]`` normalised pictures.
+        spec: preprocessing.
+        nearest: give each pixel the score of its patch; by default maps are resized bilinearly.
     """
 
     pixels: Tensor
@@ -99,12 +103,12 @@ class PictureBatch(Batch):
     baseline = "black"
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
-        """The object's mask at the model's size."""
+        """Return the mask of the object at the size of the model's input."""
         load = self.samples[index].mask
         return None if load is None else self.spec.mask(load())
 
     def some(self, which: Sequence[int]) -> PictureBatch:
-        """Some of the pictures."""
+        """Return a batch of some of the pictures."""
         chosen = list(which)
         samples = [self.samples[i] for i in chosen]
         return replace(self, samples=samples, logits=self.logits[chosen], pixels=self.pixels[chosen])
@@ -113,7 +117,7 @@ class PictureBatch(Batch):
         return self.pixels[list(which)]
 
     def drawn(self, index: int) -> NDArray[np.float64]:
-        """One uniform score a patch (16 pixels where the model tells no patch size), resized like any map."""
+        """Return a uniform score for each patch (16 pixels if the patch size is unknown), resized like other maps."""
         shape = (max(1, side // patch) for side, patch in zip(self.spec.size, self.patch, strict=True))
         drawn = random_scores(self.samples[index].id, tuple(shape), self.study.seed)
         return resize(torch.from_numpy(drawn)[None], self.spec.size, nearest=self.nearest)[0].numpy()
@@ -136,11 +140,11 @@ class PictureBatch(Batch):
         """Rows and columns of patches."""
         size, patch = self.spec.size, self.patch
         if size[0] % patch[0] or size[1] % patch[1]:
-            raise InputError(f"the input of {size} pixels is not a whole number of patches of {patch}")
+            raise InputError(f"the input of {size} pixels is not divisible into patches of {patch}")
         return size[0] // patch[0], size[1] // patch[1]
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Each patch has the mean of its pixels."""
+        """Return the mean over the pixels of each patch."""
         (rows, columns), (height, width) = self.grid, self.patch
         return scores.reshape(rows, height, columns, width).mean((1, 3)).reshape(-1)
 
@@ -148,19 +152,19 @@ class PictureBatch(Batch):
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
     def drawn_pixels(self, pixels: Tensor) -> Tensor:
-        """``[B, C, H, W]`` numbers between 0 and 1, drawn for each sample by its name."""
+        """Return uniform numbers in 0..1 ``[B, C, H, W]``, seeded by the ids of the samples."""
         shape = tuple(pixels.shape[1:])
         drawn = [generator_for(f"{s.id}/noise", self.study.seed).random(shape) for s in self.samples]
         return torch.from_numpy(np.stack(drawn)).to(pixels)
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
         black, white = ((level - self.spec.mean) / self.spec.std for level in (0, 1))
-        given = Filling(self.pixels, black=black, white=white, uniform=self.drawn_pixels)
-        empty = cache(partial(fill, given=given))
+        filling = Filling(self.pixels, black=black, white=white, uniform=self.drawn_pixels)
+        empty = cache(partial(fill, given=filling))
 
         def perturbed() -> Iterator[Tensor]:
-            for index, gone, baseline in jobs:
-                where = torch.from_numpy(gone).to(self.pixels.device)
+            for index, removed, baseline in jobs:
+                where = torch.from_numpy(removed).to(self.pixels.device)
                 yield torch.where(where, empty(baseline)[index], self.pixels[index])
 
         return self.study.forwards.pixels(perturbed())
@@ -169,12 +173,13 @@ class PictureBatch(Batch):
 # -- text --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Encoded:
-    """One text as the model sees it.
+    """A tokenized text.
 
     Attributes:
-        ids: with special tokens; words: word of each token, None at special ones.
-        spans: (start, end) characters of each token in the text, (0, 0) at special ones.
-        count: words of the whole text, also those that truncation cut off.
+        ids: ``[N]`` token ids, special tokens included.
+        words: index of the word of each token; None for special tokens.
+        spans: (start, end) character offsets of each token in the text; (0, 0) for special tokens.
+        count: number of words of the text, truncated words included.
     """
 
     ids: NDArray[np.int64]
@@ -189,31 +194,31 @@ class Encoded:
 
 
 def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
-    """Tokens of one text, cut off after ``longest``; words are the data set's own where it has them."""
+    """Tokenize a text, truncated to ``longest`` tokens; words are those of the data set if it defines words."""
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError("this evaluation needs a fast tokenizer (one that can tell which word a token belongs to)")
-    made = tokenizer(
+        raise InputError("this benchmark needs a fast tokenizer, which maps tokens to words")
+    encoding = tokenizer(
         text.text if text.words is None else list(text.words), is_split_into_words=text.words is not None,
         truncation=True, max_length=longest, return_offsets_mapping=True,
     )  # fmt: skip
-    words = made.word_ids(0)
+    words = encoding.word_ids(0)
     if all(w is None for w in words):
-        raise InputError(f"{text.id}: the text holds no tokens the tokenizer knows")
+        raise InputError(f"{text.id}: the tokenizer returns no tokens for this text")
     count = len(text.words) if text.words is not None else max(w for w in words if w is not None) + 1
-    spans = tuple((int(a), int(b)) for a, b in made["offset_mapping"])
-    return Encoded(np.array(made["input_ids"]), tuple(words), spans, count)
+    spans = tuple((int(a), int(b)) for a, b in encoding["offset_mapping"])
+    return Encoded(np.array(encoding["input_ids"]), tuple(words), spans, count)
 
 
 @dataclass(frozen=True)
 class TextBatch(Batch):
-    """Some texts as the model sees them; what can be taken out are the tokens that are not special."""
+    """A batch of tokenized texts; their removable features are all tokens except special tokens."""
 
     encoded: Sequence[Encoded]
     baseline = "unk"
 
     def inputs(self, which: Sequence[int]) -> dict[str, Tensor]:
-        made = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
-        ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in made)
+        tensors = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
+        ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in tensors)
         return {"input_ids": ids, "attention_mask": mask}
 
     def drawn(self, index: int) -> NDArray[np.float64]:
@@ -222,53 +227,53 @@ class TextBatch(Batch):
         return np.where(encoded.content, drawn, 0.0)
 
     def truth(self, index: int) -> Scores:
-        """The flags of the human rationale, a word's at each of its tokens."""
+        """Return the flags of the human rationale for each token."""
         flags, words = self.samples[index].rationale, self.encoded[index].words
         return np.array([0.0 if word is None else float(flags[word]) for word in words])
 
     def read(self, index: int, explanation: Explanation) -> Scores:
         content = self.encoded[index].content
         scores = explanation.scores[0].double().numpy()[: len(content)]
-        judged = usable(self.features(index, scores) if content.sum() > 1 else scores)
-        return judged if isinstance(judged, Unusable) else scores
+        result = usable(self.features(index, scores) if content.sum() > 1 else scores)
+        return result if isinstance(result, Unusable) else scores
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return scores[self.encoded[index].content]
 
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         content = self.encoded[index].content
-        made = np.zeros((len(features), content.size), dtype=bool)
-        made[:, content] = features
-        return made
+        masks = np.zeros((len(features), content.size), dtype=bool)
+        masks[:, content] = features
+        return masks
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
-        """Baselines are tokens that stand where others were, or "delete"."""
+        """Return the logits of texts with tokens replaced by the baseline, or removed with "delete"."""
         rows = []
-        for index, gone, by in jobs:
+        for index, removed, baseline in jobs:
             ids = self.encoded[index].ids
-            rows.append(ids[~gone] if by == "delete" else np.where(gone, self._fill(by), ids))
+            rows.append(ids[~removed] if baseline == "delete" else np.where(removed, self._fill(baseline), ids))
         return self.study.forwards.ids(rows)
 
     def _fill(self, name: str) -> int:
-        found = getattr(self.study.processor, f"{TOKENS[name]}_token_id", None)
-        if not isinstance(found, int):
-            raise InputError(f"the tokenizer has no {name} token to put in place of others")
-        return found
+        token = getattr(self.study.processor, f"{TOKENS[name]}_token_id", None)
+        if not isinstance(token, int):
+            raise InputError(f"the tokenizer has no {name} token: choose another baseline")
+        return token
 
 
 def read_pixels(study: Study, sample: Any) -> Tensor | None:
-    """``[C, H, W]`` of a picture, which may be read beside other work; of a text nothing."""
+    """Read and preprocess a picture to ``[C, H, W]``; may be called by any thread. Texts return None."""
     if study.modality != "image":
         return None
     return pixel_spec(study.model, study.processor, study.options.get("resample")).pixels(sample.load())
 
 
 def read_batch(study: Study, samples: Sequence[Any], read: Sequence[Tensor | None] | None = None) -> Batch:
-    """The samples as the model sees them; ``read``: what :func:`read_pixels` gave for each."""
+    """Return a batch of preprocessed samples; ``read`` are their results of :func:`read_pixels`, if available."""
     if study.modality == "image":
         spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
-        given = [read_pixels(study, s) for s in samples] if read is None else read
-        pixels = torch.stack([one for one in given if one is not None])
+        pictures = [read_pixels(study, s) for s in samples] if read is None else read
+        pixels = torch.stack([picture for picture in pictures if picture is not None])
         logits = study.forwards.pixels(pixels)
         return PictureBatch(study, samples, logits, pixels.to(**study.forwards.place), spec)
     limits = [study.options.get("longest"), longest_text(study.model, study.processor)]

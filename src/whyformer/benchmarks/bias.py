@@ -1,8 +1,8 @@
-"""Benchmark ``bias``: does a sentiment classifier lean on people's names? (Ali et al. 2022, section 5)
+"""Benchmark ``bias``: the relevance of people's names for a sentiment classifier (Ali et al. 2022, section 5).
 
-The paper shows top-ranked names in a figure and publishes no lists. The templates and lists of ``bias.json`` are ours:
-short sentences that say nothing good or bad about the person, and first names common in the United States in two
-groups. They are placeholders for your own (option ``lists``), not a claim about anybody.
+The paper shows top-ranked names in a figure and publishes no lists. ``bias.json`` has templates and lists of this
+library: short neutral sentences about a person, and two groups of first names that are common in the United States.
+They are placeholders for the user's lists (option ``lists``), not a claim about anybody.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ Terms = Mapping[str, Sequence[str]]
 
 
 def own_data(options: dict[str, Any]) -> tuple[str, list[Text]]:
-    """The templates filled with the terms."""
+    """Return the templates filled with the terms."""
     return "templates", fill(*read_lists(options["lists"]))
 
 
 def read_lists(path: str | None) -> tuple[Sequence[str], Terms]:
-    """``{"templates": ["{} plays ..."], "terms": {"group": ["name"]}}``; what is left out stays built-in."""
+    """Read ``{"templates": ["{} plays ..."], "terms": {"group": ["name"]}}``; missing keys keep the built-in lists."""
     built_in = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     expected = f'{path}: expected {{"templates": [...], "terms": {{group: [...]}}}}'
     try:
-        found = built_in | (json.loads(Path(path).read_text(encoding="utf-8")) if path else {})
-        templates, terms = found["templates"], found["terms"]
-        given = [*templates, *(word for words in terms.values() for word in words)]
+        lists = built_in | (json.loads(Path(path).read_text(encoding="utf-8")) if path else {})
+        templates, terms = lists["templates"], lists["terms"]
+        strings = [*templates, *(word for words in terms.values() for word in words)]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise LayoutError(f"{expected}; {error}") from error
-    if not terms or not all(isinstance(one, str) for one in given):
-        raise LayoutError(f"{expected}; found other types")
+    if not terms or not all(isinstance(item, str) for item in strings):
+        raise LayoutError(f"{expected}; the file has other types")
     return templates, terms
 
 
 def fill(templates: Sequence[str], terms: Terms) -> list[Text]:
-    """Every template with every term, called group/term/template@start-end: where the term's characters lie."""
-    made = []
+    """Return every template with every term; ids are group/term/template@start-end, the characters of the term."""
+    texts = []
     for number, template in enumerate(templates):
         if template.count("{}") != 1:
-            raise InputError(f"a template needs {{}} once, where the name goes: {template!r}")
+            raise InputError(f"a template must have {{}} once, in place of the name: {template!r}")
         start = template.index("{}")
         for group, word in ((g, w) for g, words in terms.items() for w in words):
-            made.append(Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word)))
-    if not made:
-        raise InputError("no templates or no terms")
-    return made
+            texts.append(Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word)))
+    if not texts:
+        raise InputError("there are no templates or no terms")
+    return texts
 
 
 def find_terms(samples: Sequence[Text], terms: Terms) -> list[Text]:
-    """The texts that hold a term, once for each: ids like those of the templates."""
+    """Return the texts that contain a term, once for each term, with ids as in :func:`fill`."""
     patterns = [(g, w, re.compile(rf"\b{re.escape(w)}\b", re.IGNORECASE)) for g, words in terms.items() for w in words]
     return [
-        Text(f"{group}/{word}/{sample.id}@{found.start()}-{found.end()}", sample.text)
+        Text(f"{group}/{word}/{sample.id}@{match.start()}-{match.end()}", sample.text)
         for sample in samples
         for group, word, pattern in patterns
-        if (found := pattern.search(sample.text))
+        if (match := pattern.search(sample.text))
     ]
 
 
@@ -78,7 +78,7 @@ def prepare(study: Study) -> None:
     if study.reader != "templates":
         study.samples = find_terms(study.samples, read_lists(study.options["lists"])[1])
         if not study.samples:
-            raise InputError("none of the terms is in these texts; give your own with --option lists=FILE")
+            raise InputError("these texts contain none of the terms: use other terms with --option lists=FILE")
     study.limit()
     count = getattr(getattr(study.model, "config", None), "num_labels", 2)
     explained = study.options["explained"]
@@ -90,28 +90,28 @@ def prepare(study: Study) -> None:
 def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     explained = batch.study.options["explained"]
     for (c, i), scores in batch.maps(configurations, [explained] * len(batch.samples)).items():
-        found = scores if isinstance(scores, Unusable) else _figures(batch, i, scores, explained)
-        yield batch.samples[i].id, c, found
+        figures = scores if isinstance(scores, Unusable) else _figures(batch, i, scores, explained)
+        yield batch.samples[i].id, c, figures
 
 
 def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explained: int) -> Values | Unusable:
     encoded = batch.encoded[index]
     start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
     words = np.zeros(encoded.count)
-    at = set()
+    in_term = set()
     for score, word, (first, last) in zip(scores, encoded.words, encoded.spans, strict=True):
         if word is not None:
             words[word] += score
             if first < int(end) and last > int(start):
-                at.add(word)
-    if not at:
-        return Unusable("failed", "the term was cut off by the truncation")
-    named = sorted(at)
-    relevance, scale = float(words[named].sum()), float(np.abs(words).sum())
+                in_term.add(word)
+    if not in_term:
+        return Unusable("failed", "the term was truncated")
+    places = sorted(in_term)
+    relevance, scale = float(words[places].sum()), float(np.abs(words).sum())
     return {
         "relevance": relevance,
         "share": relevance / scale if scale else 0.0,
-        "rank": term_rank(words, max(named, key=lambda w: float(words[w]))),
+        "rank": term_rank(words, max(places, key=lambda w: float(words[w]))),
         "words": len(words),
         "logit": float(batch.logits[index, explained]),
         "probability": float(batch.probabilities[index, explained]),
@@ -119,13 +119,13 @@ def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explaine
 
 
 def term_rank(word_scores: ArrayLike, position: int) -> int:
-    """Rank of the term's score among the words of its sentence, 1 = highest; equals get the better rank."""
+    """Return the rank of the term's score among the words of its text, from 1; equal scores share the better rank."""
     scores = np.asarray(word_scores)
     return int((scores > scores[position]).sum()) + 1
 
 
 def group_difference(first: ArrayLike, second: ArrayLike, draws: int = 2000) -> Interval:
-    """mean(first) − mean(second) with a 95 % percentile bootstrap interval; each group is resampled on its own."""
+    """Return mean(first) − mean(second) with a 95 % percentile bootstrap interval; groups are resampled separately."""
     a, b = np.asarray(first), np.asarray(second)
     if not a.size or not b.size:
         raise InputError("a group is empty")
@@ -140,42 +140,43 @@ def summarize(study: Study, results: Results) -> Report:
     pairs = {f"{a} − {b}": (a, b) for a, b in combinations(groups, 2)}
 
     def cell(label: str, group: str, key: str) -> Cell:
-        """The mean over a group, or the difference of two."""
-        found = results[label].items()
-        parts = [[v[key] for s, v in found if s.split("/")[0] == one] for one in pairs.get(group, (group,))]
+        """Return the mean over a group, or the difference between two groups."""
+        samples = results[label].items()
+        parts = [[v[key] for s, v in samples if s.split("/")[0] == name] for name in pairs.get(group, (group,))]
         if len(parts) == 1:
             return Cell(bootstrap(parts[0]))
         return Cell(group_difference(parts[0], parts[1]) if all(parts) else None)
 
-    named = {"share of relevance": "share", "rank": "rank"}
-    columns = {f"{g}: {title}": (g, key) for g in groups for title, key in named.items()}
+    titles = {"share of relevance": "share", "rank": "rank"}
+    columns = {f"{g}: {title}": (g, key) for g in groups for title, key in titles.items()}
     columns |= {f"{pair}: share": (pair, "share") for pair in pairs}
     cells = {(label, title): cell(label, *which) for label in results for title, which in columns.items()}
-    # what the model itself makes of the groups, whatever the method
-    some, quantities, both = next(iter(results)), ("logit", "probability"), (*groups, *pairs)
-    outputs = {(group, quantity): cell(some, group, quantity) for group in both for quantity in quantities}
+    # the model's output for each group, independent of the method
+    first, quantities, both = next(iter(results)), ("logit", "probability"), (*groups, *pairs)
+    outputs = {(group, quantity): cell(first, group, quantity) for group in both for quantity in quantities}
     top = {label: _largest(values) for label, values in results.items()}
-    notes = "\n".join(f"- {label}: {', '.join(found)}" for label, found in top.items())
+    notes = "\n".join(f"- {label}: {', '.join(terms)}" for label, terms in top.items())
     title = "The model's output for the explained class, by group"
     tables = (
         Table("bias", "Relevance of the name, by group", "Method", tuple(results), tuple(columns), cells, digits=3),
         Table("outputs", title, "Group", both, quantities, outputs, digits=3),
         Table("terms", "Names with the largest mean share of the relevance", "Method", (), (), {}, note=notes),
     )
-    own = "given by the user" if study.options["lists"] else "built-in templates and names (whyformer.benchmarks.bias)"
-    stated = conventions("bias", explained=study.options["explained"], lists=own)
+    built_in = "built-in templates and names (whyformer.benchmarks.bias)"
+    source = "lists of the user" if study.options["lists"] else built_in
+    texts = conventions("bias", explained=study.options["explained"], lists=source)
     remarks = (
         "The paper shows a figure of top-ranked names and publishes no lists, so there is no published column.",
-        "A name's score is the sum over its word pieces; the random row shows what the number of pieces does.",
+        "A name's score is the sum over its word pieces; the random row shows the effect of their number.",
     )
-    return Report(tables, (), stated, remarks, {"terms": top})
+    return Report(tables, (), texts, remarks, {"terms": top})
 
 
 def _largest(values: Mapping[str, Values], count: int = 8) -> list[str]:
-    """The terms with the largest mean share, and that."""
+    """Return the terms with the largest mean share, and the share."""
     shares: dict[str, list[float]] = {}
-    for sample, found in values.items():
-        shares.setdefault(sample.split("/", 2)[1], []).append(found["share"])
+    for sample, figures in values.items():
+        shares.setdefault(sample.split("/", 2)[1], []).append(figures["share"])
     means = sorted(((float(np.mean(v)), term) for term, v in shares.items()), key=lambda pair: -pair[0])
     return [f"{term} {share:.3f}" for share, term in means[:count]]
 

@@ -1,4 +1,4 @@
-"""Benchmark ``conditions``: which conclusions of perturbation survive another baseline, ties and upsampling."""
+"""Benchmark ``conditions``: robustness of perturbation results to the baseline, to ties and to upsampling."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CONDITIONS: dict[str, dict[str, str]] = {
     "nearest-last": {"per": "nearest", "ties": "last"},
     "patch": {"per": "patch"},
 }
-"""Name -> what differs from the published protocol, which is the first."""
+"""Name -> differences from the published protocol, which is the first condition."""
 PUBLISHED = {"baseline": "black", "ties": "index", "per": "pixel", "measures": perturbation.DIRECTIONS}
 EXPLAINED = "predicted"
 
 
 def figure(values: Values, condition: str, direction: str, of: str) -> float:
-    """One sample's area under its curve, in %: of the top-1 accuracy, or of the probability of the class explained."""
+    """Return a sample's area under the curve in %, ``of`` top-1 correctness or the explained class's probability."""
     curve = [values["clean"][of], *values[condition][direction][of]]
     return float(faithfulness.accuracy_auc(faithfulness.curve_fractions(), curve))
 
@@ -47,48 +47,48 @@ FIGURES = {
     "Positive, probability ↓": (partial(figure, direction="positive", of="probability"), False),
     "Negative, probability ↑": (partial(figure, direction="negative", of="probability"), True),
 }
-"""Title -> (one sample's figure in a condition, whether more is better)."""
+"""Title -> (figure of a sample in a condition, True if higher is better)."""
 
 
 def prepare(study: Study) -> None:
     if len(study.options["conditions"]) < 2:
-        raise InputError("conditions compares at least two of them")
+        raise InputError("conditions must have at least two values to compare")
     study.options |= {**PUBLISHED, "explained": (EXPLAINED,)}
     study.limit()
     study.check_labels()
 
 
 def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """Every condition of a batch at once: a picture that two of them ask for runs once."""
-    named = {name: {**batch.study.options, **CONDITIONS[name]} for name in batch.study.options["conditions"]}
-    sizes = {options["per"] != "pixel" for options in named.values()}
-    laid = {nearest: replace(batch, nearest=nearest) for nearest in sizes}
-    maps = {nearest: perturbation.maps_by_class(one, configurations) for nearest, one in laid.items()}
+    """Measure all conditions of a batch together; equal perturbed pictures run once."""
+    conditions = {name: {**batch.study.options, **CONDITIONS[name]} for name in batch.study.options["conditions"]}
+    sizes = {options["per"] != "pixel" for options in conditions.values()}
+    batches = {nearest: replace(batch, nearest=nearest) for nearest in sizes}
+    maps = {nearest: perturbation.maps_by_class(b, configurations) for nearest, b in batches.items()}
 
-    def asked() -> Iterator[tuple[Any, int, Any, str]]:
-        for name, options in named.items():
+    def requests() -> Iterator[tuple[Any, int, Any, str]]:
+        for name, options in conditions.items():
             nearest = options["per"] != "pixel"
-            for (c, i, _, direction), *rest in perturbation.asked(laid[nearest], maps[nearest], options):
+            for (c, i, _, direction), *rest in perturbation.requests(batches[nearest], maps[nearest], options):
                 yield (c, i, name, direction), *rest
 
-    logits = batch.outputs(asked())
+    logits = batch.outputs(requests())
     for c, i in next(iter(maps.values())):
-        found = [one[c, i][EXPLAINED] for one in maps.values()]
-        unusable = [one for one in found if isinstance(one, Unusable)]
+        scores = [by_class[c, i][EXPLAINED] for by_class in maps.values()]
+        unusable = [map_ for map_ in scores if isinstance(map_, Unusable)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error
             continue
         probability = float(batch.probabilities[i, top])
         values: Values = {"clean": {"correct": int(top == sample.label), "probability": probability}}
-        for name in named:
+        for name in conditions:
             values[name] = {d: perturbation.curve(batch, i, logits[c, i, name, d]) for d in perturbation.DIRECTIONS}
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
 # -- the report ----------------------------------------------------------------------------------------------------
 def tau(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Kendall's τ_a between the two halves of the last axis: (pairs in the same order − in the other) / all pairs."""
+    """Return Kendall's τ_a of the two halves of the last axis: (concordant − discordant) / all pairs."""
     pairs = list(combinations(range(means.shape[-1] // 2), 2))
     first, second = np.split(means, 2, axis=-1)
     a, b = (np.stack([x[..., i] - x[..., j] for i, j in pairs], -1) for x in (first, second))
@@ -100,64 +100,64 @@ def summarize(study: Study, results: Results) -> Report:
     labels = tuple(c.label for c in study.configurations if results[c.label])
     shared = sorted(set.intersection(*(set(results[label]) for label in labels))) if labels else []
     if len(labels) < 2 or not shared:
-        return Report((), (), _stated(names, shared), ("Fewer than two methods have figures of the same pictures.",))
-    tables, told_apart, orders = [], [], {}
-    for title, (read, more) in FIGURES.items():
+        return Report((), (), _stated(names, shared), ("Fewer than two methods have figures for the same pictures.",))
+    tables, counts, orders = [], [], {}
+    for title, (read, higher_is_better) in FIGURES.items():
         # [condition, sample, method]
-        found = np.array([[[read(results[m][s], name) for m in labels] for s in shared] for name in names])
-        sign = 1 if more else -1
-        by_first = [labels[j] for j in np.argsort(-sign * found[0].mean(0), kind="stable")]
-        cells = {(m, n): Cell(bootstrap(found[k, :, j])) for k, n in enumerate(names) for j, m in enumerate(labels)}
-        told = [_ahead(sign * one) for one in found]
-        name, note = title[:-2].lower().replace(", ", "-"), _verdict(labels, names, told)
+        figures = np.array([[[read(results[m][s], name) for m in labels] for s in shared] for name in names])
+        sign = 1 if higher_is_better else -1
+        by_first = [labels[j] for j in np.argsort(-sign * figures[0].mean(0), kind="stable")]
+        cells = {(m, n): Cell(bootstrap(figures[k, :, j])) for k, n in enumerate(names) for j, m in enumerate(labels)}
+        ahead = [_ahead(sign * values) for values in figures]
+        name, note = title[:-2].lower().replace(", ", "-"), _verdict(labels, names, ahead)
         tables.append(Table(name, title, "Method", tuple(by_first), names, cells, note=note))
-        told_apart.append(f"{title}: {', '.join(str(sum(one.values())) for one in told)}")
-        for name, one in zip(names, found, strict=True):
-            orders[title, name] = Cell(bootstrap(np.concatenate([found[0], one], 1), tau))
-    titled = f"Order of the methods: Kendall's τ with that of '{names[0]}'"
+        counts.append(f"{title}: {', '.join(str(sum(pairs.values())) for pairs in ahead)}")
+        for name, values in zip(names, figures, strict=True):
+            orders[title, name] = Cell(bootstrap(np.concatenate([figures[0], values], 1), tau))
+    heading = f"Order of the methods: Kendall's τ with the order of '{names[0]}'"
     pairs = len(labels) * (len(labels) - 1) // 2
-    note = f"Pairs of {pairs} that are told apart, by condition: {'; '.join(told_apart)}."
-    tables.append(Table("order", titled, "Figure", tuple(FIGURES), names, orders, note=note))
+    note = f"Pairs of {pairs} with a significant difference, by condition: {'; '.join(counts)}."
+    tables.append(Table("order", heading, "Figure", tuple(FIGURES), names, orders, note=note))
     remarks = constant_remarks(results, "their pixels go row by row, from the end where ties are taken last")
     return Report(tuple(tables), (), _stated(names, shared), remarks)
 
 
 def _ahead(good: NDArray[np.float64]) -> dict[tuple[int, int], bool]:
-    """(i, j) -> whether i is ahead of j beyond the interval of the paired difference, of ``good [sample, method]``."""
+    """Return (i, j) -> True if method i is significantly ahead of j, by paired differences of ``[sample, method]``."""
     every = [(i, j) for i in range(good.shape[1]) for j in range(good.shape[1]) if i != j]
     return {(i, j): bootstrap(good[:, i] - good[:, j]).low > 0 for i, j in every}
 
 
-def _verdict(labels: Sequence[str], names: Sequence[str], told: list[dict[tuple[int, int], bool]]) -> str:
-    """What is ahead of what in every condition, beyond the interval; and which pairs two conditions put differently."""
+def _verdict(labels: Sequence[str], names: Sequence[str], ahead: list[dict[tuple[int, int], bool]]) -> str:
+    """Describe differences that are significant in all conditions, and pairs whose order depends on the condition."""
     lines = []
     for i, label in enumerate(labels):
-        behind = [labels[j] for j in range(len(labels)) if i != j and all(one[i, j] for one in told)]
+        behind = [labels[j] for j in range(len(labels)) if i != j and all(pairs[i, j] for pairs in ahead)]
         if behind:
             lines.append(f"- in every condition {label} is ahead of {', '.join(behind)}")
     for i, j in combinations(range(len(labels)), 2):
-        first, second = ([n for n, one in zip(names, told, strict=True) if one[pair]] for pair in ((i, j), (j, i)))
+        first, second = ([n for n, pairs in zip(names, ahead, strict=True) if pairs[pair]] for pair in ((i, j), (j, i)))
         if first and second:
             where = f"in {', '.join(first)}, behind it in {', '.join(second)}"
             lines.append(f"- {labels[i]} is ahead of {labels[j]} {where}")
     if not lines:
-        return "No pair is told apart in all conditions."
-    return "\n".join(["Beyond the interval of the paired difference:", "", *lines])
+        return "No pair has a significant difference in all conditions."
+    return "\n".join(["Significant by the interval of the paired difference:", "", *lines])
 
 
 def _stated(names: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
     sections = {"removed": "per", "ties": "ties"}
 
-    def said(name: str) -> str:
+    def described(name: str) -> str:
         options = {**PUBLISHED, **CONDITIONS[name]}
         others = [CONVENTIONS[section][options[key]] for section, key in sections.items()]
         return "; ".join([BASELINES[str(options["baseline"])].kinds["image"], *others])
 
-    return conventions("conditions", samples=len(shared)) | {name: said(name) for name in names}
+    return conventions("conditions", samples=len(shared)) | {name: described(name) for name in names}
 
 
 BENCHMARK = Benchmark(
-    "conditions", "perturbation under other baselines, ties and upsampling: what survives them all", "image",
+    "conditions", "perturbation under other baselines, ties and upsampling: which differences hold in all", "image",
     "libragrad,attnlrp:share=1.0,gae,gae:composite=libra,transformer_attribution:start_layer=1,gradcam,"
     "raw_attention,rollout", {},
     {"conditions": tuple(CONDITIONS), "constant": "count", "resample": None, "count": None, "files": None},

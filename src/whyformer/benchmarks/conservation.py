@@ -1,4 +1,4 @@
-"""Benchmark ``conservation``: Σ relevance against the explained logit, per method (Ali et al. 2022, Figure 2)."""
+"""Benchmark ``conservation``: Σ relevance against the explained logit (Ali et al. 2022, Figure 2)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     for c in configurations:
         explanations = batch.explanations(c, batch.predicted) if c.kind == "method" else None
         for i, sample in enumerate(batch.samples):
-            drawn = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
-            found = _summed(explanations[i]) if explanations else {"sum": float(drawn), "source": "drawn"}
+            random_logit = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
+            result = _summed(explanations[i]) if explanations else {"sum": float(random_logit), "source": "drawn"}
             logit = {"logit": float(batch.logits[i].max())}
-            yield sample.id, c, found if isinstance(found, Unusable) else {**found, **logit}
+            yield sample.id, c, result if isinstance(result, Unusable) else {**result, **logit}
 
 
-def _summed(found: Explanation | Unusable) -> Values | Unusable:
-    if isinstance(found, Unusable):
-        return found
-    judged = usable(found.scores[0].double().numpy())
-    if isinstance(judged, Unusable):
-        return judged
-    total, source = relevance_sum(found)
+def _summed(explanation: Explanation | Unusable) -> Values | Unusable:
+    if isinstance(explanation, Unusable):
+        return explanation
+    checked = usable(explanation.scores[0].double().numpy())
+    if isinstance(checked, Unusable):
+        return checked
+    total, source = relevance_sum(explanation)
     return {"sum": total, "source": source}
 
 
@@ -40,12 +40,12 @@ COLUMNS = {"slope (1)": "slope", "intercept (0)": "intercept", "error (0)": "err
 
 
 def _fitted(values: Sequence[Values], name: str, draws: int = 500) -> Interval:
-    """A figure of the fit, with its percentile interval over samples."""
+    """Return a figure of the fit with its percentile bootstrap interval over samples."""
     x, y = np.array([v["logit"] for v in values]), np.array([v["sum"] for v in values])
     generator = np.random.default_rng(0)
-    again = [conservation_fit(y[p], x[p]) for p in generator.integers(len(x), size=(draws, len(x)))]
-    drawn = np.array([getattr(fit, name) for fit in again])
-    low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (float("nan"), float("nan"))
+    fits = [conservation_fit(y[p], x[p]) for p in generator.integers(len(x), size=(draws, len(x)))]
+    figures = np.array([getattr(fit, name) for fit in fits])
+    low, high = np.nanquantile(figures, [0.025, 0.975]) if np.isfinite(figures).any() else (float("nan"), float("nan"))
     return Interval(getattr(conservation_fit(y, x), name), float(low), float(high), len(x))
 
 
@@ -55,10 +55,10 @@ def summarize(study: Study, results: Results) -> Report:
         study.configurations, results, {title: partial(_fitted, name=name) for title, name in COLUMNS.items()},
         digits=3, down=True,
     )  # fmt: skip
-    found = {label: list(values.values()) for label, values in results.items() if values}
-    sources = "; ".join(f"{label}: {values[0]['source']}" for label, values in found.items())
+    scored = {label: list(values.values()) for label, values in results.items() if values}
+    sources = "; ".join(f"{label}: {values[0]['source']}" for label, values in scored.items())
     panels = []
-    for label, values in found.items():
+    for label, values in scored.items():
         line = [float(v["logit"]) for v in values], [float(v["sum"]) for v in values]
         panels.append(Curves(label, label, "logit", "Σ relevance", {label: line}, points=True))
     return Report((table,), tuple(panels), conventions("conservation", sources=sources))

@@ -1,8 +1,9 @@
-"""Benchmark ``evidence``: does a language model's map point at the sentence from which it took its answer?
+"""Benchmark ``evidence``: localization of the sentence that a language model's answer comes from.
 
-Prompts with planted facts (:mod:`whyformer.datasets.planted`), kept where the model's likeliest next token is the
-answer (for agreement, where it prefers the right verb; of twin facts, where only the asked one changes the answer). Or
-pronouns in stories that the model writes itself (:mod:`whyformer.datasets.stories`), which mean one of two names.
+The prompts contain planted facts (:mod:`whyformer.datasets.planted`). A prompt is used if the model's most likely next
+token is the answer (agreement: if it prefers the correct verb; twin facts: if only the queried fact changes the
+answer). Alternatively, the prompts are stories that the model generates up to a pronoun, which refers to one of two
+names (:mod:`whyformer.datasets.stories`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ from whyformer.targets import Contrast, LogProbability, token_ids
 
 Array = NDArray[np.float64]
 _SHARES = (0.2, 0.5)
-_MOST = 6  # prompts drawn for each that is kept, at most
+_MOST = 6  # candidates for each requested prompt
 _AT_ONCE = 16
-_LONGEST_STORY = 40  # tokens written behind an opening
+_LONGEST_STORY = 40  # tokens generated after an opening
 
 
 def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Any]]:
-    """More prompts than are asked for, of which :func:`prepare` keeps those that the model answers rightly; or openings
-    of stories."""
+    """Return candidate prompts, or openings of stories, from which :func:`prepare` selects."""
     count = int(options["prompts"])
     if count < 1:
         raise InputError("prompts must be at least 1")
@@ -52,96 +52,96 @@ def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Any]]:
 
 
 def prepare(study: Study) -> None:
-    """Keep the prompts that the model answers rightly, as many as are asked for; or let it write stories."""
+    """Select prompts that the model answers correctly, or generate stories."""
     if not getattr(study.processor, "is_fast", False):
         raise InputError("evidence needs a language model with a fast tokenizer")
-    wanted, kept, seen = int(study.options["prompts"]), list[Planted](), 0
-    wanted = min(wanted, int(study.options["count"] or wanted))
+    count, correct, tried = int(study.options["prompts"]), list[Planted](), 0
+    count = min(count, int(study.options["count"] or count))
     if study.options["source"] == "stories":
-        _written(study, wanted)
+        _write_stories(study, count)
         return
-    drawn = [made for p in study.samples if (made := _rendered(p, study.processor)) is not None]
-    for start in range(0, len(drawn), _AT_ONCE):
-        if len(kept) >= wanted:
+    rendered = [prompt for p in study.samples if (prompt := _rendered(p, study.processor)) is not None]
+    for start in range(0, len(rendered), _AT_ONCE):
+        if len(correct) >= count:
             break
-        some = drawn[start : start + _AT_ONCE]
-        kept += _right(study, some)
-        seen += len(some)
-    study.samples = kept[:wanted]
-    if not kept:
-        raise InputError("the model answers none of the prompts rightly, so there is no evidence to find")
-    study.remarks.append(f"{len(study.samples)} prompts that the model answers rightly, of {seen} drawn")
+        batch = rendered[start : start + _AT_ONCE]
+        correct += _correct(study, batch)
+        tried += len(batch)
+    study.samples = correct[:count]
+    if not correct:
+        raise InputError("the model answers none of the prompts correctly, so there is no evidence to locate")
+    study.remarks.append(f"{len(study.samples)} prompts that the model answers correctly, of {tried} candidates")
     study.limit()
 
 
-def _written(study: Study, wanted: int) -> None:
-    """Pronouns of different texts, from stories that the model goes on with at random, 16 of each opening."""
-    tokenizer, device, kept, count = study.processor, study.forwards.place["device"], dict[str, Planted](), 0
+def _write_stories(study: Study, wanted: int) -> None:
+    """Sample 16 continuations of each opening, and collect pronouns of different texts."""
+    tokenizer, device, pronouns, count = study.processor, study.forwards.place["device"], dict[str, Planted](), 0
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(study.options["draw"]))
         for opening in study.samples:
-            if len(kept) >= wanted:
+            if len(pronouns) >= wanted:
                 break
-            begun = torch.from_numpy(_ids(tokenizer, opening.text))[None].to(device)
+            ids = torch.from_numpy(_ids(tokenizer, opening.text))[None].to(device)
             stories = study.model.generate(  # type: ignore[operator]
-                begun, attention_mask=torch.ones_like(begun), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                 max_new_tokens=_LONGEST_STORY, num_return_sequences=_AT_ONCE, pad_token_id=study.forwards.pad,
             )  # fmt: skip
             count += len(stories)
             for number, row in enumerate(stories.tolist()):
-                kept |= _meant(opening, row, number, tokenizer)
-    study.samples = list(kept.values())[:wanted]
+                pronouns |= _meant(opening, row, number, tokenizer)
+    study.samples = list(pronouns.values())[:wanted]
     if not study.samples:
-        raise InputError("the stories that the model writes hold no pronoun of which it is clear whom it means")
-    study.remarks.append(f"{len(study.samples)} pronouns, of {count} stories that the model wrote")
+        raise InputError("the stories that the model generates contain no unambiguous pronoun")
+    study.remarks.append(f"{len(study.samples)} pronouns, of {count} stories that the model generated")
     study.limit()
 
 
 def _meant(opening: Opening, row: list[int], number: int, tokenizer: Any) -> dict[str, Planted]:
-    """The text before a story's pronoun -> what it means; none where the text and the pronoun are other tokens."""
-    made = pronoun(opening, tokenizer.decode(row, skip_special_tokens=True), number)
-    if made is None:
+    """Return text before the pronoun -> prompt; empty if retokenizing the text changes the tokens."""
+    prompt = pronoun(opening, tokenizer.decode(row, skip_special_tokens=True), number)
+    if prompt is None:
         return {}
-    ids = [*_ids(tokenizer, made.text).tolist(), _token(tokenizer, made.answer)]
-    return {made.text: made} if ids == row[: len(ids)] else {}
+    ids = [*_ids(tokenizer, prompt.text).tolist(), _token(tokenizer, prompt.answer)]
+    return {prompt.text: prompt} if ids == row[: len(ids)] else {}
 
 
 def _rendered(prompt: Planted, tokenizer: Any) -> Planted | None:
-    """A conversation as the tokenizer writes it, with the places moved; None where it has no template."""
+    """Apply the chat template to a conversation, and shift its character offsets; None if there is no template."""
     if prompt.message is None:
         return prompt
     if not getattr(tokenizer, "chat_template", None):
         return None
     message, reply = prompt.text[: prompt.message], prompt.text[prompt.message :]
-    written = str(
+    rendered = str(
         tokenizer.apply_chat_template(
             [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
         )
     )
-    moved = written.index(message)
-    places = {n: (a + moved, b + moved) for n in ("fact", "clue", "document") for a, b in [getattr(prompt, n)]}
-    return replace(prompt, text=written + reply, **places)  # type: ignore[arg-type]
+    shift = rendered.index(message)
+    places = {n: (a + shift, b + shift) for n in ("fact", "clue", "document") for a, b in [getattr(prompt, n)]}
+    return replace(prompt, text=rendered + reply, **places)  # type: ignore[arg-type]
 
 
-def _right(study: Study, prompts: list[Planted]) -> list[Planted]:
-    """Those of some prompts that the model answers rightly."""
+def _correct(study: Study, prompts: list[Planted]) -> list[Planted]:
+    """Return the prompts that the model answers correctly."""
     tokenizer = study.processor
     texts = [p.text for p in prompts]
     texts += [text for p in prompts for text in p.changed or ()]
     rows = study.forwards.ids([_ids(tokenizer, text) for text in texts])
-    changed, best = iter(rows[len(prompts) :].argmax(-1)), []
+    changed, correct = iter(rows[len(prompts) :].argmax(-1)), []
     for prompt, row in zip(prompts, rows, strict=False):
         answer = _token(tokenizer, prompt.answer)
         if prompt.rival is not None:
-            good = row[answer] > row[_token(tokenizer, prompt.rival)]
+            is_correct = row[answer] > row[_token(tokenizer, prompt.rival)]
         else:
-            good = int(row.argmax()) == answer
+            is_correct = int(row.argmax()) == answer
         if prompt.changed is not None:
-            asked, other = next(changed), next(changed)
-            good = good and asked != answer and other == answer
-        if good:
-            best.append(prompt)
-    return best
+            without_fact, without_twin = next(changed), next(changed)
+            is_correct = is_correct and without_fact != answer and without_twin == answer
+        if is_correct:
+            correct.append(prompt)
+    return correct
 
 
 def _ids(tokenizer: Any, text: str) -> NDArray[np.int64]:
@@ -149,7 +149,7 @@ def _ids(tokenizer: Any, text: str) -> NDArray[np.int64]:
 
 
 def _token(tokenizer: Any, text: str) -> int:
-    """The first token of an answer."""
+    """Return the first token of an answer."""
     return token_ids(tokenizer, text)[0]
 
 
@@ -176,8 +176,8 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
                     yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()
-                found = e.diagnostics.get("conservation", {})
-                figures["error"] = found["error"][0] / max(abs(found["start"][0]), 1e-12) if "sum" in found else None
+                sums = e.diagnostics.get("conservation", {})
+                figures["error"] = sums["error"][0] / max(abs(sums["start"][0]), 1e-12) if "sum" in sums else None
             else:
                 scores = batch.drawn(i)
             figures |= _places(prompt, batch.encoded[i].spans, scores)
@@ -189,12 +189,12 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
 
 
 def _within(spans: Sequence[tuple[int, int]], place: tuple[int, int]) -> NDArray[np.bool_]:
-    """``[N]`` which tokens have characters inside of a place."""
+    """Return ``[N]``, True at tokens with characters inside a range."""
     return np.array([b > place[0] and a < place[1] and b > a for a, b in spans])
 
 
 def _places(prompt: Planted, spans: Sequence[tuple[int, int]], scores: Array) -> Values:
-    """Where the highest score and the positive scores are."""
+    """Return figures of the places of the highest score and of the positive scores."""
     positive = np.maximum(scores, 0)
     fact, document = (positive[_within(spans, place)].sum() for place in (prompt.fact, prompt.document))
     figures = {"hit": float(_within(spans, prompt.clue)[scores.argmax()])}
@@ -205,16 +205,16 @@ def _places(prompt: Planted, spans: Sequence[tuple[int, int]], scores: Array) ->
 
 
 def _twin(batch: TextBatch, index: int, scores: Array, target: Any) -> Values:
-    """Whether the asked fact's word scores higher than the other's; and so after ``token_deletion``."""
+    """Return whether the queried fact's word scores higher than its twin's, also after ``token_deletion``."""
     prompt: Planted = batch.samples[index]
     spans, ids = batch.encoded[index].spans, torch.from_numpy(batch.encoded[index].ids)[None]
     assert prompt.twin is not None
-    asked, other = _within(spans, prompt.clue), _within(spans, prompt.twin)
+    queried, other = _within(spans, prompt.clue), _within(spans, prompt.twin)
     ready = explaining.open_model(batch.study.model, batch.study.processor).prepare({"input_ids": ids})
     device = batch.study.forwards.place["device"]
-    made = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
-    again = reranked(ready.task(target, "token_deletion"), made, 3)[0][0].cpu().numpy()
-    return {name: float(s[asked].max() > s[other].max()) for name, s in (("order", scores), ("reranked", again))}
+    original = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
+    permuted = reranked(ready.task(target, "token_deletion"), original, 3)[0][0].cpu().numpy()
+    return {name: float(s[queried].max() > s[other].max()) for name, s in (("order", scores), ("reranked", permuted))}
 
 
 def _log_probability(logits: Array, token: int) -> Array:
@@ -223,12 +223,14 @@ def _log_probability(logits: Array, token: int) -> Array:
 
 
 def _removal(batch: TextBatch, index: int, scores: Array) -> Values:
-    """Kept share of the answer's probability (of its odds against the rival) where the words with the lowest scores are
-    deleted, and where those with the highest are; the last word stays."""
+    """Return the retained fraction of the answer's probability without the words of the lowest and highest scores.
+
+    With a rival, the probability is that among the answer and the rival. The last word is never removed.
+    """
     prompt: Planted = batch.samples[index]
     words, tokenizer = _words(prompt.text, batch.encoded[index]), batch.study.processor
-    listed = sorted(set(words.tolist()) - {-1, int(words[-1])})
-    order = np.array(listed)[np.argsort([scores[words == w].sum() for w in listed], kind="stable")]
+    removable = sorted(set(words.tolist()) - {-1, int(words[-1])})
+    order = np.array(removable)[np.argsort([scores[words == w].sum() for w in removable], kind="stable")]
     counts = [max(1, round(share * len(order))) for share in _SHARES]
     masks = [np.isin(words, order[:n]) for n in counts] + [np.isin(words, order[-n:]) for n in counts]
     logits = batch.run((index, mask, "delete") for mask in masks)
@@ -238,14 +240,16 @@ def _removal(batch: TextBatch, index: int, scores: Array) -> Values:
     def probability(rows: Array) -> Array:
         return np.exp(_log_probability(rows, answer) if pair is None else _log_probability(rows[..., pair], 0))
 
-    kept = np.minimum(probability(logits) / probability(batch.logits[index]), 1)
-    least, most = kept[: len(counts)].mean(), kept[len(counts) :].mean()
+    retained = np.minimum(probability(logits) / probability(batch.logits[index]), 1)
+    least, most = retained[: len(counts)].mean(), retained[len(counts) :].mean()
     return {"least": float(least), "most": float(most), "gap": float(least - most)}
 
 
 def _words(text: str, encoded: Encoded) -> NDArray[np.int64]:
-    """``[N]`` which word each token is of, -1 at special ones; the tokenizer's words, or what stands between spaces
-    where it takes the whole text for one."""
+    """Return the index of the word of each token ``[N]``, -1 for special tokens.
+
+    If the tokenizer treats the whole text as one word, words are separated by spaces.
+    """
     words = np.array([-1 if word is None else word for word in encoded.words])
     if len({*words.tolist()} - {-1}) < 2:
         words = np.array([len(text[:b].split()) - 1 if b > a else -1 for a, b in encoded.spans])
@@ -253,7 +257,7 @@ def _words(text: str, encoded: Encoded) -> NDArray[np.int64]:
 
 
 def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float:
-    """For a plain forward and backward pass to the embeddings with the last row's logits alone."""
+    """Return the seconds of a forward and a backward pass to the embeddings, with the logits of the last row only."""
     table: Any = model.get_input_embeddings()  # type: ignore[operator]
     start = seconds(model)
     with torch.enable_grad():
@@ -266,11 +270,11 @@ def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float
 # -- tables ----------------------------------------------------------------------------------------------------------
 def _median(name: str) -> Callable[[Sequence[Values]], Interval | None]:
     def over(values: Sequence[Values]) -> Interval | None:
-        found = [v[name] for v in values if v.get(name) is not None]
-        if not found:
+        figures = [v[name] for v in values if v.get(name) is not None]
+        if not figures:
             return None
-        low, high = np.quantile(found, [0.025, 0.975]).tolist()
-        return Interval(float(np.median(found)), low, high, len(found))
+        low, high = np.quantile(figures, [0.025, 0.975]).tolist()
+        return Interval(float(np.median(figures)), low, high, len(figures))
 
     return over
 
@@ -280,7 +284,7 @@ def _of(name: str) -> Callable[[Sequence[Values]], Interval | None]:
 
 
 def _of_facts(name: str) -> Callable[[Sequence[Values]], Interval | None]:
-    """Of the prompts with one fact that holds the answer."""
+    """Return the mean over prompts in which a single fact holds the answer."""
     return mean(lambda v: None if v["kind"] in ("twins", "agreement") else v.get(name))
 
 

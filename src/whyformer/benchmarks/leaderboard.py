@@ -1,4 +1,4 @@
-"""Benchmark ``leaderboard``: every method that applies, quality beside cost, paired differences to the best."""
+"""Benchmark ``leaderboard``: quality and cost of all applicable methods, with paired differences to the best."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PICTURES = (
 
 
 def per_sample(values: Values, row: str) -> float | None:
-    """One sample's top-1 AUC for "direction/explained class", in %."""
+    """Return a sample's top-1 AUC in % for ``row``, "direction/explained class"; None if it was not measured."""
     if "clean" not in values:
         return None
     direction, explained = row.split("/")
@@ -40,7 +40,7 @@ def per_sample(values: Values, row: str) -> float | None:
     return float(faithfulness.accuracy_auc(faithfulness.curve_fractions(), curve))
 
 
-# title -> (one sample's figure, whether more is better)
+# title -> (figure of a sample, True if higher is better)
 READ: dict[str, tuple[Callable[[Values], float | None], bool]] = {
     "Positive ↓": (partial(per_sample, row="positive/predicted"), False),
     "Negative ↑": (partial(per_sample, row="negative/predicted"), True),
@@ -50,13 +50,13 @@ READ: dict[str, tuple[Callable[[Values], float | None], bool]] = {
     "Energy in mask ↑": (lambda v: 100 * v["segmentation"]["energy"] if "segmentation" in v else None, True),
 }
 SCENES = "scenes"
-"""The reader whose pictures hold several objects each: they are scored against the masks alone."""
+"""The reader whose pictures show several objects each; they are compared with masks only."""
 
 
 def prepare(study: Study) -> None:
     if study.reader == SCENES:
         if study.options["masks"]:
-            raise InputError("digit scenes have masks of their own: leave out --option masks")
+            raise InputError("digit scenes have masks: leave out --option masks")
         study.options["explained"] = "target"
         segmentation.prepare(study)
     elif study.modality == "image":
@@ -68,12 +68,12 @@ def prepare(study: Study) -> None:
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """What the other benchmarks measure, and of the first sample of each batch cost and condition."""
+    """Measure what the other benchmarks do, and cost and condition for the first sample of each batch."""
     first = batch.samples[0].id if batch.samples else None
-    spent = {c: _cost(batch, c) for c in configurations if c.kind == "method"}
+    costs = {c: _cost(batch, c) for c in configurations if c.kind == "method"}
     for sample, c, values in _measured(batch, configurations):
         if sample == first and not isinstance(values, Unusable):
-            values = {**values, **spent.get(c, {})}
+            values = {**values, **costs.get(c, {})}
         yield sample, c, values
 
 
@@ -92,7 +92,7 @@ def _measured(batch: Batch, configurations: Sequence[Configuration]) -> Iterator
 
 
 def _cost(batch: Batch, configuration: Configuration) -> Values:
-    """Of the first sample: time of its explanation in plain forward passes, and how far noise moves its map."""
+    """Measure, for the first sample, the time of an explanation in forward passes and its sensitivity to noise."""
     study, target = batch.study, [batch.predicted[0]]
 
     def explained(inputs: Any) -> torch.Tensor:
@@ -102,23 +102,23 @@ def _cost(batch: Batch, configuration: Configuration) -> Values:
     inputs = batch.inputs([0])
     fed = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
     try:
-        explained(inputs)  # what is measured once a model is not the method's cost
+        explained(inputs)  # warm-up: one-time measurements of the model are not part of the cost
         plain, began = [], seconds(study.model)
         scores = explained(inputs)
-        spent = seconds(study.model) - began
+        duration = seconds(study.model) - began
         for _ in range(3):
             began = seconds(study.model)
             plain_logits(study.model, *fed)
             plain.append(seconds(study.model) - began)
     except WhyformerError:
         return {}
-    found: Values = {"cost": spent / statistics.median(plain)}
+    figures: Values = {"cost": duration / statistics.median(plain)}
     if isinstance(batch, PictureBatch):
-        drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(study.seed)) - 0.5
-        grey = drawn / 255 / batch.spec.std[None, :, None, None]
-        moved = explained(inputs + grey.to(inputs))
-        found["condition"] = float((moved - scores).norm() / scores.norm().clamp(min=1e-30))
-    return found
+        noise = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(study.seed)) - 0.5
+        offset = noise / 255 / batch.spec.std[None, :, None, None]
+        perturbed = explained(inputs + offset.to(inputs))
+        figures["condition"] = float((perturbed - scores).norm() / scores.norm().clamp(min=1e-30))
+    return figures
 
 
 # -- the report ----------------------------------------------------------------------------------------------------
@@ -146,16 +146,16 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 def _figures(values: dict[str, Values], read: Callable[[Values], float | None]) -> dict[str, float]:
-    found = {sample: read(v) for sample, v in values.items()}
-    return {sample: figure for sample, figure in found.items() if figure is not None and np.isfinite(figure)}
+    by_sample = {sample: read(v) for sample, v in values.items()}
+    return {sample: figure for sample, figure in by_sample.items() if figure is not None and np.isfinite(figure)}
 
 
 def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
-    """Each figure with how far it is behind the best row's, cost and condition; sorted by the first figure."""
+    """Return each figure with its paired difference to the best row, cost and condition, sorted by the first figure."""
     cells: dict[tuple[str, str], Cell] = {}
     columns: list[str] = []
     for title in rows:
-        read, more = READ[title]
+        read, higher_is_better = READ[title]
         figures = {c.label: _figures(results[c.label], read) for c in study.configurations}
         means = {
             c.label: float(np.mean(list(figures[c.label].values())))
@@ -164,18 +164,19 @@ def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
         }
         if not means:
             continue
-        best = (max if more else min)(means, key=lambda label: means[label])
+        best = (max if higher_is_better else min)(means, key=lambda label: means[label])
         columns += [title, f"{title[:-2]}: behind the best"]
-        for label, own in figures.items():
-            shared = [(own[s] - figures[best][s]) * (-1 if more else 1) for s in own if s in figures[best]]
-            cells[label, title] = Cell(bootstrap(list(own.values())) if own else None)
-            cells[label, columns[-1]] = Cell(bootstrap(shared) if shared and label != best else None)
+        for label, by_sample in figures.items():
+            sign, others = (-1 if higher_is_better else 1), figures[best]
+            differences = [sign * (by_sample[s] - others[s]) for s in by_sample if s in others]
+            cells[label, title] = Cell(bootstrap(list(by_sample.values())) if by_sample else None)
+            cells[label, columns[-1]] = Cell(bootstrap(differences) if differences and label != best else None)
     for label, values in results.items():
         for title, name, scale in (("Cost, forwards", "cost", 1), ("Condition, %", "condition", 100)):
-            found = [scale * v[name] for v in values.values() if name in v]
-            middle = statistics.median(found or [0])
-            if found:
-                cells[label, title] = Cell(Interval(middle, middle, middle, len(found)))
+            measured_values = [scale * v[name] for v in values.values() if name in v]
+            median = statistics.median(measured_values or [0])
+            if measured_values:
+                cells[label, title] = Cell(Interval(median, median, median, len(measured_values)))
     columns += ["Cost, forwards", *(["Condition, %"] if study.modality == "image" else [])]
     labels = [c.label for c in study.configurations]
     if columns and rows:
@@ -189,8 +190,8 @@ def _value(cell: Cell | None) -> float:
 
 
 def _pareto(results: Results, title: str) -> Curves:
-    """Quality against cost; the line joins what nothing else beats in both."""
-    read, more = READ[title]
+    """Return quality against cost, with a line through the Pareto front."""
+    read, higher_is_better = READ[title]
     points: dict[str, tuple[float, float]] = {}
     for label, values in results.items():
         figures, costs = _figures(values, read), [v["cost"] for v in values.values() if "cost" in v]
@@ -199,7 +200,7 @@ def _pareto(results: Results, title: str) -> Curves:
     best = [
         (x, y)
         for x, y in sorted(points.values())
-        if not any(u <= x and (v > y if more else v < y) for u, v in points.values())
+        if not any(u <= x and (v > y if higher_is_better else v < y) for u, v in points.values())
     ]
     lines = {label: ([x], [y]) for label, (x, y) in points.items()}
     if best:

@@ -1,4 +1,4 @@
-"""Pieces of a benchmark, a few samples each, measured by this process or by the actors of a Ray cluster."""
+"""Measure the pieces of a benchmark, a few samples each, in this process or in the actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,12 +22,12 @@ from whyformer.jobs.threads import Behind, ahead
 from whyformer.models.loading import fingerprint, opened
 
 Read = Tensor | None | Exception
-"""A picture's pixels, nothing of a text, or why a sample cannot be read."""
+"""The pixels of a picture, None for a text, or the error of reading a sample."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Where pieces are measured, as for :class:`~whyformer.jobs.description.Job`."""
+    """The engine that measures pieces; attributes are those of :class:`~whyformer.jobs.description.Job`."""
 
     engine: str = "local"
     workers: int = 2
@@ -37,68 +37,77 @@ class Engine:
 
 @dataclass(frozen=True)
 class Piece:
-    """Numbers of samples of the study, and labels of the configurations that are measured of all of them."""
+    """Indices of samples in the study, and labels of the configurations to measure for all of them."""
 
     samples: tuple[int, ...]
     labels: tuple[str, ...]
 
 
 def pieces_of(study: Study, lacking: dict[str, list[Configuration]], size: int) -> list[Piece]:
-    """What has no record yet, in pieces.
+    """Divide the samples and configurations without records into pieces.
 
-    A piece never reaches over a multiple of ``size`` samples, so that what a run that was stopped left undone is
-    measured in the pieces of one that was not: figures depend, in their last digits, on what is computed together.
+    A piece never crosses a multiple of ``size`` samples, so that a resumed run measures the same pieces as a run
+    without interruption: the last digits of figures depend on the samples of a batch.
+
+    Args:
+        study: the study.
+        lacking: configurations without a record for each sample.
+        size: largest number of samples in a piece.
     """
     labels = [tuple(c.label for c in lacking[s.id]) for s in study.samples]
-    found = []
+    pieces = []
     for start in range(0, len(labels), size):
         numbers = range(start, min(start + size, len(labels)))
         for missing, alike in groupby(numbers, key=lambda i: labels[i]):
             if missing:
-                found.append(Piece(tuple(alike), missing))
-    return found
+                pieces.append(Piece(tuple(alike), missing))
+    return pieces
 
 
 @dataclass(frozen=True, eq=False)
 class Measurer:
-    """A study whose model is loaded: reads the samples of pieces, and measures them."""
+    """Reads and measures the samples of pieces for a study with a loaded model."""
 
     benchmark: Benchmark
     study: Study
     keys: dict[str, str]
 
     def read(self, piece: Piece) -> list[Read]:
-        """Each sample of a piece, or what is wrong with it."""
+        """Read each sample of a piece, or return the error of reading it."""
         return [self._read(self.study.samples[i]) for i in piece.samples]
 
     def _read(self, sample: Any) -> Read:
         try:
             return read_pixels(self.study, sample)
-        except Exception as error:  # a reader of the user's own may raise anything
+        except Exception as error:  # a user's reader may raise any exception
             return error
 
     def records(self, piece: Piece, read: Sequence[Read]) -> list[Record]:
-        """A record for each sample and configuration: its figures, or why there are none."""
+        """Return a record for each sample and configuration: its figures, or the reason for having none."""
         samples = [self.study.samples[i] for i in piece.samples]
         known = {c.label: c for c in self.study.configurations}
         configurations = [known[label] for label in piece.labels]
-        good = [(s, one) for s, one in zip(samples, read, strict=True) if not isinstance(one, Exception)]
-        found = self._measured([s for s, _ in good], configurations, [one for _, one in good]) if good else []
-        for sample, one in zip(samples, read, strict=True):
-            if isinstance(one, Exception):
-                found += _failed(sample, configurations, one)
-        return [self._record(*one) for one in found]
+        good = [(s, data) for s, data in zip(samples, read, strict=True) if not isinstance(data, Exception)]
+        results = self._measured([s for s, _ in good], configurations, [data for _, data in good]) if good else []
+        for sample, data in zip(samples, read, strict=True):
+            if isinstance(data, Exception):
+                results += _failed(sample, configurations, data)
+        return [self._record(*result) for result in results]
 
-    def _measured(self, samples: Sequence[Any], asked: Sequence[Configuration], read: Sequence[Any]) -> list[Measured]:
-        """All at once; if anything is wrong, one sample and then one configuration at a time."""
+    def _measured(
+        self, samples: Sequence[Any], configurations: Sequence[Configuration], read: Sequence[Any]
+    ) -> list[Measured]:
+        """Measure all samples together; after an error, one sample and then one configuration at a time."""
         try:
-            return list(self.benchmark.measure(read_batch(self.study, samples, read), asked))
+            return list(self.benchmark.measure(read_batch(self.study, samples, read), configurations))
         except Exception as error:
-            if len(samples) == len(asked) == 1:
-                return _failed(samples[0], asked, error)
+            if len(samples) == len(configurations) == 1:
+                return _failed(samples[0], configurations, error)
         if len(samples) > 1:
-            return [one for s, own in zip(samples, read, strict=True) for one in self._measured([s], asked, [own])]
-        return [one for c in asked for one in self._measured(samples, [c], read)]
+            single = [self._measured([s], configurations, [data]) for s, data in zip(samples, read, strict=True)]
+        else:
+            single = [self._measured(samples, [c], read) for c in configurations]
+        return list(chain.from_iterable(single))
 
     def _record(self, identity: str, configuration: Configuration, values: Any) -> Record:
         label = configuration.label
@@ -108,31 +117,36 @@ class Measurer:
         return record | {"values": values}
 
 
-def _failed(sample: Any, asked: Sequence[Configuration], error: Exception) -> list[Measured]:
-    said = " ".join(str(error).split())
-    return [(sample.id, c, Unusable("failed", f"{type(error).__name__}: {said}")) for c in asked]
+def _failed(sample: Any, configurations: Sequence[Configuration], error: Exception) -> list[Measured]:
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return [(sample.id, c, Unusable("failed", reason)) for c in configurations]
 
 
 class Actor:
-    """An actor: the model, loaded once, and the samples; measures one piece after another."""
+    """An actor that loads the model once and measures pieces one after another."""
 
     def __init__(self, sent: Sent) -> None:
         self.sent, self.measurer = sent, sent.opened()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """The records of each piece, as JSON."""
+        """Return the records of each piece as JSON."""
         pieces = [self.sent.pieces[number] for number in batch["number"].tolist()]
-        made = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
-        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in made]}
+        results = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
+        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in results]}
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What an actor is sent; a model given by name is loaded there.
+    """The message to an actor, which loads a model that is sent by name.
 
     Attributes:
-        study: without its model.
-        weights: the fingerprint that the model's weights must have.
+        benchmark: the benchmark.
+        study: the study without its model.
+        keys: key of each configuration.
+        pieces: all pieces.
+        model: the model or its name.
+        device: device of a model that is sent by name.
+        weights: expected fingerprint of the model's weights.
     """
 
     benchmark: Benchmark
@@ -144,14 +158,14 @@ class Sent:
     weights: str
 
     def opened(self) -> Measurer:
-        """With the model.
+        """Open the model, and return a measurer.
 
         Raises:
-            LoadError: under its name another model lies there.
+            LoadError: the weights of the model differ on this machine.
         """
         model, _ = opened(self.model, self.study.processor, device=self.device if isinstance(self.model, str) else None)
         if fingerprint(model) != self.weights:
-            raise LoadError(f"'{self.model}' has other weights on the actor's machine than on the one that asks")
+            raise LoadError(f"the weights of '{self.model}' on the actor's machine differ from those on this machine")
         forwards = Forwards(model, self.study.forwards.batch_size, self.study.forwards.pad)
         return Measurer(self.benchmark, replace(self.study, model=model, forwards=forwards), self.keys)
 
@@ -159,7 +173,7 @@ class Sent:
 def measured(
     measurer: Measurer, pieces: list[Piece], engine: Engine, model: nn.Module | str, device: str | None, keep: Any
 ) -> Iterator[Piece]:
-    """Each piece once it is measured and what was made of it was given to ``keep``; in their order."""
+    """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
     if engine.engine == "local":
         reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
         with Behind() as writer:
@@ -172,11 +186,11 @@ def measured(
     bare = replace(study, model=nn.Identity(), forwards=Forwards(nn.Identity(), forwards.batch_size, forwards.pad))
     sent = Sent(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
     numbers = [{"number": number} for number in range(len(pieces))]
-    place = str(forwards.place["device"])  # a module that lies on a GPU wants one where it is sent
+    place = str(forwards.place["device"])  # a module on a GPU needs a GPU in the actor
     with (
         connected(engine.address, engine.actors) as ray,
-        closing(made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as found,
+        closing(made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as results,
     ):
-        for one in found:
-            keep(json.loads(one["records"]))
-            yield pieces[one["number"]]
+        for result in results:
+            keep(json.loads(result["records"]))
+            yield pieces[result["number"]]

@@ -1,4 +1,4 @@
-"""Benchmark ``perturbation``: Table 1 of Chefer et al. 2021, and AOPC, LOdds, insertion and deletion."""
+"""Benchmark ``perturbation``: top-1 AUC (Chefer et al. 2021, Table 1), AOPC, LOdds, insertion and deletion."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EXPLAINED = ("predicted", "target")
 DIRECTIONS = ("negative", "positive")
 MEASURES = ("positive", "negative", "deletion", "insertion")
 PER = ("pixel", "nearest", "patch")
-"""What is taken out (option ``per``): pixels of the map as it is upsampled (bilinear, as published), pixels that have
-their patch's own score, or patches."""
+"""Units of removal (option ``per``): pixels of the bilinearly resized map, as published; pixels with the score of their
+patch; or patches."""
 TIES = ("index", "last", "topk")
-"""Which of equal scores goes first: the lower index, the higher one, or what ``torch.topk`` picks (option ``ties``)."""
+"""Order of equal scores (option ``ties``): by ascending index, by descending index, or that of ``torch.topk``."""
 MapsByClass = dict[tuple[Configuration, int], dict[str, Scores]]
 
 
@@ -36,9 +36,9 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     batch = replace(batch, nearest=batch.study.options["per"] != "pixel")
     options = batch.study.options
     maps = maps_by_class(batch, configurations)
-    logits = batch.outputs(asked(batch, maps, options))
+    logits = batch.outputs(requests(batch, maps, options))
     for (c, i), by_class in maps.items():
-        unusable = [found for found in by_class.values() if isinstance(found, Unusable)]
+        unusable = [map_ for map_ in by_class.values() if isinstance(map_, Unusable)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error
@@ -50,11 +50,11 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
-def asked(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
-    """What ``Batch.outputs`` is asked for, by (configuration, number of the sample, class explained, measure)."""
+def requests(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
+    """Yield requests for ``Batch.outputs`` with keys (configuration, index of the sample, explained class, measure)."""
     for (c, i), by_class in maps.items():
-        for explained, found in by_class.items():
-            scores = found.scores if isinstance(found, Unusable) else found
+        for explained, map_ in by_class.items():
+            scores = map_.scores if isinstance(map_, Unusable) else map_
             if scores is None:
                 continue
             for name in options["measures"]:
@@ -63,7 +63,7 @@ def asked(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) -> It
 
 
 def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) -> MapsByClass:
-    """The maps for the predicted and for the target class; run once where they are one."""
+    """Return the maps for the predicted and the target class, computed once if the classes are equal."""
     explained = batch.study.options["explained"]
     predicted, truth = batch.predicted, [s.label for s in batch.samples]
     first = batch.maps(configurations, predicted)
@@ -71,25 +71,25 @@ def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) 
     if "target" in explained:
         differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
         specific = [c for c in configurations if c.class_specific and c.kind == "method"]
-        found = batch.some(differ).maps(specific, [truth[i] for i in differ])
-        other = {(c, differ[i]): one for (c, i), one in found.items()}
+        maps = batch.some(differ).maps(specific, [truth[i] for i in differ])
+        other = {(c, differ[i]): map_ for (c, i), map_ in maps.items()}
     return {
-        (c, i): {name: other.get((c, i), one) if name == "target" else one for name in explained}
-        for (c, i), one in first.items()
+        (c, i): {name: other.get((c, i), map_) if name == "target" else map_ for name in explained}
+        for (c, i), map_ in first.items()
     }
 
 
 def _removed(
     batch: PictureBatch, index: int, scores: NDArray[np.float64], name: str, options: dict[str, Any]
 ) -> NDArray[np.bool_]:
-    """Masks ``[F, H, W]`` of pixels, or of whole patches that have the mean of their pixels (option ``per``)."""
+    """Return masks ``[F, H, W]`` of pixels, or of patches ranked by the mean of their pixels (option ``per``)."""
     if options["per"] != "patch":
         return _masks(scores, name, options)
     return batch.covered(index, _masks(batch.features(index, scores), name, options))
 
 
 def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
-    """``[F, H, W]`` the pixels taken out at each step of a measure."""
+    """Return masks ``[F, H, W]`` that are True at the pixels removed at each step of a measure."""
     fractions = FRACTIONS if name in DIRECTIONS else faithfulness.equal_steps(options["steps"])
     if options["ties"] != "topk":
         turn = -1 if options["ties"] == "last" else 1
@@ -105,9 +105,10 @@ def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> N
 
 
 def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """True at the ``count`` highest scores, equal ones as ``torch.topk`` picks them on a CPU (Chefer's code does).
+    """Return a mask, True at the ``count`` highest scores, with ties as in ``torch.topk`` on a CPU (Chefer's code).
 
-    Deterministic, but the sets of two counts need not be nested, and no order is documented. For comparisons alone.
+    The order of ties is deterministic but undocumented, and the sets for two counts need not be nested. Use this only
+    for comparisons.
     """
     flat = torch.from_numpy(np.asarray(scores, dtype=np.float32).reshape(-1))
     mask = np.zeros(flat.numel(), dtype=bool)
@@ -116,7 +117,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
 
 
 def curve(batch: PictureBatch, index: int, logits: NDArray[np.float64]) -> Values:
-    """Whether the label comes out, and the probability of the class first predicted, at each step."""
+    """Return whether the label is predicted, and the probability of the originally predicted class, at each step."""
     return {
         "correct": [int(i == batch.samples[index].label) for i in logits.argmax(-1)],
         "probability": batch.study.probabilities(logits)[:, batch.predicted[index]].tolist(),
@@ -130,13 +131,13 @@ def prepare(study: Study) -> None:
 
 
 def _correct(v: Values, row: str) -> list[int]:
-    """Top-1 along the curve, from the clean picture."""
+    """Return the top-1 correctness along the curve, from the clean picture."""
     direction, explained = row.split("/")
     return [v["clean"]["correct"], *v[explained][direction]["correct"]]
 
 
 def auc(values: Sequence[Values], row: str) -> Interval:
-    """AUC of the top-1 accuracy for "direction/explained class", with its interval over samples."""
+    """Return the top-1 AUC for ``row``, "direction/explained class", with its interval over samples."""
     return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [_correct(v, row) for v in values]))
 
 
@@ -172,16 +173,16 @@ def summarize(study: Study, results: Results) -> Report:
 def _probability_figures(study: Study) -> dict[str, Figure]:
     explained = study.options["explained"][0]
 
-    def along(name: str, made: Any) -> Figure:
-        return mean(lambda v: made(v["clean"]["probability"], v[explained][name]["probability"]))
+    def along(name: str, figure: Any) -> Figure:
+        return mean(lambda v: figure(v["clean"]["probability"], v[explained][name]["probability"]))
 
-    listed: dict[str, tuple[str, Any]] = {
+    rows: dict[str, tuple[str, Any]] = {
         "AOPC ↑": ("positive", faithfulness.aopc),
         "LOdds ↓": ("positive", faithfulness.log_odds),
         "Deletion ↓": ("deletion", lambda clean, y: faithfulness.mean_curve_area(y)),
         "Insertion ↑": ("insertion", lambda clean, y: faithfulness.mean_curve_area(y)),
     }
-    return {title: along(*row) for title, row in listed.items() if row[0] in study.options["measures"]}
+    return {title: along(*row) for title, row in rows.items() if row[0] in study.options["measures"]}
 
 
 def has_masks(study: Study) -> bool:

@@ -1,4 +1,4 @@
-"""What the papers published and what the reports state: the data files beside this one."""
+"""Figures of the papers, and texts of the conventions in reports, from the data files in this folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def _data(name: str) -> dict[str, Any]:
 
 
 PUBLISHED, CONVENTIONS = _data("published.toml"), _data("conventions.toml")
-"""Figures from the papers, and what the reports state, by benchmark."""
+"""Figures of the papers, and texts of the conventions, by benchmark."""
 
 
 def conventions(section: str, **values: Any) -> dict[str, str]:
-    """What a section of :data:`CONVENTIONS` states, with these values."""
-    return {name: said.format(**values) for name, said in CONVENTIONS[section].items()}
+    """Return the texts of a section of :data:`CONVENTIONS`, formatted with ``values``."""
+    return {name: text.format(**values) for name, text in CONVENTIONS[section].items()}

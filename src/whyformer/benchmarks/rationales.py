@@ -1,4 +1,4 @@
-"""Benchmark ``rationales``: agreement with human rationales (CVPR 2021, Figure 4), and ERASER's own figures."""
+"""Benchmark ``rationales``: agreement with human rationales (CVPR 2021, Figure 4), and the figures of ERASER."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
         if not isinstance(s, Unusable)
     }
 
-    def asked() -> Iterator[tuple[Any, int, Any, str]]:
-        """Without, and with only, the words of the highest scores among those that the model saw."""
+    def requests() -> Iterator[tuple[Any, int, Any, str]]:
+        """Yield inputs without, and with only, the words of the highest scores among those that the model read."""
         for (c, i), scores in words.items() if options["erasure"] else ():
             scored = ~np.isnan(scores)
             chosen = np.zeros((len(SHARES), scores.size), dtype=bool)
@@ -41,11 +41,11 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
             yield (c, i, "comprehensiveness"), i, batch.covered(i, tokens), "delete"
             yield (c, i, "sufficiency"), i, batch.covered(i, ~tokens), "delete"
 
-    logits = batch.outputs(asked())
-    for (c, i), found in maps.items():
+    logits = batch.outputs(requests())
+    for (c, i), map_ in maps.items():
         sample, top = batch.samples[i], batch.predicted[i]
-        if isinstance(found, Unusable):
-            yield sample.id, c, found
+        if isinstance(map_, Unusable):
+            yield sample.id, c, map_
             continue
         scores, truth = words[c, i], np.asarray(sample.rationale)
         values: Values = {
@@ -66,8 +66,8 @@ def prepare(study: Study) -> None:
     missing = [s.id for s in study.samples if s.rationale is None or s.words is None]
     if missing:
         raise InputError(
-            f"{len(missing)} texts have no human rationale, {missing[0]} among them: this benchmark needs data "
-            f"like ERASER's"
+            f"{len(missing)} texts have no human rationale, such as {missing[0]}: this benchmark needs data such as "
+            "ERASER's"
         )
     study.leave_out({s.id for s in study.samples if not any(s.rationale)}, "texts with an empty rationale")
     study.check_labels()
@@ -94,13 +94,13 @@ def summarize(study: Study, results: Results) -> Report:
     table = method_table("rationales", title, "Figure", study.configurations, results, figures)
     lines = mean_lines(results, [float(k) for k in TOP_K], lambda v: [_f1(v, k) for k in TOP_K])
     curve = Curves("token-F1", "token-F1 of the top k words", "k", "token-F1 (macro)", lines)
-    explained, cut = study.options["explained"], [v["scored"] < v["words"] for v in report.scored(results)]
-    stated = conventions(
+    explained, truncated = study.options["explained"], [v["scored"] < v["words"] for v in report.scored(results)]
+    texts = conventions(
         "rationales", explained=explained + (" (the ground truth, as in the paper)" if explained == "target" else ""),
         clamped="clamped at 0 from below, " if study.options["clamp"] else "",
-        cut=100 * float(np.mean(cut or [0])), accuracy=report.percent(results, lambda v: v["correct_class"]),
+        cut=100 * float(np.mean(truncated or [0])), accuracy=report.percent(results, lambda v: v["correct_class"]),
     )  # fmt: skip
-    return Report((table,), (curve,), stated)
+    return Report((table,), (curve,), texts)
 
 
 BENCHMARK = Benchmark(

@@ -1,4 +1,4 @@
-"""The benchmarks by name: at once the command line's choices and the tests' parametrisation."""
+"""The registry of benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name, or an error that lists the names."""
+    """Return the benchmark of a name.
+
+    Raises:
+        InputError: there is no such benchmark; the message lists the names.
+    """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     raise InputError(f"there is no benchmark '{name}'; benchmarks: {', '.join(BENCHMARKS)}")

@@ -1,4 +1,4 @@
-"""What a benchmark found: tables as Markdown, CSV and JSON, *published* beside *measured*, and curves as a picture."""
+"""The report of a benchmark: tables of *published* and *measured* figures, and a plot of curves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from whyformer.explanation.storage import written_whole
 from whyformer.jobs.records import plain
 
 Values = dict[str, Any]
-"""What was measured of one sample under one configuration."""
+"""Measurements of one sample and configuration."""
 Results = dict[str, dict[str, Values]]
-"""Label of a configuration -> sample -> figures, of the samples that have any, in the order of their ids."""
+"""Label of a configuration -> sample -> measurements, for samples that have any, sorted by their ids."""
 Figure = Callable[[Sequence[Values]], Interval | None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure; ``published`` is the paper's, None where it gives none."""
+    """A figure; ``published`` is that of the paper, or None."""
 
     measured: Interval | None
     published: float | None = None
@@ -38,7 +38,14 @@ class Table:
     """A table in the paper's layout.
 
     Attributes:
-        rows, columns: names in order; cells: (row, column) -> figure; digits: after the point.
+        name: identifier of the table.
+        title: heading.
+        corner: heading of the column of row names.
+        rows: names of the rows in order.
+        columns: names of the columns in order.
+        cells: (row, column) -> figure.
+        digits: number of decimals.
+        note: text below the table.
     """
 
     name: str
@@ -51,7 +58,7 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """A pipe table; each column with any published figure becomes two."""
+        """Return a Markdown table; a column with published figures becomes two columns."""
         columns = [[self.corner, *self.rows]]
         for column in self.columns:
             cells = [self._cell(row, column) for row in self.rows]
@@ -66,15 +73,15 @@ class Table:
         return "\n".join([f"### {self.title}", "", *table, *note, ""])
 
     def entries(self) -> list[dict[str, Any]]:
-        """One dict a cell: table, row, column, measured, low, high, samples, published."""
-        made = []
+        """Return a dictionary for each cell: table, row, column, measured, low, high, samples, published."""
+        entries = []
         for row, column in ((r, c) for r in self.rows for c in self.columns):
             cell = self._cell(row, column)
-            found = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
-            numbers = {"measured": found.value, "low": found.low, "high": found.high, "samples": found.count}
+            known = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
+            numbers = {"measured": known.value, "low": known.low, "high": known.high, "samples": known.count}
             place = {"table": self.name, "row": row, "column": column}
-            made.append(plain({**place, **numbers, "published": cell.published}))
-        return made
+            entries.append(plain({**place, **numbers, "published": cell.published}))
+        return entries
 
     def _cell(self, row: str, column: str) -> Cell:
         return self.cells.get((row, column), Cell(None))
@@ -89,27 +96,27 @@ class Table:
 
 
 def mean(read: Callable[[Values], Any]) -> Figure:
-    """The mean of a sample's figure, with its interval, over the samples that have one (neither None nor NaN)."""
+    """Return a function that computes the mean of ``read(sample)`` with its interval, ignoring None and NaN."""
 
     def over(values: Sequence[Values]) -> Interval | None:
-        found = [figure for v in values if (figure := read(v)) is not None and not np.isnan(figure)]
-        return bootstrap(found) if found else None
+        figures = [figure for v in values if (figure := read(v)) is not None and not np.isnan(figure)]
+        return bootstrap(figures) if figures else None
 
     return over
 
 
 def mean_of(figures: Any) -> Any:
-    """The mean over the first axis of what is not NaN; NaN where nothing is."""
+    """Return the mean over the first axis without NaN; NaN if all values are NaN."""
     return np.ma.filled(np.ma.masked_invalid(figures).mean(0), np.nan)
 
 
 def scored(results: Results) -> list[Values]:
-    """The samples of the first configuration that have figures."""
+    """Return the measurements of the first configuration."""
     return list(next(iter(results.values())).values())
 
 
 def percent(results: Results, read: Callable[[Values], Any]) -> str:
-    """ "91.2 % of 200" samples for which it holds."""
+    """Return the share of samples for which ``read`` holds, such as "91.2 % of 200"."""
     values = scored(results)
     return f"{100 * float(np.mean([read(v) for v in values])):.1f} % of {len(values)}" if values else "nothing scored"
 
@@ -119,20 +126,28 @@ def method_table(
     figures: Mapping[str, Figure], *, published: Mapping[str, Mapping[str, float]] | None = None, digits: int = 2,
     down: bool = False,
 ) -> Table:  # fmt: skip
-    """Figures of every configuration: methods across, as in CVPR 2021, or ``down``, as in Ali et al.
+    """Return a table of the figures of all configurations.
 
     Args:
-        figures: title -> figure of a configuration's samples; published: title -> the papers' figures by method.
+        name: identifier of the table.
+        title: heading.
+        corner: heading of the column of row names.
+        compared: configurations in order.
+        results: measurements.
+        figures: title -> function of the measurements of a configuration's samples.
+        published: title -> the papers' figures by method.
+        digits: number of decimals.
+        down: methods are rows, as in Ali et al. 2022; otherwise columns, as in Chefer et al. 2021.
     """
     cells = {}
-    for one in compared:
-        values = list(results[one.label].values())
+    for configuration in compared:
+        values = list(results[configuration.label].values())
         for figure, read in figures.items():
-            paper = (published or {}).get(figure, {}).get(one.published or "")
-            place = (one.label, figure) if down else (figure, one.label)
+            paper = (published or {}).get(figure, {}).get(configuration.published or "")
+            place = (configuration.label, figure) if down else (figure, configuration.label)
             cells[place] = Cell(read(values) if values else None, paper)
-    labels, named = tuple(one.label for one in compared), tuple(figures)
-    rows, columns = (labels, named) if down else (named, labels)
+    labels, titles = tuple(c.label for c in compared), tuple(figures)
+    rows, columns = (labels, titles) if down else (titles, labels)
     return Table(name, title, corner, rows, columns, cells, digits)
 
 
@@ -141,7 +156,7 @@ Lines = dict[str, tuple[list[float], list[float]]]
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines for one panel of the picture: label -> (x, y)."""
+    """One panel of the plot: ``lines`` by label, each (x, y), or scattered ``points``."""
 
     name: str
     title: str
@@ -152,7 +167,7 @@ class Curves:
 
 
 def mean_lines(results: Results, x: Sequence[float], read: Callable[[Values], Any]) -> Lines:
-    """The mean curve of each configuration over its samples."""
+    """Return the mean curve of each configuration over its samples."""
     return {
         label: ([float(i) for i in x], mean_of([read(v) for v in values.values()]).tolist())
         for label, values in results.items()
@@ -162,13 +177,16 @@ def mean_lines(results: Results, x: Sequence[float], read: Callable[[Values], An
 
 @dataclass(frozen=True)
 class Report:
-    """All that a benchmark found.
+    """The report of a benchmark.
 
     Attributes:
-        conventions: every choice behind the figures, in words.
-        counts: label -> {"scored", "failed", "constant", "nan"} samples.
-        remarks: what a reader must know (small data, skipped samples ...).
-        benchmark, counts: filled in by the runner.
+        tables: the tables.
+        curves: panels of the plot.
+        conventions: descriptions of all choices behind the figures.
+        remarks: notes for the reader, such as on skipped samples.
+        extra: further values for ``report.json``.
+        benchmark: name of the benchmark, set by the runner.
+        counts: label -> number of "scored", "failed", "constant" and "nan" samples, set by the runner.
     """
 
     tables: tuple[Table, ...]
@@ -181,7 +199,7 @@ class Report:
 
     @property
     def unscored(self) -> int:
-        """Samples × configurations without figures."""
+        """Number of pairs of sample and configuration without figures."""
         return sum(n for c in self.counts.values() for kind, n in c.items() if kind != "scored")
 
     def markdown(self) -> str:
@@ -195,19 +213,19 @@ class Report:
         return "\n".join(parts).rstrip() + "\n"
 
     def facts(self) -> dict[str, Any]:
-        """Everything as plain values, NaN as None: what ``report.json`` holds."""
+        """Return the content of ``report.json`` as plain values; NaN becomes None."""
         facts = {name: getattr(self, name) for name in ("benchmark", "conventions", "counts", "remarks", "extra")}
         around = ("title", "corner", "rows", "columns", "digits", "note")
-        found: dict[str, Any] = plain({
+        content: dict[str, Any] = plain({
             **facts,
             "tables": [{"table": t.name, **{name: getattr(t, name) for name in around}} for t in self.tables],
             "figures": [e for t in self.tables for e in t.entries()],
             "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
         })  # fmt: skip
-        return found
+        return content
 
     def write(self, folder: Path) -> list[Path]:
-        """``table.md``, ``table.csv``, ``report.json`` and, of curves, ``curves.png``; each whole or not at all."""
+        """Write ``table.md``, ``table.csv``, ``report.json`` and, if there are curves, ``curves.png`` atomically."""
         entries = [e for t in self.tables for e in t.entries()]
         text = io.StringIO(newline="")
         if entries:
@@ -229,26 +247,26 @@ class Report:
 
 
 def _pipes(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table, the first of them its head."""
+    """Return the lines of a Markdown table whose first row is the header."""
     head, *cells = rows
     every = [head, ["---", *["---:"] * (len(head) - 1)], *cells]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every]
 
 
-# Okabe and Ito's colours, told apart by colour-blind readers too, then greys for what is left
+# colours of Okabe and Ito, which color-blind readers can distinguish; then others
 _COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
     "#8B6914", "#F0E442", "#7F7F7F", "#000000",
 )  # fmt: skip
 _STYLES = ("-", "--", "-.", ":")
 FRONT = "Pareto front"
-"""What the line is called that joins the points which nothing else beats in both figures of a panel."""
+"""Label of the line through points that no other point beats in both figures."""
 
 
 def curves_png(panels: Sequence[Curves]) -> bytes:
-    """One panel beside the other; the floor is dotted grey, the ceiling dashed grey.
+    """Draw panels side by side as a PNG; the floor is dotted grey, the ceiling dashed grey.
 
-    Single points are numbered, on the panel and in the legend: there are more of them than colours to tell apart.
+    Single points are numbered in the panel and in the legend, because there are more points than distinct colours.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -281,11 +299,11 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
         axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    # one legend for all panels, below them: inside, it would cover a curve
-    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if named:
-        wide = 2 * columns + 1
-        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=wide, fontsize=7, frameon=False)
+    # one legend for all panels below them, where it covers no curve
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if handles:
+        look: dict[str, Any] = {"ncols": 2 * columns + 1, "fontsize": 7, "frameon": False}
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", **look)
     FigureCanvasAgg(figure)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)

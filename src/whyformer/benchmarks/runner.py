@@ -1,4 +1,4 @@
-"""Run a benchmark over a data set: in batches, resumable, with its cost said first."""
+"""Run a benchmark over a data set, in batches and resumable, after an estimate of its cost."""
 
 from __future__ import annotations
 
@@ -32,12 +32,19 @@ from whyformer.models.readout import read_logits
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Todo = dict[str, list[Configuration]]
-"""Sample -> configurations that have no record yet."""
+"""Sample -> configurations without a record."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished benchmark: the report, the files written, and how many pairs were taken from an earlier run."""
+    """A finished benchmark.
+
+    Attributes:
+        report: the report.
+        files: written files.
+        resumed: number of records of an earlier run.
+        measured: number of records of this run.
+    """
 
     report: Report
     files: list[Path]
@@ -67,19 +74,31 @@ def run_benchmark(
     track: Track = lambda work, title, total: work,
     **options: Any,
 ) -> Outcome:
-    """Measure, resume where an earlier run stopped, and write the tables to ``out``.
+    """Run a benchmark, or resume it, and write its tables to ``out``.
 
     Args:
         name: one of :data:`whyformer.benchmarks.BENCHMARKS`.
-        model: a classifier in eval mode with its ``processor``, or a name as for :func:`whyformer.explain`.
-        data: a folder or file that :mod:`whyformer.datasets` reads, ``scenes:COUNT``; reader: which reader, if the
-            layout does not tell; split: as the reader names it.
-        methods: as for :func:`~whyformer.benchmarks.configurations.parse_methods`; the benchmark's own by default.
-        batch_size: samples a plain forward; samples_per_batch: samples explained at once.
-        engine: "local", where ``workers`` threads read ahead and one writes; or "ray", with the address of its cluster
-            (one on this machine by default) and how many actors hold the model. Figures do not depend on it.
-        say: told the cost and what goes on; track: wraps the work in a progress bar.
-        **options: the benchmark's options.
+        model: a classifier in eval mode, or a name as for :func:`whyformer.explain`.
+        data: a folder or file that :mod:`whyformer.datasets` reads, or ``scenes:COUNT``.
+        out: output folder.
+        methods: as for :func:`~whyformer.benchmarks.configurations.parse_methods`; by default those of the benchmark.
+        processor: processor of the model.
+        reader: name of the reader; by default the layout of the data decides.
+        split: split of the data, as the reader names it.
+        batch_size: samples in one plain forward pass.
+        samples_per_batch: samples explained in one batch.
+        seed: random seed.
+        device: device of a model that is loaded by name.
+        engine: "local" or "ray". Figures do not depend on it.
+        workers: threads that read ahead, for "local".
+        address: address of the Ray cluster; by default a cluster is started on this machine.
+        actors: number of Ray actors, each with a copy of the model.
+        say: called with the estimated cost and other messages.
+        track: (iterable, title, total) -> iterable, a progress bar.
+        **options: options of the benchmark.
+
+    Raises:
+        WhyformerError: an option, a method or the data is invalid, or a file cannot be written.
     """
     benchmark = find_benchmark(name)
     for option in options:
@@ -97,7 +116,7 @@ def run_benchmark(
         study.check(option, valid, isinstance(benchmark.options[option], tuple))
     benchmark.prepare(study)
     study.configurations = [FLOOR, *study.configurations, *([CEILING] if benchmark.ceiling(study) else [])]
-    # options not at their defaults that change a sample's figures: not which samples, nor how they are summed
+    # options that change the figures of a sample, unlike those for the choice and the summary of samples
     changed = {k: v for k, v in study.options.items() if v != benchmark.options.get(k)}
     common = {
         "benchmark": name,
@@ -115,37 +134,37 @@ def run_benchmark(
         missing = sum(map(len, todo.values()))
         if store.dropped:
             lines = amount(store.dropped, "damaged line")
-            said = "what they said, and what was measured with it," if store.torn else "what they said"
-            say(f"{lines} of {store.path.name} left out: {said} is measured again")
+            beside = ", and records measured with them," if store.torn else ""
+            say(f"{lines} of {store.path.name} ignored: these records{beside} are measured again")
         if missing < total:
-            say(f"{total - missing} of {total} are there from an earlier run")
+            say(f"{total - missing} of {total} records of an earlier run found")
         if todo:
             say(bill(benchmark, _trial(study, todo), todo, track))
             measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
             _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
-        found = {
+        by_label = {
             label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
             for label, key in keys.items()
         }
-    report = _report(benchmark, study, found)
+    report = _report(benchmark, study, by_label)
     return Outcome(report, report.write(folder), total - missing, missing)
 
 
 def _measure(
     measurer: Measurer, store: RecordFile, pieces: list[Piece], run: Callable[..., Iterator[Piece]], track: Track
 ) -> None:
-    """Measure the pieces, and record each."""
+    """Measure the pieces, and write their records."""
 
     def keep(records: list[Record]) -> None:
         try:
             store.add(*records)
             store.sync()
         except OSError as error:
-            said = f"cannot write to {store.path}: {error.strerror}. What is there stays, and a rerun goes on from it"
-            raise LoadError(said) from error
+            reason = f"cannot write to {store.path}: {error.strerror}. Written records remain, and a rerun resumes"
+            raise LoadError(reason) from error
 
     def samples() -> Iterator[int]:
-        """Each sample once all that was asked of it is recorded."""
+        """Yield each sample when its records are written."""
         for piece in run(keep):
             yield from piece.samples
 
@@ -154,38 +173,38 @@ def _measure(
         pass
 
 
-def _report(benchmark: Benchmark, study: Study, found: dict[str, dict[str, Record]]) -> Report:
-    """The benchmark's own report, with what all of them say."""
+def _report(benchmark: Benchmark, study: Study, by_label: dict[str, dict[str, Record]]) -> Report:
+    """Return the report of a benchmark with conventions, counts and remarks."""
 
     def kind(record: Record) -> str:
-        """ "scored", or why the sample has no figures; a constant map that is to be counted is scored."""
+        """Return "scored", or the reason for having no figures; a constant map that counts is scored."""
         if "error" in record:
             return str(record["kind"])
         return "constant" if record["values"].get("constant") and study.options.get("constant") != "count" else "scored"
 
     results: Results = {}
     counts = {}
-    for label, records in found.items():
+    for label, records in by_label.items():
         kinds = {s: kind(record) for s, record in records.items()}
         results[label] = {s: records[s]["values"] for s, kind in kinds.items() if kind == "scored"}
         counts[label] = {k: list(kinds.values()).count(k) for k in ("scored", "failed", "constant", "nan")}
-    own = benchmark.summarize(study, results)
-    stated: dict[str, Any] = {}
+    summary = benchmark.summarize(study, results)
+    texts: dict[str, Any] = {}
     if study.modality == "image":
         spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
-        stated |= conventions("pictures", size="{}×{}".format(*spec.size), resample=spec.resample, seed=study.seed)
+        texts |= conventions("pictures", size="{}×{}".format(*spec.size), resample=spec.resample, seed=study.seed)
     settings = {
         c.label: ", ".join(f"{k}={v}" for k, v in c.settings.items()) or "no settings"
         for c in study.configurations
         if c.kind == "method"
     }
-    stated |= own.conventions | conventions(
-        "all", methods="; ".join(f"{label}: {given}" for label, given in settings.items()), study=study,
+    texts |= summary.conventions | conventions(
+        "all", methods="; ".join(f"{label}: {text}" for label, text in settings.items()), study=study,
         count=len(study.samples), dtype=study.forwards.place["dtype"],
         versions=", ".join(f"{name} {number}" for name, number in versions().items()),
     )  # fmt: skip
-    remarks = (*study.remarks, *own.remarks)
-    return replace(own, benchmark=benchmark.name, conventions=stated, counts=counts, remarks=remarks)
+    remarks = (*study.remarks, *summary.remarks)
+    return replace(summary, benchmark=benchmark.name, conventions=texts, counts=counts, remarks=remarks)
 
 
 def _open(
@@ -196,24 +215,24 @@ def _open(
     from whyformer.models.loading import opened
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
-    place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # the same from another working directory
+    place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # independent of the working directory
     samples: Sequence[Any]
     if data is None:
         if benchmark.own_data is None:
             raise InputError(f"{benchmark.name} needs data: a folder, a file or scenes:COUNT")
-        found, samples = benchmark.own_data(options)
+        reader_name, samples = benchmark.own_data(options)
     else:
         modality = modality_of(data) if modality == "both" else modality
-        found, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
+        reader_name, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
     title = model if isinstance(model, str) else type(model).__name__
     model, processor = opened(model, processor, device=device)
     forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
     labels = getattr(samples, "labels", ())
-    return Study(model, processor, modality, samples, (), options, forwards, found, labels, title, place)
+    return Study(model, processor, modality, samples, (), options, forwards, reader_name, labels, title, place)
 
 
 def _trial(study: Study, todo: Todo) -> Batch:
-    """The first sample that can be read."""
+    """Return a batch of the first sample that can be read."""
     first: Exception | None = None
     for sample in (s for s in study.samples if s.id in todo):
         try:
@@ -223,13 +242,13 @@ def _trial(study: Study, todo: Todo) -> Batch:
     raise first or InputError("there are no samples")
 
 
-# -- what it will cost ------------------------------------------------------------------------------
+# -- estimate of the cost ---------------------------------------------------------------------------
 def bill(
     benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
 ) -> str:  # fmt: skip
-    """What is still to do, by measuring each configuration on the trial samples.
+    """Return the estimated cost of the remaining work, by measuring each configuration on the trial samples.
 
-    The trial's results are thrown away. Sharing of forwards between methods makes the run cheaper than this.
+    The results of the trial are discarded. The run is cheaper if methods share forward passes.
     """
     total, shares = Counter[str](), {}
     missing = Counter(c for cs in todo.values() for c in cs)
@@ -241,17 +260,17 @@ def bill(
         total.update({kind: round(count * times / len(trial.samples)) for kind, count in passes.items()})
     needed = timedelta(seconds=1 + round(sum(shares[c] * times for c, times in missing.items())))
     slow = sorted(((share, c.label) for c, share in shares.items()), reverse=True)[:3]
-    what = f"{amount(missing.total(), 'explanation')} to score ({amount(len(todo), 'sample')})"
+    work = f"{amount(missing.total(), 'explanation')} to score ({amount(len(todo), 'sample')})"
     return (
-        f"{what}: about {total['forward']:,} forward and "
-        f"{total['backward']:,} backward passes, about {needed} (h:mm:ss) by a trial on one sample (a sample: "
+        f"{work}: about {total['forward']:,} forward and "
+        f"{total['backward']:,} backward passes, about {needed} (h:mm:ss), estimated on one sample (time per sample: "
         f"{', '.join(f'{label} {share:.2g} s' for share, label in slow)})"
     )
 
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[Counter[str]]:
-    """Count "forward" passes of the model and "backward" passes from its logits, each of one sample."""
+    """Count "forward" passes of the model and "backward" passes from its logits, in samples."""
     passes = Counter[str]()
 
     def forward(module: Any, args: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Benchmark ``sanity``: parameter randomisation, class and input sensitivity, infidelity."""
+"""Benchmark ``sanity``: parameter randomization, class and input sensitivity, infidelity."""
 
 from __future__ import annotations
 
@@ -23,71 +23,73 @@ CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
 
 
 def _scores(batch: Batch, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
-    """Maps ``[H, W]`` of pictures, ``[N]`` scores of text (special tokens left out)."""
-    found = batch.scores(configuration, targets)
-    return [s if batch.image or isinstance(s, Unusable) else batch.features(i, s) for i, s in enumerate(found)]
+    """Return maps ``[H, W]`` of pictures, or scores ``[N]`` of texts without special tokens."""
+    maps = batch.scores(configuration, targets)
+    return [s if batch.image or isinstance(s, Unusable) else batch.features(i, s) for i, s in enumerate(maps)]
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     checks, top = batch.study.options["checks"], batch.predicted
-    own = {c: _scores(batch, c, top) for c in configurations}
+    original = {c: _scores(batch, c, top) for c in configurations}
     values: dict[tuple[Configuration, int], Values] = {(c, i): {} for c in configurations for i in range(len(top))}
     for order in (o for o in metrics.ORDERS if o in checks):
         for stage, changed in metrics.randomized_models(batch.study.model, order, seed=batch.study.seed):
             other = replace(batch, study=replace(batch.study, model=changed))
             for c in configurations:
-                for i, again in enumerate(_again(other, c, stage, own[c])):
-                    values[c, i].setdefault(order, {})[stage] = _compared(_similarity, own[c][i], again)
+                for i, randomized in enumerate(_randomized(other, c, stage, original[c])):
+                    values[c, i].setdefault(order, {})[stage] = _compared(_similarity, original[c][i], randomized)
     removals = [_removal(batch, i) for i in range(len(top))] if "infidelity" in checks else []
     for c in configurations:
-        asked = checks if c.kind == "method" else ()
-        least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if "class" in asked else None
-        disturbed = list(_disturbed(batch, c)) if "sensitivity" in asked and isinstance(batch, PictureBatch) else None
+        applicable = checks if c.kind == "method" else ()
+        least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if "class" in applicable else None
+        noisy = "sensitivity" in applicable
+        disturbed = list(_disturbed(batch, c)) if noisy and isinstance(batch, PictureBatch) else None
         for i, sample in enumerate(batch.samples):
-            mine, figures = own[c][i], values[c, i]
-            if isinstance(mine, Unusable):
-                yield sample.id, c, mine
+            map_, figures = original[c][i], values[c, i]
+            if isinstance(map_, Unusable):
+                yield sample.id, c, map_
                 continue
             if "class" in checks:
-                figures["class"] = _compared(metrics.class_sensitivity, mine, least[i]) if least else None
+                figures["class"] = _compared(metrics.class_sensitivity, map_, least[i]) if least else None
             if "sensitivity" in checks:
-                figures["sensitivity"] = _compared(_largest, mine, *disturbed[i]) if disturbed else None
+                figures["sensitivity"] = _compared(_largest, map_, *disturbed[i]) if disturbed else None
             if "infidelity" in checks:
-                figures["infidelity"] = infidelity(batch.features(i, mine) if batch.image else mine, *removals[i])
+                figures["infidelity"] = infidelity(batch.features(i, map_) if batch.image else map_, *removals[i])
             yield sample.id, c, figures
 
 
 def _compared(measure: Callable[..., Any], *maps: Scores) -> Any:
-    """What a function makes of the maps, None where one of them cannot be used."""
-    return None if any(isinstance(one, Unusable) for one in maps) else measure(*maps)
+    """Return ``measure(*maps)``, or None if a map is unusable."""
+    return None if any(isinstance(map_, Unusable) for map_ in maps) else measure(*maps)
 
 
-def _again(batch: Batch, c: Configuration, stage: str, own: Sequence[Scores]) -> Sequence[Scores]:
-    """The scores on the changed model, for the class first predicted.
+def _randomized(batch: Batch, c: Configuration, stage: str, original: Sequence[Scores]) -> Sequence[Scores]:
+    """Return the scores of the randomized model for the class that the original model predicts.
 
-    The floor does not look at the model, so that it is drawn anew for each: what unrelated maps have in common.
+    The floor does not depend on the model. It is a new permutation of random scores for each stage: the similarity of
+    unrelated maps.
     """
     if c.kind == "method":
         return _scores(batch, c, batch.predicted)
     generators = (generator_for(f"{s.id}/{stage}", batch.study.seed) for s in batch.samples)
-    maps = [m for m in own if not isinstance(m, Unusable)]  # all of them: random numbers are never constant
+    maps = [m for m in original if not isinstance(m, Unusable)]  # all maps: random numbers are never constant
     return [g.permutation(m.reshape(-1)).reshape(m.shape) for g, m in zip(generators, maps, strict=True)]
 
 
-def _similarity(one: NDArray[np.float64], other: NDArray[np.float64]) -> Values:
-    made = {"spearman": metrics.spearman(one, other), "absolute": metrics.spearman(one, other, absolute=True)}
-    return {**made, "ssim": metrics.ssim(one, other)} if one.ndim == 2 else made
+def _similarity(first: NDArray[np.float64], second: NDArray[np.float64]) -> Values:
+    figures = {"spearman": metrics.spearman(first, second), "absolute": metrics.spearman(first, second, absolute=True)}
+    return {**figures, "ssim": metrics.ssim(first, second)} if first.ndim == 2 else figures
 
 
 def _disturbed(batch: PictureBatch, c: Configuration) -> Iterator[tuple[Scores, ...]]:
-    """The maps of each picture for δ ∈ U[−r, r] on its normalised pixels."""
+    """Return the maps of each picture with noise δ ∈ U[−r, r] added to its normalised pixels."""
     shape, seed = tuple(batch.pixels.shape[1:]), batch.study.seed
-    drawn = []
+    maps = []
     for draw in range(batch.study.options["draws"]):
         noise = [generator_for(f"{s.id}/{draw}", seed).uniform(-1, 1, shape) for s in batch.samples]
         change = batch.study.options["radius"] * torch.from_numpy(np.stack(noise)).to(batch.pixels)
-        drawn.append(replace(batch, pixels=batch.pixels + change).scores(c, batch.predicted))
-    return zip(*drawn, strict=True)
+        maps.append(replace(batch, pixels=batch.pixels + change).scores(c, batch.predicted))
+    return zip(*maps, strict=True)
 
 
 def _largest(original: NDArray[np.float64], *changed: NDArray[np.float64]) -> float:
@@ -95,7 +97,7 @@ def _largest(original: NDArray[np.float64], *changed: NDArray[np.float64]) -> fl
 
 
 def _removal(batch: Batch, index: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Random subsets of features ``[S, n]``, and what the logit of the predicted class loses without each."""
+    """Return random subsets of features ``[S, n]``, and the decrease of the predicted class's logit without each."""
     options, top = batch.study.options, batch.predicted[index]
     removed = random_subsets(batch.count(index), options["subsets"], share=options["share"], seed=batch.study.seed)
     return removed, batch.logits[index, top] - batch.without(index, removed)[:, top]
@@ -108,9 +110,9 @@ def prepare(study: Study) -> None:
 
 
 def _along(v: Values, order: str, names: Sequence[str], kind: str) -> list[float]:
-    """The figure at each stage, NaN where there is none."""
-    found = ((v[order].get(name) or {}).get(kind) for name in names)
-    return [float("nan") if figure is None else figure for figure in found]
+    """Return the figure at each stage; NaN if there is none."""
+    stages = ((v[order].get(name) or {}).get(kind) for name in names)
+    return [float("nan") if figure is None else figure for figure in stages]
 
 
 def summarize(study: Study, results: Results) -> Report:

@@ -1,4 +1,4 @@
-"""Benchmark ``segmentation``: Table 2 of Chefer et al. 2021, with the pointing game and the energy in the mask."""
+"""Benchmark ``segmentation``: agreement with masks (Chefer et al. 2021, Table 2), pointing game and energy in mask."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whyformer.evaluation.statistics import bootstrap
 
 
 def explained_class(study: Study) -> str:
-    """The option, or by default the target on digit scenes (several objects a picture), else the predicted class."""
+    """Return the option; by default "target" for digit scenes, which have several objects, else "predicted"."""
     return study.options["explained"] or ("target" if study.reader == "scenes" else "predicted")
 
 
@@ -28,21 +28,21 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     predicted = explained_class(batch.study) == "predicted"
     targets = batch.predicted if predicted else [s.label or 0 for s in batch.samples]
     masks = [batch.mask(i) for i in range(len(batch.samples))]
-    for (c, i), found in batch.maps(configurations, targets).items():
+    for (c, i), map_ in batch.maps(configurations, targets).items():
         sample, mask = batch.samples[i], masks[i]
         right = {"correct_class": int(batch.predicted[i] == sample.label)}
         if mask is None or not mask.any():
             yield sample.id, c, Unusable("failed", "the mask is empty")
-        elif not isinstance(found, Unusable):
-            yield sample.id, c, {**asdict(counts(found, mask)), **right}
-        elif found.kind == "constant":
+        elif not isinstance(map_, Unusable):
+            yield sample.id, c, {**asdict(counts(map_, mask)), **right}
+        elif map_.kind == "constant":
             yield sample.id, c, {**asdict(background(mask)), "constant": 1, **right}
         else:
-            yield sample.id, c, found
+            yield sample.id, c, map_
 
 
 def background(mask: NDArray[np.bool_]) -> SegmentationCounts:
-    """What the reference code makes of a constant map: scores of 0, background everywhere."""
+    """Return the counts of a constant map in the reference code: scores of 0, background everywhere."""
     inside, size = int(mask.sum()), int(mask.size)
     outside = size - inside
     both = np.concatenate([~mask, mask], axis=None)
@@ -55,8 +55,8 @@ def prepare(study: Study) -> None:
     missing = [s.id for s in study.samples if s.mask is None]
     if missing:
         raise InputError(
-            f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: "
-            f"segmentation needs one each"
+            f"{len(missing)} of {len(study.samples)} pictures have no mask, such as {missing[0]}: segmentation needs a "
+            "mask for each picture"
         )
     if explained_class(study) == "target":
         study.check_labels()
@@ -74,27 +74,27 @@ FIGURES: dict[str, Figure] = {
     "Pointing game ↑": mean(lambda v: 100 * v["hit"]),
     "Energy in mask ↑": mean(lambda v: 100 * v["energy"]),
 }
-"""Pooled over the pictures, with intervals over these."""
+"""Figures pooled over pictures, with intervals over pictures."""
 
 
 def summarize(study: Study, results: Results) -> Report:
-    explained, some = explained_class(study), scored(results)
+    explained, samples = explained_class(study), scored(results)
     table = method_table(
         "segmentation", "Agreement with the object's mask, in % (CVPR 2021, Table 2)", "Figure", study.configurations,
         results, FIGURES, published=PUBLISHED["segmentation"] if explained == "predicted" else {},
     )  # fmt: skip
-    share = float(np.mean([v["foreground"] for v in some])) if some else float("nan")
+    share = float(np.mean([v["foreground"] for v in samples])) if samples else float("nan")
     labelled = any(s.label is not None for s in study.samples)
     accuracy = percent(results, lambda v: v["correct_class"])
-    stated = conventions(
+    texts = conventions(
         "segmentation", explained=explained, share=100 * share,
-        accuracy=accuracy if labelled else "unknown: the data have no classes of the model",
+        accuracy=accuracy if labelled else "unknown: the data have no labels of the model",
     )  # fmt: skip
     remarks = constant_remarks(results, "background everywhere, as in the reference code")
-    if len(some) < 100:
-        few = f"{len(some)} pictures: the intervals are wide, and small differences between methods mean nothing."
-        remarks = (*remarks, few)
-    return Report((table,), (), stated, remarks)
+    if len(samples) < 100:
+        note = f"With {len(samples)} pictures, intervals are wide and small differences are not meaningful."
+        remarks = (*remarks, note)
+    return Report((table,), (), texts, remarks)
 
 
 METHODS = PUBLISHED["perturbation"]["methods"]

@@ -1,4 +1,4 @@
-"""What a benchmark is, what it is given, and the samples as the model sees them."""
+"""The definition of a benchmark, one run of it (a study), and batches of samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from whyformer.prepared import Prepared
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why a sample has no figures: ``kind`` is "constant" (then ``scores`` is the map), "nan" or "failed"."""
+    """The reason why a sample has no figures: ``kind`` is "constant" (``scores`` is the map), "nan" or "failed"."""
 
     kind: str
     message: str
@@ -38,11 +38,11 @@ class Unusable:
 
 Scores = NDArray[np.float64] | Unusable
 Measured = tuple[str, Configuration, Values | Unusable]
-"""(sample id, configuration, its figures or why there are none)."""
+"""(sample id, configuration, its measurements or the reason for having none)."""
 
 
 def seconds(model: nn.Module) -> float:
-    """A clock for ratios: the processor's time, or on a GPU the wall clock's once what was asked of it is done."""
+    """Return a clock for ratios: process time, or on a GPU wall-clock time after synchronization."""
     if any(p.is_cuda for p in model.parameters()):
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -50,22 +50,32 @@ def seconds(model: nn.Module) -> float:
 
 
 def usable(scores: NDArray[np.float64]) -> Scores:
-    """The scores, if they are finite and not all equal."""
+    """Return the scores if they are finite and not all equal, otherwise the reason."""
     if not np.isfinite(scores).all():
         return Unusable("nan", "the map holds NaN or infinity")
     if scores.size > 1 and scores.max() == scores.min():
-        return Unusable("constant", "all scores are equal, so they say nothing", scores)
+        return Unusable("constant", "all scores are equal, so they have no order", scores)
     return scores
 
 
 @dataclass
 class Study:
-    """One run of a benchmark: the model, the samples (pictures or texts of a data set) and the options.
+    """One run of a benchmark.
 
     Attributes:
-        reader: name of the data's reader; labels: the data set's own names of its classes.
-        options: the benchmark's options, complete.
-        remarks: what the reader of the report must know, gathered on the way.
+        model: the model.
+        processor: its processor.
+        modality: "image" or "text".
+        samples: pictures or texts of a data set.
+        configurations: configurations to compare.
+        options: options of the benchmark, defaults included.
+        forwards: runs plain forward passes.
+        reader: name of the reader of the data.
+        labels: names of the classes in the data set.
+        model_name: name of the model.
+        data_name: name of the data.
+        seed: random seed.
+        remarks: notes for the reader of the report, collected during the run.
     """
 
     model: nn.Module
@@ -83,93 +93,101 @@ class Study:
     remarks: list[str] = field(default_factory=list)
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
+        """Return the softmax over the last axis, or the sigmoid of each logit for a multi-label model."""
         end = known_end_function(self.model)
         return activated(logits, final_activation(self.model, end, logits.shape[-1]))
 
     def check(self, option: str, valid: Sequence[str | None], several: bool = False) -> None:
-        """The option must be one of these; or some, as a sequence or with commas, of which it becomes a tuple."""
-        given = self.options[option]
-        chosen = _listed(given) if several else (given,)
+        """Check that an option is valid; with ``several``, a sequence or comma-separated values become a tuple."""
+        value = self.options[option]
+        chosen = _listed(value) if several else (value,)
         if not chosen or not set(chosen) <= set(valid):
             known = ", ".join(v for v in valid if v is not None)
-            raise InputError(f"{option} must be {'some' if several else 'one'} of {known}, not {given!r}")
-        self.options[option] = chosen if several else given
+            raise InputError(f"{option} must be {'some' if several else 'one'} of {known}, not {value!r}")
+        self.options[option] = chosen if several else value
 
     def limit(self) -> None:
-        """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
+        """Apply the options ``files`` (comma-separated ids of samples) and ``count`` (so many, evenly spaced)."""
         names, count = set(_listed(self.options.get("files") or ())), self.options.get("count")
         if names:
             self.samples = [s for s in self.samples if s.id in names]
             if absent := sorted(names - {s.id for s in self.samples}):
-                raise InputError(f"{len(absent)} of the files named are not in the data, {absent[0]} among them")
+                raise InputError(f"{len(absent)} of the files are not in the data, such as {absent[0]}")
         if count and count < len(self.samples):
             step = len(self.samples) / count
             self.samples = [self.samples[int(i * step)] for i in range(count)]
         if len({s.id for s in self.samples}) < len(self.samples):
-            raise InputError("two samples have the same id, so their records could not be told apart")
+            raise InputError("two samples have the same id, so their records cannot be distinguished")
         if not self.samples:
             raise InputError("there are no samples")
 
-    def leave_out(self, gone: set[str], what: str) -> None:
-        """Drop these samples, and say so."""
-        if gone:
-            self.samples = [s for s in self.samples if s.id not in gone]
-            self.remarks.append(f"{len(gone)} {what} were left out: {', '.join(sorted(gone)[:5])}")
+    def leave_out(self, excluded: set[str], description: str) -> None:
+        """Remove samples by id, and add a remark with their description."""
+        if excluded:
+            self.samples = [s for s in self.samples if s.id not in excluded]
+            self.remarks.append(f"{len(excluded)} {description} were left out: {', '.join(sorted(excluded)[:5])}")
             if not self.samples:
-                raise InputError(f"all samples are {what}")
+                raise InputError(f"all samples are {description}")
 
     def check_labels(self) -> None:
-        """Every sample must have one among the model's classes; names bring those of texts into the model's order."""
+        """Check that each sample has a label of the model, after matching the order of classes by their names."""
         if missing := sum(s.label is None for s in self.samples):
             raise InputError(
-                f"{missing} of {len(self.samples)} samples have no label in the model's classes, which this benchmark "
-                "needs. Give labelled data; without labels of the model's, only the predicted class can be explained"
+                f"{missing} of {len(self.samples)} samples have no label among the model's classes, which this "
+                "benchmark needs: use labelled data, or explain the predicted class only"
             )
-        classes, found = class_count(self.model), ""
+        classes, mismatch = class_count(self.model), ""
         if self.labels and not self._ordered_by_name() and classes != len(self.labels):
-            found = f"the data have {len(self.labels)} classes ({', '.join(self.labels)}) and the model {classes}"
-        elif classes is not None and (worst := max(s.label or 0 for s in self.samples)) >= classes:
-            found = f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1})"
-        if found and classes is not None:
-            raise InputError(f"{found}: label sets do not match")
+            mismatch = f"the data have {len(self.labels)} classes ({', '.join(self.labels)}) and the model {classes}"
+        elif classes is not None and (largest := max(s.label or 0 for s in self.samples)) >= classes:
+            mismatch = f"the data have class {largest} and the model has {classes} classes (0 to {classes - 1})"
+        if mismatch and classes is not None:
+            raise InputError(f"{mismatch}: label sets do not match")
 
     def _ordered_by_name(self) -> bool:
-        """Bring the labels into the order of the model's classes, if names (or their first three letters) tell it."""
+        """Reorder labels by class names, or by their first three letters; return False if the names do not match."""
         names, _ = class_names(self.model)
-        wanted = [label.casefold() for label in self.labels]
-        if not names or len(names) != len(wanted):
+        data_names = [label.casefold() for label in self.labels]
+        if not names or len(names) != len(data_names):
             return False
-        known = {name.casefold(): index for index, name in names.items()}
-        short = {name[:3]: index for name, index in known.items()}
-        in_order = list(range(len(wanted)))
-        for order in ([known.get(w, known.get(w[:3])) for w in wanted], [short.get(w[:3]) for w in wanted]):
+        by_name = {name.casefold(): index for index, name in names.items()}
+        by_prefix = {name[:3]: index for name, index in by_name.items()}
+        in_order = list(range(len(data_names)))
+        full = [by_name.get(name, by_name.get(name[:3])) for name in data_names]
+        for order in (full, [by_prefix.get(name[:3]) for name in data_names]):
             if sorted(-1 if i is None else i for i in order) == in_order:
                 if order != in_order:
                     self.samples = [replace(s, label=order[s.label or 0]) for s in self.samples]
-                    self.remarks.append(f"labels were put into the model's order by name: {', '.join(names.values())}")
+                    self.remarks.append(f"labels were reordered by name to match {', '.join(names.values())}")
                 return True
-        known_as = f"the model calls its classes {', '.join(names.values())}, the data {', '.join(self.labels)}"
-        self.remarks.append(f"{known_as}: taken to be in the same order")
+        both = f"the model's classes are {', '.join(names.values())}, those of the data {', '.join(self.labels)}"
+        self.remarks.append(f"{both}: assumed to be in the same order")
         return False
 
 
-def _listed(given: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(given.split(",") if isinstance(given, str) else given)
+def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(names.split(",") if isinstance(names, str) else names)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples as the model sees them; ``PictureBatch`` and ``TextBatch`` (:mod:`whyformer.benchmarks.batches`) say
-    how they are fed and taken apart.
+    """A batch of preprocessed samples.
+
+    ``PictureBatch`` and ``TextBatch`` (:mod:`whyformer.benchmarks.batches`) define the inputs of the model and the
+    removal of features.
 
     Attributes:
-        logits: ``[B, C]`` of the clean samples; baseline: what :meth:`without` puts in place of features.
-        inputs: (numbers of samples) -> what the model is fed.
-        drawn, truth: (number) -> the map of the floor, of the ceiling; read: (number, explanation) -> its map.
-        features: (number, map) -> scores ``[n]`` of what can be taken out.
-        covered: (number, features ``[S, n]``) -> masks ``[S, ...]`` of the pixels or tokens they are.
-        run: (number, mask, baseline), ... -> logits ``[F, C]`` without what is True.
+        study: the study.
+        samples: the samples.
+        logits: ``[B, C]`` of the clean samples.
+        baseline: replacement of features in :meth:`without`.
+        inputs: (indices of samples) -> inputs of the model.
+        drawn: (index) -> random map, the floor.
+        truth: (index) -> map of the ground truth, the ceiling.
+        read: (index, explanation) -> its map.
+        features: (index, map) -> scores ``[n]`` of removable features.
+        covered: (index, features ``[S, n]``) -> masks ``[S, ...]`` of their pixels or tokens.
+        run: (index, mask, baseline), ... -> logits ``[F, C]`` without the pixels or tokens that are True.
     """
 
     study: Study
@@ -197,25 +215,27 @@ class Batch:
         return self.study.probabilities(self.logits)
 
     def count(self, index: int) -> int:
-        """How many features there are."""
+        """Return the number of removable features."""
         return self.features(index, self.drawn(index)).size
 
     def explanations(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
     ) -> list[Explanation | Unusable]:
-        """Each for its own target, in one batch, scores of padding last. Of one sample, what fails is told.
+        """Explain each sample for its target in one batch; scores of padding are last.
+
+        An error for a single sample is returned.
 
         Raises:
-            Exception: the batch failed, of several samples: each is then measured by itself.
+            Exception: a batch of several samples failed; the caller then measures each sample alone.
         """
         if not self.samples:
             return []
         study, method, settings = self.study, configuration.method, configuration.settings
-        inputs, wanted = self.inputs(range(len(self.samples))), list(targets)
+        inputs, classes = self.inputs(range(len(self.samples))), list(targets)
         try:
             if sharing is not None:
-                return list(sharing.explain(method, wanted, settings))
-            return list(explaining.explain(study.model, inputs, method, wanted, study.processor, **settings))
+                return list(sharing.explain(method, classes, settings))
+            return list(explaining.explain(study.model, inputs, method, classes, study.processor, **settings))
         except FOREIGN_ERRORS as error:
             if len(self.samples) > 1:
                 raise
@@ -224,35 +244,35 @@ class Batch:
     def scores(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
     ) -> list[Scores]:
-        """The maps, ``[H, W]`` of pictures and ``[N]`` of texts; or why there is none."""
+        """Return the maps, ``[H, W]`` for pictures and ``[N]`` for texts, or the reasons for having none."""
         if configuration.kind in (RANDOM, TRUTH):
-            made = self.drawn if configuration.kind == RANDOM else self.truth
-            return [made(i) for i in range(len(self.samples))]
-        found = enumerate(self.explanations(configuration, targets, sharing))
-        return [one if isinstance(one, Unusable) else self.read(i, one) for i, one in found]
+            reference = self.drawn if configuration.kind == RANDOM else self.truth
+            return [reference(i) for i in range(len(self.samples))]
+        results = enumerate(self.explanations(configuration, targets, sharing))
+        return [result if isinstance(result, Unusable) else self.read(i, result) for i, result in results]
 
     def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
-        """:meth:`scores` by configuration and number of the sample; the methods share passes."""
+        """Return :meth:`scores` by configuration and index of the sample; methods share passes."""
         with Sharing.of(self, configurations) as sharing:
-            return {(c, i): one for c in configurations for i, one in enumerate(self.scores(c, targets, sharing))}
+            return {(c, i): map_ for c in configurations for i, map_ in enumerate(self.scores(c, targets, sharing))}
 
-    def outputs(self, asked: Iterable[tuple[Any, int, Iterable[Any], str]]) -> dict[Any, NDArray[np.float64]]:
-        """Logits ``[F, C]`` of samples with parts taken out; what several ask for runs once.
+    def outputs(self, requests: Iterable[tuple[Any, int, Iterable[Any], str]]) -> dict[Any, NDArray[np.float64]]:
+        """Return logits ``[F, C]`` of samples with parts removed; equal perturbed inputs run once.
 
         Args:
-            asked: (key of the result, number of the sample, masks ``[F, ...]``, baseline), as for ``run``.
+            requests: (key of the result, index of the sample, masks ``[F, ...]``, baseline), as for ``run``.
         """
         rows: dict[tuple[int, tuple[int, ...], bytes, str], int] = {}
         places: dict[Any, list[int]] = {}
-        for key, index, masks, baseline in asked:
+        for key, index, masks, baseline in requests:
             jobs = [(index, mask.shape, np.packbits(mask).tobytes(), baseline) for mask in masks]
             places[key] = [rows.setdefault(job, len(rows)) for job in jobs]
-        found = self.run((i, _unpacked(bits, shape), baseline) for i, shape, bits, baseline in rows)
-        return {key: found[place] for key, place in places.items()}
+        logits = self.run((i, _unpacked(bits, shape), baseline) for i, shape, bits, baseline in rows)
+        return {key: logits[place] for key, place in places.items()}
 
     def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Logits ``[S, C]`` of one sample without each subset of its features ``[S, n]``: black, or [UNK]."""
-        return self.run((index, gone, self.baseline) for gone in self.covered(index, removed))
+        """Return logits ``[S, C]`` of a sample without subsets of its features ``[S, n]``: black, or [UNK]."""
+        return self.run((index, mask, self.baseline) for mask in self.covered(index, removed))
 
 
 Maps = dict[tuple[Configuration, int], Scores]
@@ -260,7 +280,7 @@ Maps = dict[tuple[Configuration, int], Scores]
 
 @dataclass
 class Sharing:
-    """What methods of the same samples and classes share, freed at the end (:mod:`whyformer.methods.together`)."""
+    """Passes that methods share for the same samples and classes (:mod:`whyformer.methods.together`)."""
 
     batch: Batch
     together: Together
@@ -269,12 +289,12 @@ class Sharing:
     @classmethod
     @contextmanager
     def of(cls, batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Sharing]:
-        """For these configurations; where only one is a method, nothing is."""
+        """Yield the sharing of these configurations; a single method shares nothing."""
         with sharing([find(c.method) for c in configurations if c.kind == "method"]) as together:
             yield cls(batch, together)
 
     def explain(self, method: str, targets: Sequence[int], settings: Mapping[str, Any]) -> Explanation:
-        """All samples."""
+        """Explain all samples."""
         if self.ready is None:
             study = self.batch.study
             inputs = self.batch.inputs(range(len(targets)))
@@ -289,17 +309,21 @@ def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A row of the table of benchmarks: the data it needs, what it measures, and the columns made of that.
+    """The definition of a benchmark.
 
     Attributes:
+        name: name of the benchmark.
+        summary: one line of description.
         modality: "image", "text" or "both".
-        methods: compared by default, as text; published: label or method -> settings of the papers' figures.
-        options: name -> default; choices: name -> what it may be (of a tuple: what may be in it).
-        prepare: checks the data and the options, before anything runs; may replace samples.
-        measure: figures of a batch of samples under some configurations.
-        summarize: the report out of everything that was measured.
-        ceiling: whether :data:`~whyformer.benchmarks.configurations.CEILING` has a meaning.
-        own_data: the benchmark brings samples of its own, (name, samples), so --data may be left out.
+        methods: default methods, see :func:`~whyformer.benchmarks.configurations.parse_methods`.
+        published: label or method -> settings of the papers' figures.
+        options: name -> default.
+        prepare: checks data and options before the run; may replace samples.
+        measure: yields the measurements of a batch of samples for some configurations.
+        summarize: computes the report from all measurements.
+        ceiling: returns True if :data:`~whyformer.benchmarks.configurations.CEILING` applies.
+        own_data: options -> (name, samples), for a benchmark that needs no --data.
+        choices: option -> valid values, or valid elements of a tuple.
     """
 
     name: str
@@ -317,10 +341,10 @@ class Benchmark:
 
 
 CONSTANT = ("leave_out", "count")
-"""What becomes of constant maps (option ``constant``): left out of the figures, or counted as the reference does."""
+"""Values of the option ``constant``: leave constant maps out of the figures, or count them as the reference code."""
 
 
 def constant_remarks(results: Results, meaning: str) -> tuple[str, ...]:
-    """One sentence for each configuration whose constant maps are counted."""
+    """Return a sentence for each configuration whose constant maps are counted."""
     flat = {label: sum(bool(v.get("constant")) for v in values.values()) for label, values in results.items()}
     return tuple(f"{n} maps of {label} are constant and are counted: {meaning}." for label, n in flat.items() if n)

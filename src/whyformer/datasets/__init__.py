@@ -1,4 +1,4 @@
-"""Data with known answers, to check explanations against: digit scenes, and readers of the field's own formats."""
+"""Data sets with known answers: generated digit scenes, and readers of common formats."""
 
 from __future__ import annotations
 

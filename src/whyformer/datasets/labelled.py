@@ -1,4 +1,4 @@
-"""Pictures with a class: ImageNet's sample folder, class folders, its validation folder with the devkit, MNIST."""
+"""Readers of pictures with labels: ImageNet samples, class folders, ImageNet validation with the devkit, MNIST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, needed, pictures_in, require_file, require_folder, told, wrong_layout
+from whyformer.datasets.samples import (
+    Picture,
+    layout_errors,
+    needed,
+    pictures_in,
+    require_file,
+    require_folder,
+    wrong_layout,
+)
 from whyformer.inputs.pictures import open_picture
 
 SAMPLE, VALIDATION = r"\d{4}_n\d{8}\.(?:jpe?g|png)$", r"ILSVRC2012_val_\d{8}\.jpe?g$"
@@ -23,7 +31,7 @@ TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 
 
 def _all_named(path: str | Path, pattern: str, expected: str) -> list[Path]:
-    """The pictures of a folder, all of which must be named so."""
+    """Return the pictures of a folder, whose names must all match ``pattern``."""
     folder = require_folder(path, expected)
     files = pictures_in(folder)
     wrong = [f.name for f in files if not re.match(pattern, f.name, re.IGNORECASE)]
@@ -32,22 +40,23 @@ def _all_named(path: str | Path, pattern: str, expected: str) -> list[Path]:
     return files
 
 
-@told
+@layout_errors
 def imagenet_samples(path: str | Path) -> list[Picture]:
-    """Pictures named ``0282_n02123159.jpg``: class index (0..999), synset."""
+    """Read pictures named like ``0282_n02123159.jpg``: class index (0..999), synset."""
     files = _all_named(path, SAMPLE, "pictures named like 0282_n02123159.jpg (class index, synset)")
     return [Picture(f.name, partial(open_picture, f), int(f.name[:4])) for f in files]
 
 
-@told
+@layout_errors
 def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> list[Picture]:
-    """One folder of pictures a class.
+    """Read a folder with a folder of pictures for each class.
 
     Args:
-        classes: folder name -> class index. By default folders named by numbers are these classes, and folders named
-            by the 1000 synsets count in sorted order, as everywhere in ImageNet; fewer synset folders need ``classes``.
+        path: the folder.
+        classes: folder name -> class index. By default the names of folders are class indices, or the 1000 synsets,
+            whose sorted order is that of the classes in ImageNet. Fewer synset folders need ``classes``.
     """
-    expected = "one folder of pictures a class"
+    expected = "a folder of pictures for each class"
     folder = require_folder(path, expected)
     names = sorted(p.name for p in folder.iterdir() if p.is_dir())
     if not names:
@@ -58,7 +67,7 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
         classes = {n: i for i, n in enumerate(names)}
     elif classes is None:
         named = "folders named by class numbers, or all 1000 synsets (or classes={name: index})"
-        found = f"{len(names)} folders, which do not say which of the model's classes they are"
+        found = f"{len(names)} folders whose names do not identify the model's classes"
         raise wrong_layout(folder, named, found)
     if unknown := [n for n in names if n not in classes]:
         raise wrong_layout(folder, "only folders of known classes", ", ".join(unknown[:5]))
@@ -68,16 +77,17 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
     return [Picture(f"{name}/{f.name}", partial(open_picture, f), classes[name]) for name, f in files]
 
 
-@told
+@layout_errors
 def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> list[Picture]:
-    """The 50 000 validation pictures (or a part), with the devkit's ground truth.
+    """Read the 50 000 validation pictures, or some of them, with the ground truth of the devkit.
 
-    The devkit numbers classes in its own order (ILSVRC2012_ID); its ``meta.mat`` gives each one's synset, and classes
-    are the sorted synsets.
+    The devkit numbers classes in another order (ILSVRC2012_ID). Its ``meta.mat`` maps them to synsets, whose sorted
+    order is that of the classes.
 
     Args:
-        devkit: folder with ``data/ILSVRC2012_validation_ground_truth.txt`` and ``data/meta.mat``; by default looked
-            for in and beside ``path``.
+        path: folder of the pictures.
+        devkit: folder with ``data/ILSVRC2012_validation_ground_truth.txt`` and ``data/meta.mat``; by default it is
+            searched in and beside ``path``.
     """
     expected = "pictures named ILSVRC2012_val_00000001.JPEG, and the devkit with data/" + TRUTH + " and data/" + META
     files = _all_named(path, VALIDATION, expected)
@@ -88,7 +98,7 @@ def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> l
         labels = [index[int(lines[int(f.stem.rpartition("_")[2]) - 1])] for f in files]
     except (IndexError, ValueError, KeyError) as error:
         found = f"{len(lines)} entries, and {error} fails"
-        raise wrong_layout(base / TRUTH, "one class number 1..1000 a line", found) from error
+        raise wrong_layout(base / TRUTH, "a class number 1..1000 in each line", found) from error
     return [Picture(f.name, partial(open_picture, f), label) for f, label in zip(files, labels, strict=True)]
 
 
@@ -98,22 +108,22 @@ def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path
     for place in (p for root in roots for p in (root / "data", root)):
         if (place / TRUTH).is_file():
             return place
-    looked = ", ".join(str(r) for r in roots)
-    found = f"no {TRUTH} in {looked}, and pictures without labels cannot be scored"
+    folders = ", ".join(str(r) for r in roots)
+    found = f"no {TRUTH} in {folders}, and pictures without labels cannot be scored"
     raise wrong_layout(folder, expected, found)
 
 
 def _class_of_id(meta: Path) -> dict[int, int]:
-    """ILSVRC2012_ID -> class index in sorted synsets."""
+    """Return ILSVRC2012_ID -> class index in sorted synsets."""
     rows = needed("scipy.io", "reading the devkit's meta.mat").loadmat(str(meta), squeeze_me=True)["synsets"]
     synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
     order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}
     return {number: order[wnid] for number, wnid in synsets.items()}
 
 
-@told
+@layout_errors
 def mnist(path: str | Path, split: str = "test") -> list[Picture]:
-    """``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` (split "test"), or ``train*-...`` ("train")."""
+    """Read ``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz``, or with split "train" ``train*-...``."""
     expected = "t10k-images-idx3-ubyte(.gz) and t10k-labels-idx1-ubyte(.gz), or train*-..."
     folder = require_folder(path, expected)
     start = "t10k" if split == "test" else split
@@ -128,7 +138,7 @@ def mnist(path: str | Path, split: str = "test") -> list[Picture]:
 
 
 def read_idx(file: Path) -> NDArray[np.uint8]:
-    """An idx file of bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the values."""
+    """Read an idx file of bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the values."""
     data = file.read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:

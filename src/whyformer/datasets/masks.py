@@ -1,4 +1,4 @@
-"""Pictures with a mask of the object: an index of images and masks, gtsegs_ijcv.mat, Oxford pets, digit scenes."""
+"""Readers of pictures with masks: an index of images and masks, gtsegs_ijcv.mat, Oxford pets, digit scenes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, needed, require_file, require_folder, told, wrong_layout
+from whyformer.datasets.samples import Picture, layout_errors, needed, require_file, require_folder, wrong_layout
 from whyformer.datasets.scenes import digit_scenes
 from whyformer.errors import InputError
 from whyformer.inputs.pictures import open_picture
 
 
-@told
+@layout_errors
 def indexed_masks(path: str | Path) -> list[Picture]:
-    """A folder with ``index.json``: a list of {"image", "mask", "imagenet_class" or "label"}; mask 255 = the object."""
+    """Read a folder with ``index.json``, a list of {"image", "mask", "imagenet_class" or "label"}; 255 = object."""
     expected = 'index.json, a list of {"image": file, "mask": file, "imagenet_class": number}'
     folder = require_folder(path, expected)
     file = require_file(folder / "index.json", expected)
@@ -27,26 +27,26 @@ def indexed_masks(path: str | Path) -> list[Picture]:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise wrong_layout(file, expected, f"text that is not JSON ({error})") from error
-    made = []
+    pictures = []
     for row in rows if isinstance(rows, list) and rows else [rows]:
         if not isinstance(row, dict) or not {"image", "mask"} <= row.keys():
             raise wrong_layout(file, expected, str(sorted(row)) if isinstance(row, dict) else repr(row))
         image, mask = (require_file(folder / row[key], "the files that index.json names") for key in ("image", "mask"))
         label = row.get("imagenet_class", row.get("label"))
         if label is not None and (not isinstance(label, int) or label < 0):
-            raise wrong_layout(file, "whole numbers as classes", repr(label)[:100])
+            raise wrong_layout(file, "integers as classes", repr(label)[:100])
         name = str(row["image"]) if image.stem == mask.stem else f"{row['image']}|{row['mask']}"
-        made.append(_masked(name, image, None if label is None else int(label), mask))
-    return made
+        pictures.append(_masked(name, image, None if label is None else int(label), mask))
+    return pictures
 
 
 def _masked(name: str, image: Path, label: int | None, mask: Path, value: int | None = None) -> Picture:
-    """A picture and its mask in two files; it is left as it is stored, for the mask lies on the stored pixels."""
+    """Return a picture and its mask of two files; the picture is not rotated, as the mask belongs to stored pixels."""
     return Picture(name, partial(open_picture, image, upright=False), label, partial(_mask_file, mask, value))
 
 
 def _mask_file(path: Path, value: int | None) -> NDArray[np.bool_]:
-    """True where the file holds ``value``, or more than half of white."""
+    """Read a mask that is True where the file has ``value``, or by default a brightness above 127."""
     try:
         with Image.open(path) as mask:
             return np.asarray(mask.convert("L")) > 127 if value is None else np.asarray(mask) == value
@@ -54,12 +54,12 @@ def _mask_file(path: Path, value: int | None) -> NDArray[np.bool_]:
         raise InputError(f"{path.name} is not a readable mask: {error}") from error
 
 
-@told
+@layout_errors
 def imagenet_segmentation(path: str | Path) -> list[Picture]:
-    """``gtsegs_ijcv.mat`` (Guillaumin et al. 2014), 4276 pictures with masks; MATLAB 7.3, that is HDF5.
+    """Read ``gtsegs_ijcv.mat`` (Guillaumin et al. 2014), 4276 pictures with masks, in HDF5 (MATLAB 7.3).
 
-    ``value/img`` holds references to ``[3, W, H]`` uint8 pictures, ``value/gt`` references to groups' ``[W, H]`` masks
-    (MATLAB stores columns first). The file has no class of the model, so the predicted class is explained.
+    ``value/img`` contains references to ``[3, W, H]`` uint8 pictures, ``value/gt`` references to ``[W, H]`` masks of
+    groups (MATLAB stores columns first). The file has no classes of the model, so the predicted class is explained.
     """
     expected = "gtsegs_ijcv.mat in HDF5 (MATLAB 7.3) with value/img and value/gt"
     place = Path(path)
@@ -92,20 +92,25 @@ def _gtsegs_mask(file: Path, index: int) -> NDArray[np.bool_]:
 
 
 def _cell(file: Path, name: str, index: int) -> NDArray[Any]:
-    """The array that a cell refers to, rows first."""
+    """Return the array that a cell refers to, rows first."""
     with _h5(file) as data:
         inner = data[data[name][()].reshape(-1)[index]]
-        if inner.dtype.kind == "O":  # a cell inside the cell: one reference more
+        if inner.dtype.kind == "O":  # a cell in the cell: another reference
             inner = data[inner[()].reshape(-1)[0]]
         return np.asarray(inner).transpose()
 
 
-@told
+@layout_errors
 def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int] | None = None) -> list[Picture]:
-    """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border) and ``test.txt``.
+    """Read Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` and ``annotations/test.txt``.
 
-    The border counts as ground. Labels are left out unless ``classes`` maps breed names (``Abyssinian``) to the model's
-    classes: the model's own classes are rarely these 37.
+    Trimaps have 1 for the pet, 2 for the background and 3 for the border, which counts as background.
+
+    Args:
+        path: the folder.
+        split: name of the list of pictures.
+        classes: breed (``Abyssinian``) -> class index of the model. By default pictures have no labels, because models
+            rarely have these 37 classes.
     """
     expected = f"images/, annotations/trimaps/ and annotations/{split}.txt (or list.txt)"
     folder = require_folder(path, expected)
@@ -116,20 +121,20 @@ def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int
     listed = next((f for f in (notes / f"{split}.txt", notes / "list.txt") if f.is_file()), None)
     if listed is None:
         raise wrong_layout(notes, expected)
-    named = f"the files that {listed.name} names"
-    made = []
+    expected_files = f"the files that {listed.name} names"
+    pictures = []
     for line in listed.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             name = line.split()[0]
-            image = require_file(folder / "images" / f"{name}.jpg", named)
-            trimap = require_file(notes / "trimaps" / f"{name}.png", named)
+            image = require_file(folder / "images" / f"{name}.jpg", expected_files)
+            trimap = require_file(notes / "trimaps" / f"{name}.png", expected_files)
             label = (classes or {}).get(name.rsplit("_", 1)[0])
-            made.append(_masked(name, image, label, trimap, 1))
-    return made
+            pictures.append(_masked(name, image, label, trimap, 1))
+    return pictures
 
 
 def scene_objects(count: int = 100, *, seed: int = 0, min_digits: int = 2, max_digits: int = 4) -> list[Picture]:
-    """Digit scenes as one sample a digit: explain that digit, and its mask is the truth."""
+    """Return a sample for each digit of digit scenes; its label is the digit, its mask the ink of the digit."""
     scenes = digit_scenes(count, seed=seed, min_digits=min_digits, max_digits=max_digits)
     return [
         Picture(f"scene{seed}-{i}-digit{digit}", scene.image.copy, int(digit), mask.copy)

@@ -1,4 +1,4 @@
-"""Tell from a folder's layout which reader fits, for ``whyformer benchmark --data``."""
+"""Choose a reader by the layout of a folder, for ``whyformer benchmark --data``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whyformer.errors import InputError
 
 
 def _named(pattern: str) -> Callable[[Path], bool]:
-    """Whether the first pictures of a folder are named so."""
+    """Return a function that is True if the names of the first pictures of a folder match ``pattern``."""
 
     def fits(place: Path) -> bool:
         names = [f.name for f in pictures_in(place)[:20]]
@@ -46,7 +46,7 @@ TEXT_READERS: dict[str, tuple[Callable[..., Texts], Fits]] = {
     "imdb": (imdb, lambda p: (p / "neg").is_dir() or (p / "test" / "neg").is_dir()),
     "saved": (saved_texts, is_saved),
 }
-"""Name -> (reader, whether a folder or file looks like its data), the surest first."""
+"""Name -> (reader, function that is True for a folder or file of its layout), the most specific first."""
 _PICTURES = (
     "a folder named like imagenet_samples, class folders, ImageNet's validation folder with its devkit, index.json "
     "with masks, gtsegs_ijcv.mat, Oxford pets, MNIST idx files, a saved Hugging Face data set, or scenes:COUNT"
@@ -58,7 +58,7 @@ _TEXTS = (
 
 
 def open_pictures(place: str | Path, kind: str | None = None, **options: Any) -> tuple[str, Sequence[Picture]]:
-    """(reader's name, pictures) of a folder or file; ``scenes:100`` draws 100 digit scenes."""
+    """Return (name of the reader, pictures) of a folder or file; ``scenes:100`` generates 100 digit scenes."""
     name = str(place)
     if name == "scenes" or name.startswith("scenes:"):
         count = name.partition(":")[2] or "100"
@@ -69,12 +69,12 @@ def open_pictures(place: str | Path, kind: str | None = None, **options: Any) ->
 
 
 def open_texts(place: str | Path, kind: str | None = None, **options: Any) -> tuple[str, Texts]:
-    """(reader's name, texts) of a folder or file."""
+    """Return (name of the reader, texts) of a folder or file."""
     return _open(TEXT_READERS, place, kind, _TEXTS, options)
 
 
 def modality_of(place: str | Path) -> str:
-    """ "image" or "text", by which kind of reader fits."""
+    """Return "image" or "text", according to the readers that fit."""
     info = Path(place) / "dataset_info.json"
     pictures = str(place).partition(":")[0] == "scenes" or (info.is_file() and '"Image"' in info.read_text())
     return "image" if pictures or _kind(TEXT_READERS, Path(place)) is None else "text"
@@ -101,9 +101,9 @@ def _kind(readers: dict[str, tuple[Any, Fits]], place: Path) -> str | None:
 
 
 def _fitting(read: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given; one that the reader does not know is refused."""
-    given = {k: v for k, v in options.items() if v is not None}
-    for name in given:
+    """Return the options that are not None, after checking that the reader has them."""
+    chosen = {k: v for k, v in options.items() if v is not None}
+    for name in chosen:
         if name not in inspect.signature(read).parameters:
-            raise InputError(f"{read.__name__} data have no {name} to choose")
-    return given
+            raise InputError(f"{read.__name__} has no option {name}")
+    return chosen

@@ -1,4 +1,4 @@
-"""Prompts in which one planted sentence holds the answer, drawn from a seed: what ought to be found is known."""
+"""Random prompts in which a planted sentence holds the answer, so that the evidence is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Range = tuple[int, int]
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The words of a text."""
+    """Return the words of a text."""
     return tuple(text.split())
 
 
@@ -35,16 +35,20 @@ _COUNTS = (2, 2, 3, 3, 4, 4, 6, 8, 12)
 
 @dataclass(frozen=True)
 class Planted:
-    """One prompt and where its evidence stands.
+    """A prompt and the place of its evidence. Ranges are (start, end) character offsets.
 
     Attributes:
-        id, kind: of the prompt; text: up to where the answer follows.
-        answer: the word that follows, with the space before it. rival: for agreement, the word that must not follow.
-        fact: (start, end) characters of the sentence that holds the answer, clue: of the answer's own word in it (for
-            agreement, the subject). document: of all sentences among which it stands.
-        twin: of the same word in another sentence, where two facts have the same answer. changed: the text with another
-            answer in the fact, and with another one in the twin.
-        message: how much of the text is a user's message, where it is a conversation; the rest begins the reply.
+        id: identifier.
+        kind: kind of the prompt.
+        text: text up to the answer.
+        answer: the next word, with the space before it.
+        fact: range of the sentence that holds the answer.
+        clue: range of the answer in this sentence; for agreement, of the subject.
+        document: range of all sentences that may hold the answer.
+        rival: for agreement, the word of the wrong number.
+        twin: range of the answer in another sentence, if two facts have the same answer.
+        changed: the text with another answer in the fact, and with another answer in the twin.
+        message: length of the user's message in a conversation; the rest of the text begins the reply.
     """
 
     id: str
@@ -63,13 +67,13 @@ class Planted:
 
 
 def planted(draw: int = 0) -> Iterator[Planted]:
-    """Prompts without end, the kinds in turn; another ``draw`` gives others."""
+    """Yield an endless sequence of prompts, cycling through the kinds; ``draw`` is the seed."""
     number = 0
     while True:
         for kind in (*_FACTS, "chat", "twins", "agreement"):
             rng = random.Random(f"{draw} {number} {kind}")
-            made = _MADE.get(kind, _question)(rng, kind)
-            yield Planted(f"{draw}-{number:05d}-{kind}", **made)
+            fields = _KINDS.get(kind, _question)(rng, kind)
+            yield Planted(f"{draw}-{number:05d}-{kind}", **fields)
         number += 1
 
 
@@ -97,24 +101,24 @@ _FACTS: dict[str, tuple[tuple[str, ...], Sentence, Callable[[str, str], str]]] =
 
 
 def _question(rng: random.Random, kind: str) -> dict[str, Any]:
-    """Two to twelve facts with different answers, one of which is asked for."""
+    """Return two to twelve facts with different answers, and a question about one of them."""
     answers, sentence, question = _FACTS[kind]
     count = min(rng.choice(_COUNTS), len(answers))
-    names, things, said = rng.sample(_NAMES, count), rng.sample(_THINGS, min(count, 12)), rng.sample(answers, count)
-    asked = rng.randrange(count)
-    facts = [sentence(n, t, a) for n, t, a in zip(names, things, said, strict=True)]
-    made = _document(rng, facts, asked, said[asked])
-    return {**made, "kind": kind, "text": f"{made['text']} {question(names[asked], things[asked])}"}
+    names, things, values = rng.sample(_NAMES, count), rng.sample(_THINGS, min(count, 12)), rng.sample(answers, count)
+    queried = rng.randrange(count)
+    facts = [sentence(n, t, a) for n, t, a in zip(names, things, values, strict=True)]
+    fields = _document(rng, facts, queried, values[queried])
+    return {**fields, "kind": kind, "text": f"{fields['text']} {question(names[queried], things[queried])}"}
 
 
-def _document(rng: random.Random, facts: list[str], asked: int, answer: str) -> dict[str, Any]:
-    """The facts with sentences before and behind that say nothing about them."""
+def _document(rng: random.Random, facts: list[str], queried: int, answer: str) -> dict[str, Any]:
+    """Return the facts between unrelated sentences."""
     before, behind = rng.sample(_BESIDE, rng.randrange(2)), rng.sample(_BESIDE, rng.randrange(2))
     sentences = [*before, *facts, *behind]
     text = " ".join(sentences)
-    start = len(" ".join([*before, *facts[:asked], ""]))
-    end = start + len(facts[asked])
-    clue = start + facts[asked].rindex(answer)
+    start = len(" ".join([*before, *facts[:queried], ""]))
+    end = start + len(facts[queried])
+    clue = start + facts[queried].rindex(answer)
     return {
         "text": text, "answer": f" {answer}", "fact": (start, end), "clue": (clue, clue + len(answer)),
         "document": (0, len(text)),
@@ -122,58 +126,58 @@ def _document(rng: random.Random, facts: list[str], asked: int, answer: str) -> 
 
 
 def _chat(rng: random.Random, kind: str) -> dict[str, Any]:
-    """A question in a conversation, whose reply has begun."""
+    """Return a question in a conversation, with the beginning of the reply."""
     count = rng.choice(_COUNTS[:6])
-    things, said = rng.sample(_THINGS, count), rng.sample(_COLOURS, count)
-    asked = rng.randrange(count)
-    made = _document(rng, [f"The {t} is {a}." for t, a in zip(things, said, strict=True)], asked, said[asked])
-    message = f"{made['text']} What color is the {things[asked]}?"
-    return {**made, "kind": kind, "text": f"{message}The {things[asked]} is", "message": len(message)}
+    things, values = rng.sample(_THINGS, count), rng.sample(_COLOURS, count)
+    queried = rng.randrange(count)
+    fields = _document(rng, [f"The {t} is {a}." for t, a in zip(things, values, strict=True)], queried, values[queried])
+    message = f"{fields['text']} What color is the {things[queried]}?"
+    return {**fields, "kind": kind, "text": f"{message}The {things[queried]} is", "message": len(message)}
 
 
 def _twins(rng: random.Random, kind: str) -> dict[str, Any]:
-    """Two facts with the same answer, of which one is asked for."""
+    """Return two facts with the same answer, and a question about one of them."""
     source = rng.choice(["colour", "place", "work", "home", "food"])
     answers, sentence, question = _FACTS[source]
     count = rng.choice((2, 3, 4))
-    names, things, said = rng.sample(_NAMES, count), rng.sample(_THINGS, count), rng.sample(answers, count + 1)
-    asked, other = rng.sample(range(count), 2)
-    said, another = said[:count], said[count]
-    said[other] = said[asked]
+    names, things, values = rng.sample(_NAMES, count), rng.sample(_THINGS, count), rng.sample(answers, count + 1)
+    queried, other = rng.sample(range(count), 2)
+    values, another = values[:count], values[count]
+    values[other] = values[queried]
     state = rng.getstate()
 
     def written(changed: int | None = None) -> dict[str, Any]:
-        rng.setstate(state)  # the same sentences around them
-        own = [another if i == changed else a for i, a in enumerate(said)]
-        facts = [sentence(n, t, a) for n, t, a in zip(names, things, own, strict=True)]
-        made = _document(rng, facts, asked, own[asked])
-        made["text"] = f"{made['text']} {question(names[asked], things[asked])}"
-        return made
+        rng.setstate(state)  # the same unrelated sentences
+        current = [another if i == changed else a for i, a in enumerate(values)]
+        facts = [sentence(n, t, a) for n, t, a in zip(names, things, current, strict=True)]
+        fields = _document(rng, facts, queried, current[queried])
+        fields["text"] = f"{fields['text']} {question(names[queried], things[queried])}"
+        return fields
 
-    made = written()
-    twin = sentence(names[other], things[other], said[other])
-    start = str(made["text"]).index(twin) + twin.rindex(said[other])
-    changed = (str(written(asked)["text"]), str(written(other)["text"]))
-    return {**made, "kind": kind, "twin": (start, start + len(said[other])), "changed": changed}
+    fields = written()
+    twin = sentence(names[other], things[other], values[other])
+    start = str(fields["text"]).index(twin) + twin.rindex(values[other])
+    changed = (str(written(queried)["text"]), str(written(other)["text"]))
+    return {**fields, "kind": kind, "twin": (start, start + len(values[other])), "changed": changed}
 
 
 def _agreement(rng: random.Random, kind: str) -> dict[str, Any]:
-    """A subject and its verb with a noun of the other number between them."""
+    """Return a subject with a noun of the other number between it and its verb."""
     plural = rng.random() < 0.5
     subject, between = rng.choice(_PLURALS if plural else _SINGULARS)
     link = rng.choice(["near", "of", "behind", "for", "from"])
     opening = rng.choice(["", "It is well known that ", "Yesterday we saw that ", "People say that "])
     first = f"{opening}{'the' if opening else 'The'} "
     text = f"{first}{subject} {link} the {between}"
-    at = (len(first), len(first) + len(subject))
+    subject_range = (len(first), len(first) + len(subject))
     verbs = (" are", " is") if plural else (" is", " are")
     return {
-        "kind": kind, "text": text, "answer": verbs[0], "rival": verbs[1], "fact": at, "clue": at,
+        "kind": kind, "text": text, "answer": verbs[0], "rival": verbs[1], "fact": subject_range, "clue": subject_range,
         "document": (0, len(text)),
     }  # fmt: skip
 
 
-_MADE: dict[str, Callable[[random.Random, str], dict[str, Any]]] = {
+_KINDS: dict[str, Callable[[random.Random, str], dict[str, Any]]] = {
     "chat": _chat,
     "twins": _twins,
     "agreement": _agreement,

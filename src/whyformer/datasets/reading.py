@@ -1,4 +1,4 @@
-"""Digit scenes to be read: the digits in order from left to right, no two of them near the same column."""
+"""Digit scenes for reading tasks: digits in order from left to right, in clearly different columns."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from whyformer.datasets.scenes import Scene, Split, digit_scenes
 
 APART = 6.0
-"""Fewest pixels across between the middles of two digits: with less, which stands left is a matter of taste."""
+"""Smallest horizontal distance of the centres of two digits in pixels, for an unambiguous order."""
 
 
 def middles(scene: Scene) -> np.ndarray:
-    """For each digit the column in the middle of its ink, in pixels."""
+    """Return the horizontal centre of the ink of each digit in pixels."""
     ink = [np.flatnonzero(mask.any(axis=0)) for mask in scene.masks]
     return np.array([(columns[0] + columns[-1] + 1) / 2 for columns in ink])
 
 
 def left_to_right(scene: Scene) -> Scene:
-    """The same scene, its digits and masks in the order in which they are read."""
+    """Return the scene with its digits and masks in reading order."""
     order = np.argsort(middles(scene), kind="stable")
     return replace(scene, digits=tuple(scene.digits[i] for i in order), masks=scene.masks[order])
 
@@ -35,9 +35,18 @@ def reading_scenes(
     clutter: float = 1.0,
     apart: float = APART,
 ) -> Iterator[Scene]:
-    """Draw scenes of different digits whose middles are so far ``apart`` or more, in reading order.
+    """Generate scenes of distinct digits in reading order, deterministically.
 
-    The same arguments give the same scenes; number ``i`` has ``min_digits + i % (max_digits - min_digits + 1)`` digits.
+    Scene ``i`` has ``min_digits + i % (max_digits - min_digits + 1)`` digits.
+
+    Args:
+        count: number of scenes.
+        seed: random seed.
+        split: as for :func:`~whyformer.datasets.scenes.digit_scenes`.
+        min_digits: smallest number of digits.
+        max_digits: largest number of digits.
+        clutter: as for :func:`~whyformer.datasets.scenes.digit_scenes`.
+        apart: smallest horizontal distance of the centres of digits in pixels.
     """
     amounts = range(min_digits, max_digits + 1)
     endless = 10**9

@@ -1,4 +1,4 @@
-"""What the readers give: pictures and texts with their truth, and the error for a folder in the wrong layout."""
+"""Samples that readers return: pictures and texts with labels, masks and rationales."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 class LayoutError(InputError):
-    """The data are not laid out as the reader expects; the message says what was expected and what was found."""
+    """The data do not have the layout that a reader expects; the message names the expected and the actual layout."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, read when asked for.
+    """A picture that is read lazily.
 
     Attributes:
-        id: the same for the same picture in every run.
-        load: reads the picture (RGB).
-        label: class index in the model's classes, None if the data say nothing about it.
-        mask: reads the object's mask ``[H, W]`` (true = object), None if there is none.
+        id: identifier, equal in all runs.
+        load: function that reads the picture (RGB).
+        label: index of the class in the model; None if it is unknown.
+        mask: function that reads the mask of the object ``[H, W]`` (True = object); None if there is none.
     """
 
     id: str
@@ -46,9 +46,11 @@ class Text:
     """A text.
 
     Attributes:
-        label: class index in the order of the data set's own label list.
-        words: its words, where the data set splits it; ``text`` is then the words joined by spaces.
-        rationale: one flag a word, true where people marked it; None if there is none.
+        id: identifier, equal in all runs.
+        text: the text.
+        label: index of the class in the label list of the data set; None if it is unknown.
+        words: words of the text, joined by spaces, if the data set defines words; otherwise None.
+        rationale: flag for each word, True if annotators marked it; None if there is none.
     """
 
     id: str
@@ -60,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts(Sequence[Text]):
-    """Texts with the names of their labels, in order."""
+    """Texts with the names of their labels in order."""
 
     items: tuple[Text, ...]
     labels: tuple[str, ...] = ()
@@ -73,7 +75,11 @@ class Texts(Sequence[Text]):
 
 
 def require_folder(path: str | Path, expected: str) -> Path:
-    """The folder, or an error that says what was expected there."""
+    """Return the folder.
+
+    Raises:
+        LayoutError: it does not exist; the message describes the ``expected`` content.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise LayoutError(f"no such folder: {path}. Expected {expected}")
@@ -81,7 +87,11 @@ def require_folder(path: str | Path, expected: str) -> Path:
 
 
 def require_file(path: str | Path, expected: str) -> Path:
-    """The file, or an error that says what was expected and what lies beside it."""
+    """Return the file.
+
+    Raises:
+        LayoutError: it does not exist; the message describes the ``expected`` content and lists the folder.
+    """
     file = Path(path)
     if not file.is_file():
         raise wrong_layout(file.parent, expected, f"no {file.name}")
@@ -89,29 +99,33 @@ def require_file(path: str | Path, expected: str) -> Path:
 
 
 def wrong_layout(place: Path, expected: str, found: str | None = None) -> LayoutError:
-    """The error for data laid out otherwise; of a folder it lists what lies in it."""
+    """Return the error for a wrong layout, which lists the content of a folder unless ``found`` describes it."""
     beside = "" if place.is_file() else f" ({listing(place)})"
     return LayoutError(f"{place}: expected {expected}; found {found + beside if found else listing(place)}")
 
 
-def needed(package: str, what: str) -> Any:
-    """An optional library, or an error that says how to install it."""
+def needed(package: str, purpose: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MissingExtra: it is not installed; the message names the command that installs it.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        raise MissingExtra(f'{what} needs the package {name}: pip install "whyformer[data]"') from error
+        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[data]"') from error
 
 
-Made = TypeVar("Made")
-Given = ParamSpec("Given")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
-def told(reader: Callable[Given, Made]) -> Callable[Given, Made]:
-    """A reader of damaged files: whatever it stumbles over is a LayoutError that names the place."""
+def layout_errors(reader: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a reader to turn errors of damaged files into LayoutError that names the data."""
 
     @wraps(reader)
-    def read(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def read(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return reader(*args, **kwargs)
         except WhyformerError:
@@ -119,13 +133,14 @@ def told(reader: Callable[Given, Made]) -> Callable[Given, Made]:
         except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
                 RecursionError, csv.Error, struct.error) as error:  # fmt: skip
             place = args[0] if args else kwargs.get("path")
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise LayoutError(f"{place} cannot be read as {reader.__name__} ({said})") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise LayoutError(f"{place} cannot be read as {reader.__name__} ({reason})") from error
 
     return read
 
 
 def listing(folder: Path, count: int = 5) -> str:
+    """Describe the content of a folder, or a file."""
     if not folder.exists():
         return "no such folder"
     if folder.is_file():
@@ -136,5 +151,5 @@ def listing(folder: Path, count: int = 5) -> str:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The pictures directly in a folder, by name; none of a file."""
+    """Return the pictures directly in a folder, sorted by name."""
     return sorted(p for p in folder.glob("*") if p.suffix.lower() in PICTURE_SUFFIXES)

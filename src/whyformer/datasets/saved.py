@@ -1,4 +1,4 @@
-"""Any Hugging Face data set on disk (``Dataset.save_to_disk``, or a folder of parquet files)."""
+"""Readers of Hugging Face data sets on disk (``Dataset.save_to_disk``, or a folder of parquet files)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, Text, Texts, needed, require_folder, told, wrong_layout
+from whyformer.datasets.samples import Picture, Text, Texts, layout_errors, needed, require_folder, wrong_layout
 from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.pictures import as_rgb
 
@@ -18,30 +18,30 @@ _LABELS = ("label", "labels", "fine_label")
 
 
 def is_saved(path: str | Path) -> bool:
-    """Whether a folder looks like one of these."""
+    """Return True if a folder looks like a saved data set."""
     names = ("dataset_info.json", "dataset_dict.json", "state.json", "*.parquet")
     return any(any(Path(path).glob(name)) for name in names)
 
 
-@told
+@layout_errors
 def saved_pictures(path: str | Path, split: str | None = None) -> list[Picture]:
-    """Rows with an image column (image, img) and, where present, a label column."""
+    """Read rows with an image column (image, img, picture) and an optional label column."""
     data, column, labels = _open(path, split, _IMAGES)
     return [Picture(f"row-{i}", partial(_image, data, i, column), label) for i, label in enumerate(labels)]
 
 
-@told
+@layout_errors
 def saved_texts(path: str | Path, split: str | None = None) -> Texts:
-    """Rows with a text column (text, sentence, review) and, where present, a label column."""
+    """Read rows with a text column (text, sentence, review, content) and an optional label column."""
     data, column, labels = _open(path, split, _TEXTS)
-    named = next((data.features[n] for n in _LABELS if n in data.column_names), None)
+    feature = next((data.features[n] for n in _LABELS if n in data.column_names), None)
     pairs = enumerate(zip(data[column], labels, strict=True))
     items = tuple(Text(f"row-{i}", str(text), label) for i, (text, label) in pairs if str(text).strip())
-    return Texts(items, tuple(getattr(named, "names", None) or ()))
+    return Texts(items, tuple(getattr(feature, "names", None) or ()))
 
 
 def _open(path: str | Path, split: str | None, columns: tuple[str, ...]) -> tuple[Any, str, list[int | None]]:
-    """(the rows, the first of these columns that they have, the label of each row)."""
+    """Return the rows, the first existing of ``columns``, and the label of each row."""
     data = _rows(path, split)
     column, label = (next((n for n in names if n in data.column_names), None) for names in (columns, _LABELS))
     if column is None:
@@ -55,15 +55,15 @@ def _rows(path: str | Path, split: str | None) -> Any:
     if not is_saved(folder):
         raise wrong_layout(folder, expected)
     datasets = needed("datasets", "reading a Hugging Face data set")
-    if not hasattr(datasets, "load_from_disk"):  # a folder of that name on the path imports too, and is not it
-        raise MissingExtra("the package datasets is hidden by a folder of that name beside the program")
+    if not hasattr(datasets, "load_from_disk"):  # an unrelated folder "datasets" on the path was imported
+        raise MissingExtra("a folder named datasets on the Python path hides the package datasets: rename the folder")
     if any(folder.glob("*.parquet")):
         return datasets.Dataset.from_parquet([str(p) for p in sorted(folder.glob("*.parquet"))])
     data = datasets.load_from_disk(str(folder))
     if not hasattr(data, "keys"):
         return data
     if split is None and len(data) > 1:
-        raise InputError(f"{folder} holds the splits {', '.join(data)}; say which")
+        raise InputError(f"{folder} has the splits {', '.join(data)}: choose one with split=")
     chosen = split or next(iter(data))
     if chosen not in data:
         raise wrong_layout(folder, f"the split {chosen}", ", ".join(data))
@@ -73,5 +73,5 @@ def _rows(path: str | Path, split: str | None) -> Any:
 def _image(data: Any, index: int, column: str) -> Image.Image:
     value = data[index][column]
     if not isinstance(value, Image.Image):
-        raise InputError(f"row {index}: expected a picture in column {column}; found {type(value).__name__}")
+        raise InputError(f"row {index}: column {column} must hold a picture, not {type(value).__name__}")
     return as_rgb(value)

@@ -1,8 +1,7 @@
-"""Pictures of handwritten digits on cluttered ground, with a mask of the ink of every digit.
+"""Pictures of handwritten digits on a cluttered background, with a mask of the ink of each digit.
 
-The digits are the 1797 real ones that scikit-learn ships (``load_digits``). They are split by image, so a
-scene of the split ``"test"`` holds no digit that any scene of the split ``"train"`` holds. The ground is drawn
-without a look at the digits: it says nothing about which digits stand on it.
+The digits are the 1797 images of scikit-learn (``load_digits``). They are split by image, so scenes of the splits
+``"test"`` and ``"train"`` share no digit image. The background is independent of the digits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SIDE = 112
 """Width and height of a scene in pixels."""
 
 SMALLEST, LARGEST = 28, 40
-"""Bounds of the height of a digit in pixels."""
+"""Smallest and largest height of a digit in pixels."""
 
 Split = Literal["train", "test"]
 TEST_SHARE = 0.2
@@ -30,9 +29,12 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture, the digits in it in order of placement, and where the ink of each is.
+    """A scene.
 
-    ``masks`` has the shape ``[len(digits), 112, 112]`` and is true where the ink of that digit is.
+    Attributes:
+        image: the picture.
+        digits: the digits in order of placement.
+        masks: ``[len(digits), 112, 112]``, True at the ink of each digit.
     """
 
     image: Image.Image
@@ -42,13 +44,13 @@ class Scene:
 
 @cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """All digit images, scaled to 0..1, and their labels."""
+    """Return all digit images, scaled to 0..1, and their labels."""
     data = needed("sklearn.datasets", "drawing digit scenes").load_digits()
     return (data.images / 16).astype(np.float32), data.target.astype(np.int64)
 
 
 def split_indices() -> dict[str, np.ndarray]:
-    """Which of scikit-learn's digit images are in which split: sorted indices, the same at every call."""
+    """Return the sorted indices of scikit-learn's digit images in each split."""
     labels = _digits()[1]
     generator = np.random.default_rng(8)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
@@ -62,19 +64,19 @@ def split_indices() -> dict[str, np.ndarray]:
 
 @cache
 def _images(split: Split) -> tuple[np.ndarray, ...]:
-    """The images of a split, one array for each digit."""
+    """Return the images of a split, an array for each digit."""
     images, labels = _digits()
     chosen = split_indices()[split]
     return tuple(images[chosen[labels[chosen] == digit]] for digit in range(10))
 
 
 def _sprite(image: np.ndarray, size: float, generator: np.random.Generator, wobble: float) -> np.ndarray:
-    """Enlarge a digit image; returns the opacity of its ink (0..1), cut to the ink."""
+    """Enlarge a digit image, and return the opacity of its ink (0..1), cropped to the ink."""
     turn, slant = wobble * generator.uniform(-0.14, 0.14, 2)
     wide = 1 + wobble * generator.uniform(-0.1, 0.1)
     thin = 0.42 + wobble * generator.uniform(-0.06, 0.06)
     side = int(size * 1.5)
-    # Affine map from pixels of the sprite to pixels of the 12 x 12 source (the image with a margin of 2).
+    # affine map from pixels of the sprite to those of the 12 × 12 source (the image with a margin of 2)
     step = 8 / size
     cos, sin = np.cos(turn) * step, np.sin(turn) * step
     a, b, c, d = cos / wide, (sin + slant * cos) / wide, -sin, cos
@@ -90,13 +92,13 @@ def _sprite(image: np.ndarray, size: float, generator: np.random.Generator, wobb
 
 
 def _enlarged(pixels: np.ndarray, method: Image.Resampling) -> np.ndarray:
-    """A small RGB picture (0..1) enlarged to the size of a scene."""
+    """Enlarge a small RGB picture (0..1) to the size of a scene."""
     small = Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8))
     return np.asarray(small.resize((SIDE, SIDE), method), dtype=np.float32) / 255
 
 
 def _colour(generator: np.random.Generator, low: float, high: float) -> tuple[int, int, int]:
-    """A random colour with channels between two bounds (0..1)."""
+    """Return a random colour with channels between two bounds (0..1)."""
     red, green, blue = generator.uniform(low * 255, high * 255, 3).astype(int).tolist()
     return red, green, blue
 
@@ -116,7 +118,7 @@ def _shapes(draw: ImageDraw.ImageDraw, side: int, count: int, high: float, gener
 
 
 def _ground(generator: np.random.Generator, clutter: float) -> np.ndarray:
-    """A cluttered ground: gradient, uneven tone, soft blobs, shapes, strokes and specks, all darker than ink."""
+    """Return a background of a gradient, uneven tone, soft blobs, shapes, strokes and specks, all darker than ink."""
     dark = generator.uniform(0.0, 0.25)
     corners = dark + generator.uniform(0.0, 0.22, (2, 2, 3))
     ground = _enlarged(corners, Image.Resampling.BILINEAR)
@@ -145,7 +147,7 @@ def _ground(generator: np.random.Generator, clutter: float) -> np.ndarray:
 def _place(
     sprites: list[np.ndarray], generator: np.random.Generator, gap: int = 2
 ) -> list[tuple[int, int, np.ndarray]] | None:
-    """Find free places for sprites; returns the top, the left and the sprite of each, or nothing if they don't fit."""
+    """Place sprites without overlap; return (top, left, sprite) of each, or None if they do not fit."""
     taken = np.zeros((SIDE, SIDE), dtype=bool)
     placed = []
     for sprite in sprites:
@@ -196,19 +198,22 @@ def digit_scenes(
     clutter: float = 1.0,
     wobble: float = 1.0,
 ) -> Iterator[Scene]:
-    """Draw scenes of handwritten digits; the same arguments give the same scenes.
+    """Generate scenes of handwritten digits, deterministically.
 
     Args:
-        seed: scene number ``i`` depends on the seed and ``i`` alone, so a longer run begins like a shorter one.
-        split: which digit images to use: ``"test"`` (held out from the bundled model's training) or ``"train"``.
-        min_digits, max_digits: in a scene, at most 8; distinct: whether they all differ.
-        clutter: how much stands on the ground besides the digits; 0 leaves a plain gradient.
-        wobble: how much the digits are turned, slanted, widened and thickened at random; 0 leaves them as they are.
+        count: number of scenes.
+        seed: random seed; scene ``i`` depends on the seed and ``i`` only.
+        split: split of the digit images: ``"test"`` (held out from the bundled model's training) or ``"train"``.
+        min_digits: smallest number of digits in a scene.
+        max_digits: largest number of digits in a scene, at most 8.
+        distinct: use different digits in a scene.
+        clutter: amount of background clutter; 0 is a plain gradient.
+        wobble: amount of random rotation, slant, widening and thickening of digits; 0 is none.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', not {split!r}")
     if not 1 <= min_digits <= max_digits <= 8:
-        raise ValueError(f"need 1 <= min_digits <= max_digits <= 8, got {min_digits} and {max_digits}")
+        raise ValueError(f"need 1 <= min_digits <= max_digits <= 8, not {min_digits} and {max_digits}")
     if clutter < 0 or wobble < 0:
         raise ValueError("clutter and wobble must not be negative")
     for number in range(count):

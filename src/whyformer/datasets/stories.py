@@ -1,4 +1,4 @@
-"""Pronouns in stories: sentences about a girl and a boy that a model goes on from, and whom its pronoun means."""
+"""Pronouns in stories: openings about a girl and a boy, and the referent of the pronoun in a model's continuation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OTHERS = listed(
     "she he her hers herself him his himself girl girls boy boys woman women man men lady mom mommy mother mama dad "
     "daddy father papa grandma grandpa sister brother aunt uncle queen king princess prince"
 )
-"""Words that a pronoun might mean as well, or that say somebody's sex."""
+"""Words that a pronoun may also refer to, or that reveal a person's sex."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a story begins: ``text`` names one girl and one boy, whose sex nothing but the name says."""
+    """The opening of a story: ``text`` names a girl and a boy, whose sex only their names reveal."""
 
     id: str
     text: str
@@ -35,7 +35,7 @@ class Opening:
 
 
 def openings(draw: int = 0) -> Iterator[Opening]:
-    """Openings without end; another ``draw`` gives others."""
+    """Yield an endless sequence of openings; ``draw`` is the seed."""
     rng, number = random.Random(f"{draw} stories"), 0
     while True:
         girl, boy = rng.choice(_GIRLS), rng.choice(_BOYS)
@@ -45,21 +45,26 @@ def openings(draw: int = 0) -> Iterator[Opening]:
 
 
 def pronoun(opening: Opening, story: str, number: int = 0) -> Planted | None:
-    """The first *she* or *he* of a story, where it is clear whom it means: the girl and the boy have been named once
-    each before it, and no other person's name or word (*mom*, *king*, *her*) stands there. None otherwise.
+    """Return the first *she* or *he* of a story as a prompt, or None if its referent is ambiguous.
 
-    ``fact`` and ``clue`` are the name that it means, ``twin`` the other one; ``number`` tells stories of one opening.
+    It is unambiguous if the girl and the boy are named exactly once before it, and no other name or word for a person
+    (*mom*, *king*, *her*) is. ``fact`` and ``clue`` of the prompt are its referent, ``twin`` is the other name.
+
+    Args:
+        opening: opening of the story.
+        story: text of the story.
+        number: number of the story among those of the opening, for the id.
     """
-    found = _PRONOUN.search(story)
-    if found is None:
+    match = _PRONOUN.search(story)
+    if match is None:
         return None
-    text = story[: found.start()]
-    said = re.findall(r"[A-Za-z]+", text)
-    others = [w for w in said if w.lower() in _OTHERS or w in {*_GIRLS, *_BOYS} - {opening.girl, opening.boy}]
-    if others or any(said.count(name) != 1 for name in (opening.girl, opening.boy)):
+    text = story[: match.start()]
+    words = re.findall(r"[A-Za-z]+", text)
+    others = [w for w in words if w.lower() in _OTHERS or w in {*_GIRLS, *_BOYS} - {opening.girl, opening.boy}]
+    if others or any(words.count(name) != 1 for name in (opening.girl, opening.boy)):
         return None
-    own, other = (opening.girl, opening.boy) if found[1].lower() == "she" else (opening.boy, opening.girl)
-    places = [match.span() for name in (own, other) if (match := re.search(rf"\b{name}\b", text)) is not None]
+    referent, other = (opening.girl, opening.boy) if match[1].lower() == "she" else (opening.boy, opening.girl)
+    places = [m.span() for name in (referent, other) if (m := re.search(rf"\b{name}\b", text)) is not None]
     return Planted(
-        f"{opening.id}-{number}", "pronoun", text, f" {found[1]}", places[0], places[0], (0, len(text)), twin=places[1]
+        f"{opening.id}-{number}", "pronoun", text, f" {match[1]}", places[0], places[0], (0, len(text)), twin=places[1]
     )

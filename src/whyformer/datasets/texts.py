@@ -1,4 +1,4 @@
-"""Texts in their original files: SST-2, IMDB, BACE, TweetEval, MELD, ERASER."""
+"""Readers of text data sets in their original files: SST-2, IMDB, BACE, TweetEval, MELD, ERASER."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from whyformer.datasets.samples import Text, Texts, require_file, require_folder, told, wrong_layout
+from whyformer.datasets.samples import Text, Texts, layout_errors, require_file, require_folder, wrong_layout
 from whyformer.errors import InputError
 
 
-@told
+@layout_errors
 def sst2(path: str | Path, split: str = "dev") -> Texts:
-    """``dev.tsv``/``train.tsv`` of GLUE: a header ``sentence<TAB>label``, no quoting."""
+    """Read ``dev.tsv`` or ``train.tsv`` of GLUE: a header ``sentence<TAB>label``, no quoting."""
     file = _file(path, f"{split}.tsv", "sentence<TAB>label")
     rows = enumerate(_table(file, ("sentence", "label"), delimiter="\t", quoting=csv.QUOTE_NONE))
     items = (Text(f"{file.stem}-{i}", r["sentence"].strip(), _label(r["label"], 2, file)) for i, r in rows)
     return Texts(tuple(items), ("negative", "positive"))
 
 
-@told
+@layout_errors
 def imdb(path: str | Path) -> Texts:
-    """Folders ``neg/`` and ``pos/`` (or ``test/neg`` ...), one review a file named ``number_rating.txt``."""
-    expected = "folders neg/ and pos/ with one review a .txt file"
+    """Read folders ``neg/`` and ``pos/`` (or ``test/neg`` ...) with a file ``number_rating.txt`` for each review."""
+    expected = "folders neg/ and pos/ with a .txt file for each review"
     folder = require_folder(path, expected)
     folder = folder / "test" if (folder / "test" / "neg").is_dir() else folder
-    made = []
+    items = []
     for label, name in enumerate(("neg", "pos")):
         files = sorted((folder / name).glob("*.txt"))
         if not files:
             raise wrong_layout(folder, expected, f"no {name}/*.txt")
         for file in files:
             text = file.read_text(encoding="utf-8").replace("<br />", " ").strip()
-            made.append(Text(f"{name}/{file.name}", text, label))
-    return Texts(tuple(made), ("negative", "positive"))
+            items.append(Text(f"{name}/{file.name}", text, label))
+    return Texts(tuple(items), ("negative", "positive"))
 
 
-@told
+@layout_errors
 def bace(path: str | Path, split: str | None = "Test") -> Texts:
-    """``bace.csv`` of MoleculeNet: SMILES with a binary class; ``split`` is the column ``Model`` (None: all)."""
+    """Read ``bace.csv`` of MoleculeNet: SMILES with a binary class; ``split`` is a value of ``Model`` (None: all)."""
     file = _file(path, "bace.csv", "smiles,CID,Class,Model")
     rows = _table(file, ("CID", "Class", "Model"))
     column = "smiles" if "smiles" in rows[0] else "mol"
@@ -53,9 +53,9 @@ def bace(path: str | Path, split: str | None = "Test") -> Texts:
     return Texts(items, ("inactive", "active"))
 
 
-@told
+@layout_errors
 def tweeteval(path: str | Path, split: str = "test") -> Texts:
-    """A task's folder: ``{split}_text.txt``, ``{split}_labels.txt`` (one a line) and ``mapping.txt`` (number, name)."""
+    """Read the folder of a task: ``{split}_text.txt``, ``{split}_labels.txt`` and ``mapping.txt`` (number, name)."""
     expected = f"{split}_text.txt, {split}_labels.txt and mapping.txt"
     folder = require_folder(path, expected)
     texts, labels, mapping = (
@@ -64,42 +64,42 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
     )
     names = [line.split("\t")[1].strip() for line in mapping if line.strip()]
     if len(texts) != len(labels):
-        raise wrong_layout(folder, "one label a text", f"{len(texts)} texts and {len(labels)} labels")
+        raise wrong_layout(folder, "a label for each text", f"{len(texts)} texts and {len(labels)} labels")
     file, pairs = folder / f"{split}_labels.txt", enumerate(zip(texts, labels, strict=True))
     items = (Text(f"{split}-{i}", t.strip(), _label(label, len(names), file)) for i, (t, label) in pairs if t.strip())
     return Texts(tuple(items), tuple(names))
 
 
-@told
+@layout_errors
 def meld(path: str | Path, split: str = "test", task: str = "sentiment") -> Texts:
-    """``{split}_sent_emo.csv`` of MELD; the utterance alone, without its dialogue."""
+    """Read ``{split}_sent_emo.csv`` of MELD: single utterances without their dialogue."""
     names = {
         "sentiment": ("negative", "neutral", "positive"),
         "emotion": ("anger", "disgust", "fear", "joy", "neutral", "sadness", "surprise"),
     }
     if task not in names:
-        raise InputError(f"MELD's tasks are sentiment and emotion, not {task!r}")
+        raise InputError(f"the task of MELD must be sentiment or emotion, not {task!r}")
     column = task.capitalize()
     file = _file(path, f"{split}_sent_emo.csv", "Utterance,Emotion,Sentiment,Dialogue_ID,Utterance_ID")
-    made = []
+    items = []
     for row in _table(file, ("Utterance", column, "Dialogue_ID", "Utterance_ID")):
         name = row[column].strip().casefold()
         if name not in names[task]:
             raise wrong_layout(file, f"{column} to be one of {', '.join(names[task])}", repr(name))
         if row["Utterance"].strip():
             text = row["Utterance"].replace("\x92", "'").strip()
-            made.append(Text(f"{split}-{row['Dialogue_ID']}-{row['Utterance_ID']}", text, names[task].index(name)))
-    return Texts(tuple(made), names[task])
+            items.append(Text(f"{split}-{row['Dialogue_ID']}-{row['Utterance_ID']}", text, names[task].index(name)))
+    return Texts(tuple(items), names[task])
 
 
-@told
+@layout_errors
 def eraser(path: str | Path, split: str = "val") -> Texts:
-    """ERASER: ``{split}.jsonl`` (annotation_id, classification, evidences) and ``docs/``, tokens separated by spaces.
+    """Read ERASER: ``{split}.jsonl`` (annotation_id, classification, evidences) and ``docs/``, tokens split by spaces.
 
-    The rationale is the union of all evidence spans of the document. Annotations over several documents, and those
-    without a document of their own, are refused.
+    The rationale is the union of all evidence spans of a document. Annotations of several documents, and annotations
+    whose id is not that of a document, are refused.
     """
-    expected = f"{split}.jsonl and docs/ with one document a file"
+    expected = f"{split}.jsonl and docs/ with a file for each document"
     folder = require_folder(path, expected)
     file, docs = require_file(folder / f"{split}.jsonl", expected), folder / "docs"
     if not docs.is_dir():
@@ -110,10 +110,10 @@ def eraser(path: str | Path, split: str = "val") -> Texts:
             row = json.loads(line)
             rows.append((row["annotation_id"], str(row["classification"]), row["evidences"]))
     except (ValueError, KeyError, TypeError) as error:
-        wanted = f"annotation_id, classification and evidences on line {len(rows) + 1}"
-        raise wrong_layout(file, wanted, f"{error} to fail") from error
+        fields = f"annotation_id, classification and evidences on line {len(rows) + 1}"
+        raise wrong_layout(file, fields, f"an error: {error}") from error
     names = tuple(sorted({name for _, name, _ in rows}))
-    made = []
+    items = []
     for identity, name, evidences in rows:
         words = tuple(require_file(docs / identity, expected).read_text(encoding="utf-8").split())
         flags = [False] * len(words)
@@ -121,8 +121,8 @@ def eraser(path: str | Path, split: str = "val") -> Texts:
             if span["docid"] != identity or not 0 <= span["start_token"] <= span["end_token"] <= len(words):
                 raise wrong_layout(file, f"evidence of {identity} within its {len(words)} tokens", str(span))
             flags[span["start_token"] : span["end_token"]] = [True] * (span["end_token"] - span["start_token"])
-        made.append(Text(identity, " ".join(words), names.index(name), words, tuple(flags)))
-    return Texts(tuple(made), names)
+        items.append(Text(identity, " ".join(words), names.index(name), words, tuple(flags)))
+    return Texts(tuple(items), names)
 
 
 # -- files -------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _table(file: Path, columns: Iterable[str], **dialect: object) -> list[dict[s
             reader = csv.DictReader(lines, **dialect)  # type: ignore[call-overload]
             rows, header = list(reader), reader.fieldnames or []
     except UnicodeDecodeError as error:
-        raise wrong_layout(file, "UTF-8 text", f"a byte that is none at {error.start}") from error
+        raise wrong_layout(file, "UTF-8 text", f"an invalid byte at {error.start}") from error
     if not set(columns) <= set(header):
         raise wrong_layout(file, f"the columns {', '.join(columns)}", ", ".join(header) or "an empty file")
     if not rows:

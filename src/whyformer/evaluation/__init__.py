@@ -1,4 +1,4 @@
-"""How good is an explanation? Metrics for one of them; :mod:`whyformer.benchmarks` runs them over data sets."""
+"""Metrics for explanations; :mod:`whyformer.benchmarks` computes them over data sets."""
 
 from whyformer.evaluation.deletion import token_deletion
 from whyformer.evaluation.registry import METRICS, Metric, list_metrics

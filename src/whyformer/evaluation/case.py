@@ -1,4 +1,4 @@
-"""One batch of maps to be scored: one score a feature, and what the model says without some of them."""
+"""A batch of maps to evaluate, and the model's outputs for inputs without some of their features."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Case:
-    """A model, its inputs and one map a sample.
+    """A model, its inputs and a map for each sample.
 
     Attributes:
-        scores: pictures ``[B, H, W]`` at the input's size, text ``[B, N]``.
-        target: ``[B]`` class whose probability is followed, or which of the model's numbers.
+        ready: the model and its prepared inputs.
+        scores: ``[B, H, W]`` for pictures, at the size of the model's input; ``[B, N]`` for text.
+        target: ``[B]`` index of the class whose probability is measured, or of the output of a regression.
         logits: ``[B, C]`` of the plain forward pass.
-        content: text, ``[B, N]`` True at tokens that are neither special nor padding.
-        resolver: which row of the output ``logits`` are, and what of it the target is.
-        explanation: where the scores came from, if from this library.
-        forwards: plain forward passes of changed samples, so far.
+        content: ``[B, N]`` True at tokens that are neither special nor padding, for text; None for pictures.
+        batch_size: perturbed samples in one forward pass.
+        resolver: resolves the row of the model's output that ``logits`` are, and the target in it.
+        explanation: the explanations that the scores belong to, if they are from this library.
+        forwards: number of perturbed samples evaluated so far.
     """
 
     ready: Prepared
@@ -59,82 +61,91 @@ class Case:
 
     @cached_property
     def clean(self) -> Array:
-        """``[B]`` probability of the target; its value where it has none (a regression, a span, a user's function)."""
+        """``[B]`` probability of the target; its value if it has none (a regression, a span, a user's function)."""
         return self.outcomes(self.logits)[np.arange(len(self)), self.target]
 
     @cached_property
     def activation(self) -> str:
-        """What turns logits into what is followed: "softmax", "sigmoid", or "identity" for numbers."""
+        """Function that turns logits into the measured output: "softmax", "sigmoid", or "identity" for numbers."""
         return self.resolver.activation(torch.from_numpy(self.logits))
 
     def outcomes(self, logits: Array) -> Array:
-        """What is followed of these logits: probabilities, or numbers that have none as they are."""
+        """Return probabilities of logits, or the logits themselves if they have none."""
         return activated(logits, self.activation)
 
     def features(self, sample: int) -> Array:
-        """``[n]`` scores of what can be taken out: all pixels, or the content tokens."""
+        """Return the scores ``[n]`` of the features that can be removed: all pixels, or the content tokens."""
         flat = self.scores[sample].reshape(-1)
         return flat if self.content is None else flat[self.content[sample]]
 
-    def flags(self, what: str, given: Any) -> NDArray[np.bool_]:
-        """A mask or a rationale, one flag a score; a missing batch axis is added."""
-        found = np.asarray(given).astype(bool)
-        found = found[None] if found.ndim == self.scores.ndim - 1 else found
-        if found.shape != self.scores.shape:
-            place = "it at the model's input size" if self.image else "one flag a token"
-            shapes = f"the shape {list(found.shape)} and the scores {list(self.scores.shape)}"
-            raise InputError(f"the {what} has {shapes}: give {place}")
-        return found
+    def flags(self, name: str, values: Any) -> NDArray[np.bool_]:
+        """Convert a mask or a rationale to a flag for each score; a missing batch axis is added."""
+        flags = np.asarray(values).astype(bool)
+        flags = flags[None] if flags.ndim == self.scores.ndim - 1 else flags
+        if flags.shape != self.scores.shape:
+            expected = "it at the size of the model's input" if self.image else "one flag for each token"
+            shapes = f"the shape {list(flags.shape)} and the scores {list(self.scores.shape)}"
+            raise InputError(f"the {name} has {shapes}: give {expected}")
+        return flags
 
     def constant(self, sample: int) -> bool:
-        """Whether all features have one score, so that they have no order."""
+        """Return True if all features have the same score, so that they have no order."""
         scores = self.features(sample)
         return scores.size > 1 and float(scores.max()) == float(scores.min())
 
     def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
-        """``[F, C]`` logits of one sample, each time without some of :meth:`features` (True in ``masks [F, n]``)."""
-        task = self.ready.task(self.resolver, "taking features out")
+        """Return the logits ``[F, C]`` of one sample without the :meth:`features` that are True in ``masks [F, n]``."""
+        task = self.ready.task(self.resolver, "removing features")
         if baseline not in self._removals:
             self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
         removed = self._removals[baseline]
-        places = np.arange(removed.features.shape[1])
-        places = places if self.content is None else places[self.content[sample]]
-        jobs: list[Any] = [(sample, places[mask]) for mask in masks]
-        found = logits_without(task, removed, jobs, self.batch_size, "taking features out")
+        indices = np.arange(removed.features.shape[1])
+        indices = indices if self.content is None else indices[self.content[sample]]
+        jobs: list[Any] = [(sample, indices[mask]) for mask in masks]
+        logits = logits_without(task, removed, jobs, self.batch_size, "removing features")
         self.forwards += len(jobs)
-        return found.double().cpu().numpy()
+        return logits.double().cpu().numpy()
 
     def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
-        """``[F]`` probability, or value, of the target in :meth:`run`."""
+        """Return the probability, or value, ``[F]`` of the target in the outputs of :meth:`run`."""
         return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
 
 
 def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:
-    """Check that the scores fit the input, and bring them to its features.
+    """Check that scores fit the inputs, and convert them to a score for each pixel or token.
 
-    Scores of a picture may be ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over channels) or ``[B, P]``
-    patches of a square grid; those of a text ``[B, N]``. A missing batch axis is added for a single sample.
+    Args:
+        ready: the model and its prepared inputs.
+        explanation: an explanation, or scores: for pictures ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over
+            channels) or ``[B, P]`` patches of a square grid; for text ``[B, N]``. A missing batch axis is added for a
+            single sample.
+        target: the target, see :func:`read_target`.
+        batch_size: perturbed samples in one forward pass.
+
+    Raises:
+        InputError: the scores do not fit the inputs or are not finite, or the target is not a class.
     """
-    ready.refuse_singles("taking features out")
+    ready.refuse_singles("removing features")
     inputs, image = ready.inputs, ready.inputs.modality == "image"
-    ours = explanation if isinstance(explanation, Explanation) else None
+    known_explanation = explanation if isinstance(explanation, Explanation) else None
     raw: Any = explanation
-    if ours is not None:
-        raw = ours.heatmap(inputs.image_size) if image else ours.scores
+    if known_explanation is not None:
+        raw = known_explanation.heatmap(inputs.image_size) if image else known_explanation.scores
     scores = torch.as_tensor(np.asarray(raw.detach().cpu() if isinstance(raw, Tensor) else raw, dtype=np.float64))
     if not bool(torch.isfinite(scores).all()):
-        raise InputError("the scores hold NaN or infinity, so they cannot be judged")
+        raise InputError("the scores hold NaN or infinity, so they cannot be evaluated")
     scores = _picture(scores, inputs) if image else _text(scores, inputs)
     content = None if image else content_of(inputs).numpy()
-    resolver = ready.resolver(read_target(target, ours))
+    resolver = ready.resolver(read_target(target, known_explanation))
     logits = ready.task(resolver).forward()
     chosen = resolver.indices(logits)
     if int(chosen.min()) < 0:
-        raise InputError("evaluate follows the probability of a class: the target must be a class, not a function")
+        raise InputError("evaluate measures the probability of a class: the target must be a class, not a function")
     if int(chosen.max()) >= logits.shape[1]:
-        raise InputError(f"the target is a class 0 to {logits.shape[1] - 1}, or one a sample, not {target!r}")
+        last = logits.shape[1] - 1
+        raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
     classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
-    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, ours)
+    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, known_explanation)
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
@@ -157,12 +168,12 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _text(scores: Tensor, inputs: Inputs) -> Tensor:
-    wanted = inputs.extent[:2]
-    scores = scores[None] if scores.dim() == 1 and wanted[0] == 1 else scores
-    if tuple(scores.shape) != wanted:
+    expected = inputs.extent[:2]
+    scores = scores[None] if scores.dim() == 1 and expected[0] == 1 else scores
+    if tuple(scores.shape) != expected:
         raise InputError(
-            f"scores of shape {list(scores.shape)} do not fit {wanted[0]} texts of {wanted[1]} tokens: give one "
-            f"score a token, special ones included"
+            f"scores of shape {list(scores.shape)} do not fit {expected[0]} texts of {expected[1]} tokens: give one "
+            f"score for each token, special tokens included"
         )
     if inputs.mask is not None and inputs.mask.shape == scores.shape:
         scores = scores.masked_fill(~inputs.mask.cpu(), 0)
@@ -170,7 +181,7 @@ def _text(scores: Tensor, inputs: Inputs) -> Tensor:
 
 
 def read_target(target: Target, explanation: Explanation | None) -> Target:
-    """The target given, else the explained one, else the predicted class (None)."""
+    """Return ``target``; if it is None, the target of the explanation, or None for the predicted class."""
     if target is None and explanation is not None:
         if "target" in explanation.diagnostics:
             target = explanation.diagnostics["target"]

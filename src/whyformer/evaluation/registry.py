@@ -1,4 +1,4 @@
-"""The metrics that ``evaluate`` offers: name -> what it measures, which way is better, and what it needs."""
+"""The registry of metrics for ``evaluate``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Score = Callable[[Array, float, Array], tuple[Any, Array | None]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a metric takes out of one sample, and its figure from what the model then puts out.
+    """The features that a metric removes from one sample, and the value computed from the model's outputs.
 
     Attributes:
-        masks: scores ``[n]`` -> ``[F, n]`` True at the features that are taken out, each row at once.
-        score: (scores ``[n]``, clean output, outputs ``[F]``) -> (figure, curve, None where there is none).
+        masks: scores ``[n]`` -> ``[F, n]``, each row True at the features that are removed together.
+        score: (scores ``[n]``, clean output, outputs ``[F]``) -> (value, curve or None).
     """
 
     masks: Callable[[Array], NDArray[np.bool_]]
@@ -35,14 +35,16 @@ class Metric:
     """A registered metric.
 
     Attributes:
-        name: what ``evaluate(metric=...)`` takes; summary: one line.
+        name: name of the metric, for ``evaluate(metric=...)``.
+        summary: one line of description.
         better: "higher" or "lower".
         modality: "image", "text" or "both".
-        needs: settings that must be given, e.g. ("mask",).
+        needs: names of required settings, e.g. ("mask",).
         settings: setting -> default.
-        baselines: what stands in for a feature of pictures and of text by default, None if nothing is taken out.
-        plan: settings -> :class:`Plan`, of metrics that follow one output of the model.
-        of_classes: whether it is defined for a class alone: by its rank or the ratio of its probabilities.
+        baselines: default baselines for pictures and for text; None if the metric removes no features.
+        function: ``(case, **settings) -> values [B]`` or ``(values [B], curves [B, F])``.
+        plan: settings -> :class:`Plan`, for metrics that measure one output of the model.
+        of_classes: True if the metric is defined for classes only, by rank or ratio of probabilities.
     """
 
     name: str
@@ -57,33 +59,36 @@ class Metric:
     of_classes: bool = False
 
     def check_activation(self, activation: str) -> None:
-        """Raise where it is defined for classes and the model gives a number ("identity")."""
+        """Raise InputError if the metric is defined for classes only and the target is a number ("identity")."""
         if self.of_classes and activation == "identity":
             raise InputError(
-                f"the metric {self.name} is about classes, and what is explained is a number: take deletion, "
-                "insertion, aopc, comprehensiveness or sufficiency, which follow the number itself"
+                f"the metric {self.name} is for classes, and the explained target is a number: use deletion, "
+                "insertion, aopc, comprehensiveness or sufficiency, which measure the number"
             )
 
-    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Settings with defaults; refuses unknown ones and asks for what is missing.
+    def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """Return settings with defaults filled in.
 
-        ``substrate`` and ``replace`` are earlier names of ``baseline`` and still taken.
+        ``substrate`` and ``replace`` are accepted as earlier names of ``baseline``.
+
+        Raises:
+            InputError: a setting is unknown, or a required one is missing.
         """
         known = {**self.settings, **dict.fromkeys(self.needs)}
-        earlier = [n for n in ("substrate", "replace") if n in given and self.baselines]
-        if len(earlier) + ("baseline" in given) > 1:
+        earlier = [n for n in ("substrate", "replace") if n in chosen and self.baselines]
+        if len(earlier) + ("baseline" in chosen) > 1:
             raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: give baseline alone")
-        for old in earlier:  # what pictures called "mean" is 0 in model space
-            value = given[old]
-            given = {k: v for k, v in given.items() if k != old}
-            given["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
-        for name in given:
+        for old in earlier:  # the value "mean" of "substrate" is now called "zero"
+            value = chosen[old]
+            chosen = {k: v for k, v in chosen.items() if k != old}
+            chosen["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
+        for name in chosen:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
-        if missing := [n for n in self.needs if given.get(n) is None]:
+        if missing := [n for n in self.needs if chosen.get(n) is None]:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
-        return {**self.settings, **given}
+        return {**self.settings, **chosen}
 
 
 METRICS: dict[str, Metric] = {}
@@ -93,9 +98,9 @@ def metric(
     name: str, summary: str, *, better: str, modality: str = "both", needs: tuple[str, ...] = (),
     baselines: tuple[str, str] | None = None, of_classes: bool = False, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
-    """Register a function ``(case, **settings) -> values [B] or (values [B], curves [B, F])``.
+    """Return a decorator that registers a function ``(case, **settings) -> values [B]`` or ``(values, curves [B, F])``.
 
-    One with ``baselines`` (see :class:`Metric`) has the setting ``baseline`` too.
+    The arguments are those of :class:`Metric`; a metric with ``baselines`` also has the setting ``baseline``.
     """
     settings = settings | ({"baseline": None} if baselines else {})
 
@@ -112,34 +117,38 @@ def perturbation(
     name: str, summary: str, masks: Callable[..., Any], score: Score, *, better: str, baselines: tuple[str, str],
     modality: str = "both", of_classes: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Register a metric that follows the probability of the target, or the number that it is: a :class:`Plan` whose
-    ``masks`` take settings."""
+    """Register a metric of the target's probability, or of its value, from a :class:`Plan`; ``settings`` are those of
+    ``masks``."""
 
-    def plan(**given: Any) -> Plan:
-        return Plan(partial(masks, **given), score)
+    def plan(**chosen: Any) -> Plan:
+        return Plan(partial(masks, **chosen), score)
 
-    def function(case: Any, *, baseline: str | int, **given: Any) -> Curves:
-        made, found = plan(**given), []
+    def function(case: Any, *, baseline: str | int, **chosen: Any) -> Curves:
+        steps, results = plan(**chosen), []
         for i in range(len(case)):
             scores = case.features(i)
-            outputs = case.follow(i, made.masks(scores), baseline)
-            found.append(made.score(scores, float(case.clean[i]), outputs))
-        figures, curves = zip(*found, strict=True)
-        return np.array(figures), None if curves[0] is None else np.stack(curves)
+            outputs = case.follow(i, steps.masks(scores), baseline)
+            results.append(steps.score(scores, float(case.clean[i]), outputs))
+        values, curves = zip(*results, strict=True)
+        return np.array(values), None if curves[0] is None else np.stack(curves)
 
     full = {**settings, "baseline": None}
     METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan, of_classes)
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name, or an error that lists the names."""
+    """Return the metric of a name.
+
+    Raises:
+        InputError: there is no such metric; the message lists the names.
+    """
     if not isinstance(name, str):
-        raise InputError(f"a metric is given by its name, such as 'deletion', one at a time, not as {name!r}")
+        raise InputError(f"metric must be the name of one metric, such as 'deletion', not {name!r}")
     if name in METRICS:
         return METRICS[name]
     raise unknown("there is no metric", name, METRICS, f"Metrics: {', '.join(sorted(METRICS))}")
 
 
 def list_metrics() -> list[Metric]:
-    """All metrics, by name."""
+    """Return all metrics, sorted by name."""
     return [METRICS[name] for name in sorted(METRICS)]

@@ -1,4 +1,4 @@
-"""``evaluate``: score one explanation, or a map made by any other tool."""
+"""``evaluate``: compute a metric for an explanation, or for a map of any other tool."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from whyformer.prepared import Prepared
 from whyformer.targets import Target, of_samples
 
 _MARKS = ("mask", "rationale")
-"""Settings that are no settings but what a map is compared with, one a sample."""
+"""Settings that hold a reference for each sample, which the map is compared with."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a metric says about a batch of explanations.
+    """The result of a metric for a batch of explanations.
 
     Attributes:
-        metric: its name; better: "higher" or "lower".
-        values: ``[B]`` one figure a sample.
-        curves: ``[B, F]`` the curve behind each figure, None where there is none.
-        settings: complete; forwards: plain forward passes (of one sample) that it took.
+        metric: name of the metric.
+        better: "higher" or "lower".
+        values: ``[B]`` value of each sample.
+        curves: ``[B, F]`` curve that each value is computed from; None if the metric has no curve.
+        settings: settings of the metric, defaults included.
+        forwards: number of perturbed samples passed through the model.
     """
 
     metric: str
@@ -45,7 +47,7 @@ class Evaluation:
 
     @property
     def value(self) -> float:
-        """The mean over the samples."""
+        """Mean over the samples."""
         return float(np.mean(self.values))
 
     def __float__(self) -> float:
@@ -67,23 +69,26 @@ def evaluate(
     batch_size: int = 32,
     **options_and_settings: Any,
 ) -> Evaluation:
-    """Score an explanation: what becomes of the prediction, or how well it agrees with a mask or a rationale.
+    """Compute a metric for an explanation: its faithfulness to the model, or its agreement with a mask or rationale.
 
     Args:
         model, inputs, processor: as for :func:`whyformer.explain`.
-        explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
-            size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
+        explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: for pictures ``[B, H, W]`` (any
+            size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; for text ``[B, N]`` with special tokens.
         metric: a name from :func:`whyformer.evaluation.registry.list_metrics`.
-        target: class (index or name) whose probability is followed; the explained one, or else the predicted one, by
-            default. Of a model for regression, and of targets that are values themselves, the number is followed.
+        target: class (index or name) whose probability is measured; by default the explained class, or the predicted
+            class if scores are passed. For regression models and targets that are values, the value is measured.
         batch_size: perturbed samples in one forward pass.
         **options_and_settings: options as for :func:`whyformer.explain`, and settings of the metric, e.g. ``mask=``
-            (``[B, H, W]`` at the model's input size). Metrics that take features out have ``baseline=``: "zero" (the
-            processor's mean colour), "black", "mean" (of this picture), "blur" or "noise" for pictures, "unk", "mask",
-            "pad", a token's id or "delete" for text; the default is the metric's own.
+            (``[B, H, W]`` at the size of the model's input). Metrics that remove features have ``baseline=``: for
+            pictures "zero" (the processor's mean colour), "black", "mean" (of the picture), "blur" or "noise"; for text
+            "unk", "mask", "pad", a token id or "delete". The default depends on the metric.
+
+    Returns:
+        The value of each sample, and the curve behind it if the metric has one.
 
     Raises:
-        InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.
+        InputError: the scores do not fit the inputs, are constant or not finite; a mask is empty; a setting is unknown.
     """
     options, settings = split(options_and_settings)
     chosen = find_metric(metric)
@@ -95,25 +100,25 @@ def evaluate(
     if chosen.modality not in ("both", modality):
         raise InputError(
             f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
-            f"is {modality}"
+            f"is {modality}: choose another metric"
         )
     if not ready.singles:
         case = read_case(ready, explanation, target, batch_size)
-        return _judged(chosen, case, full, range(len(case)))
+        return _evaluated(chosen, case, full, range(len(case)))
     return _each(chosen, ready, explanation, target, full, batch_size)
 
 
-def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
-    """What the metric says of a case; ``samples`` are the numbers that its samples have for the user."""
+def _evaluated(chosen: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
+    """Compute a metric for a case; ``samples`` are the user's indices of its samples, for error messages."""
     chosen.check_activation(case.activation)
     full, kind = dict(settings), case.ready.inputs.modality
     if chosen.baselines and full["baseline"] is None:
         full["baseline"] = "zero" if kind == "tensor" else chosen.baselines[0 if kind == "image" else 1]
     for i, number in enumerate(samples):
         if case.constant(i):
-            raise InputError(f"the map of sample {number} is constant, so it gives no order and no region to judge")
-    found = chosen.function(case, **full)
-    values, curves = found if isinstance(found, tuple) else (found, None)
+            raise InputError(f"the map of sample {number} is constant, so it has no order and no region to evaluate")
+    result = chosen.function(case, **full)
+    values, curves = result if isinstance(result, tuple) else (result, None)
     plain = {k: v for k, v in full.items() if k not in _MARKS}
     return Evaluation(chosen.name, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
 
@@ -121,34 +126,34 @@ def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Seque
 def _each(
     chosen: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
-    """Of prompts that make no batch: each by itself, its scores without those of padding to the longest."""
-    if any(one.inputs.modality == "image" for one in ready.singles):
+    """Evaluate prompts that cannot be batched one at a time, each without the scores of its padding."""
+    if any(result.inputs.modality == "image" for result in ready.singles):
         raise InputError(
-            "these prompts make no batch, and of some the pixels of their one picture would be taken out, of others "
-            "tokens: evaluate them one at a time"
+            "these prompts cannot be batched, and the metric would remove pixels from some of them and tokens from "
+            "others: evaluate them one at a time"
         )
-    ours = explanation if isinstance(explanation, Explanation) else None
+    whole = explanation if isinstance(explanation, Explanation) else None
     name = ready.inputs.name
-    raw = explanation if ours is None else (ours.part(name) if name in ours.inputs else ours).scores
+    raw = explanation if whole is None else (whole.part(name) if name in whole.inputs else whole).scores
     scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
-    extents = [one.inputs.extent[1] for one in ready.singles]
-    if tuple(scores.shape) != (wanted := (len(extents), max(extents))):
+    extents = [result.inputs.extent[1] for result in ready.singles]
+    if tuple(scores.shape) != (expected := (len(extents), max(extents))):
         raise InputError(
-            f"scores of shape {list(scores.shape)} do not fit {wanted[0]} prompts, the longest of {wanted[1]} tokens: "
-            "give one score a token, those of pictures and special ones included"
+            f"scores of shape {list(scores.shape)} do not fit {expected[0]} prompts of up to {expected[1]} tokens: "
+            "give one score for each token, those of pictures and special tokens included"
         )
-    target = read_target(target, ours)
+    target = read_target(target, whole)
     ready.resolver(target)
     _, left = ready.padding
-    found: list[Evaluation] = []
-    for i, (one, wide) in enumerate(zip(ready.singles, extents, strict=True)):
-        columns = slice(wanted[1] - wide, None) if left else slice(wide)
+    results: list[Evaluation] = []
+    for i, (result, wide) in enumerate(zip(ready.singles, extents, strict=True)):
+        columns = slice(expected[1] - wide, None) if left else slice(wide)
         cut = {k: np.asarray(v)[[i]][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
-        case = read_case(one, scores[[i]][:, columns], of_samples(target, [i]), batch_size)
-        case.explanation = None if ours is None else [ours[i]]
-        found.append(_judged(chosen, case, {**settings, **cut}, [i]))
-    values = np.concatenate([one.values for one in found])
-    curves = [one.curves for one in found if one.curves is not None]
-    drawn = np.concatenate(curves) if len(curves) == len(found) else None
-    forwards = sum(one.forwards for one in found)
-    return Evaluation(chosen.name, chosen.better, values, drawn, found[-1].settings, forwards)
+        case = read_case(result, scores[[i]][:, columns], of_samples(target, [i]), batch_size)
+        case.explanation = None if whole is None else [whole[i]]
+        results.append(_evaluated(chosen, case, {**settings, **cut}, [i]))
+    values = np.concatenate([result.values for result in results])
+    curves = [result.curves for result in results if result.curves is not None]
+    all_curves = np.concatenate(curves) if len(curves) == len(results) else None
+    forwards = sum(result.forwards for result in results)
+    return Evaluation(chosen.name, chosen.better, values, all_curves, results[-1].settings, forwards)

@@ -1,4 +1,4 @@
-"""Bootstrap confidence intervals of figures that are made of sums over samples."""
+"""Bootstrap confidence intervals of figures that are functions of means over samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Combine = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its percentile interval; ``count`` samples went into it."""
+    """A figure with its percentile interval over ``count`` samples."""
 
     value: float
     low: float
@@ -22,12 +22,13 @@ class Interval:
 
 
 def bootstrap(rows: ArrayLike, combine: Combine = lambda means: means[..., 0], *, draws: int = 1000) -> Interval:
-    """Percentile bootstrap over samples, 95 %; the same rows always give the same interval.
+    """Compute a 95 % percentile bootstrap interval over samples; the same rows always give the same interval.
 
     Args:
-        rows: ``[n]`` or ``[n, k]``: what each sample contributes.
-        combine: means over samples ``[..., k]`` -> figure ``[...]``, the first column by default; a ratio of two
+        rows: ``[n]`` or ``[n, k]`` contribution of each sample.
+        combine: means over samples ``[..., k]`` -> figure ``[...]``; the first column by default. A ratio of two
             columns is a pooled figure.
+        draws: number of bootstrap samples.
     """
     data = np.asarray(rows, dtype=np.float64)
     data = data[:, None] if data.ndim == 1 else data

@@ -1,4 +1,4 @@
-"""What a picture looks like as its highest (or lowest) scores are removed, and what the model then says."""
+"""Pictures and predictions as the highest (or lowest) scores of a picture are removed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ ORDERS = ("highest scores first", "lowest scores first")
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """A picture under removal, in both orders (axis O: :data:`ORDERS`), the unchanged picture first (axis F).
+    """A picture with more and more pixels removed, in both orders. Axis letters: O :data:`ORDERS`, F fractions.
 
     Attributes:
-        pictures: ``[O, F, H, W, 3]`` uint8, as the model saw them.
-        fractions: ``[F]`` share of the pixels removed.
-        probabilities: ``[O, F]`` of the class whose name is ``target``; of a number its values.
-        predicted: ``[O][F]`` name of the class that the model says.
-        method: that made the scores; baseline: what stands in for removed pixels.
-        numeric: whether what is followed is a number and no probability.
+        pictures: ``[O, F, H, W, 3]`` uint8, the preprocessed pictures that the model saw; the first is unchanged.
+        fractions: ``[F]`` fraction of the pixels removed.
+        probabilities: ``[O, F]`` probability of the target, or its value for a regression.
+        predicted: ``[O][F]`` name of the predicted class.
+        target: name of the target.
+        method: method of the explanation.
+        baseline: replacement of removed pixels.
+        numeric: True if ``probabilities`` are values rather than probabilities.
     """
 
     pictures: NDArray[np.uint8]
@@ -55,43 +57,45 @@ def perturbation_strip(
     fractions: tuple[float, ...] = FRACTIONS,
     batch_size: int = 16,
 ) -> Strip:
-    """Remove 10–90 % of the pixels of a picture, the highest scores first and the lowest first.
+    """Remove 10–90 % of the pixels of a picture, by descending and by ascending scores.
 
     The masks are those of the positive and negative perturbation test (Chefer et al. 2021, section 4.1).
 
     Args:
-        model, inputs, processor: as for :func:`whyformer.explain`, which made ``explanation``.
-        sample: which picture of the batch.
-        baseline: what stands in for removed pixels, one of :data:`~whyformer.baselines.BASELINES` for pictures.
-        fractions: shares removed, each between 0 and 1, rising.
+        model, inputs, processor: as for the call of :func:`whyformer.explain` that returned ``explanation``.
+        explanation: explanation of the pictures.
+        sample: index of the picture in the batch.
+        baseline: replacement of removed pixels, one of :data:`~whyformer.baselines.BASELINES` for pictures.
+        fractions: removed fractions, increasing, above 0 and up to 1.
+        batch_size: perturbed pictures in one forward pass.
 
     Raises:
-        InputError: a text; a constant map; fractions that do not rise.
+        InputError: the input is not a picture, the map is constant, or the fractions do not increase.
     """
     if baseline not in names_for("image"):
         raise InputError(f"baseline must be one of {', '.join(names_for('image'))}, not {baseline!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
-        raise InputError(f"fractions must rise between 0 and 1, not {fractions}")
+        raise InputError(f"fractions must increase between 0 and 1, not {fractions}")
     ready = open_model(model, processor).prepare(inputs)
     if ready.inputs.modality != "image" or ready.inputs.features.pictures is None:
         raise InputError("only pictures can be shown with parts removed")
     case = read_case(ready, explanation, None, batch_size)
     if case.constant(sample):
-        raise InputError("the map is constant, so it gives no order in which to remove pixels")
+        raise InputError("the map is constant, so there is no order in which to remove pixels")
     index, numeric = int(case.target[sample]), case.activation == "identity"
     steps = curve_fractions(fractions)
-    # the same as is fed, before the normalisation, where the mean colour is what becomes 0
-    seen = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
+    # the model's input before normalisation, which maps the mean colour to 0
+    picture = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
     mean = getattr(getattr(ready.processor, "image_processor", ready.processor), "image_mean", None) or [0.5]
-    base = fill(baseline, Filling(seen, black=[0.0], white=[1.0], zero=mean))
-    pictures, shares, named = [], [], []
+    base = fill(baseline, Filling(picture, black=[0.0], white=[1.0], zero=mean))
+    pictures, shares, predicted = [], [], []
     for first in (True, False):
         masks = removal_masks(case.features(sample), steps, highest_first=first)
         logits = case.run(sample, masks, baseline)
         shares.append(case.outcomes(logits)[:, index])
-        named.append([explanation.label(index if numeric else i) for i in logits.argmax(-1).tolist()])
-        gone = torch.from_numpy(masks).reshape(len(masks), 1, *seen.shape[-2:])
-        drawn = (torch.where(gone, base, seen) * 255).round().clamp(0, 255).to(torch.uint8)
-        pictures.append(drawn.permute(0, 2, 3, 1).numpy())
-    shown = explanation.label(index)
-    return Strip(np.stack(pictures), steps, np.stack(shares), named, shown, explanation.method, baseline, numeric)
+        predicted.append([explanation.label(index if numeric else i) for i in logits.argmax(-1).tolist()])
+        removed = torch.from_numpy(masks).reshape(len(masks), 1, *picture.shape[-2:])
+        masked = (torch.where(removed, base, picture) * 255).round().clamp(0, 255).to(torch.uint8)
+        pictures.append(masked.permute(0, 2, 3, 1).numpy())
+    name = explanation.label(index)
+    return Strip(np.stack(pictures), steps, np.stack(shares), predicted, name, explanation.method, baseline, numeric)

@@ -1,4 +1,4 @@
-"""May it be believed? An explanation's deletion curve beside those of random maps, and what its run says against it."""
+"""``trust``: compare the deletion curve of an explanation with those of random maps, and collect its warnings."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ from whyformer.options import Keywords, shows_options
 from whyformer.targets import Target
 
 STEPS = 10
-"""Steps of a deletion curve: 0, 10 ... 100 % taken out."""
+"""Number of steps of a deletion curve: 0, 10 ... 100 % removed."""
 LOWEST = 0.1
-"""Of the class's probability before anything is taken out: from less, every curve falls alike."""
+"""Lowest initial probability of the class; below it, the curves of all maps fall alike."""
 SEEDS = (0, 1, 2)
-"""Of the random maps that a curve is compared with."""
+"""Seeds of the random maps that a curve is compared with."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trust:
-    """How far an explanation may be believed. Axis letters: B samples, D random maps, F fractions.
+    """The comparison of an explanation with random maps. Axis letters: B samples, D random maps, F fractions.
 
     Attributes:
-        method: that made the scores.
-        followed: ``[B]`` the class whose probability is followed: the explained one, or else the predicted one.
-        fractions: ``[F]`` share of the features (pixels, content tokens) taken out, the highest scores first.
-        curves: ``[B, F]`` probability of the class, or the model's number; areas: ``[B]`` under them, lower is better.
-        random: ``[D, B, F]`` the same for random scores on the same cells; chance: ``[D, B]`` the areas.
-            A constant map gives no order: its curve is NaN.
-        warnings: for each sample, sentences about its map from the run's diagnostics and the scores.
-        baseline: what stood in for a feature; seeds: of the random maps.
-        kind: what the random curves depend on; forwards: plain forward passes (of one sample) that it took.
-        numeric: whether a number is followed (a regression, a span) and no probability.
-        rising: ``[B]`` whether a curve is the better the faster it rises: of a map without signs for a number that lies
-            below what is left when all is taken out.
+        method: method of the explanation.
+        followed: ``[B]`` class whose probability is measured: the explained class, or the predicted class.
+        fractions: ``[F]`` fraction of the features (pixels, content tokens) removed, highest scores first.
+        curves: ``[B, F]`` probability of the class, or value of the model's output. The curve of a constant map, which
+            has no order, is NaN.
+        areas: ``[B]`` area under each curve; lower is better.
+        random: ``[D, B, F]`` curves of random scores on the same cells.
+        chance: ``[D, B]`` areas under the random curves.
+        warnings: sentences about the map of each sample, from the diagnostics and the scores.
+        baseline: replacement of removed features.
+        seeds: seeds of the random maps.
+        kind: values that the random curves depend on.
+        forwards: number of samples passed through the model.
+        numeric: True if the measured output is a value (a regression, a span) rather than a probability.
+        rising: ``[B]`` True if a faster rise is better: the map has no signs, and the value rises when all features are
+            removed.
     """
 
     method: str
@@ -67,21 +71,21 @@ class Trust:
         return len(self.followed)
 
     def measurable(self, sample: int = 0) -> bool:
-        """Whether the scores give an order, and there is something to fall: a class starts at a probability of at least
-        :data:`LOWEST`, a number changes when features are taken out."""
+        """Return True if the scores have an order and the curve can fall: the probability is initially at least
+        :data:`LOWEST`, or the value changes when features are removed."""
         if not np.isfinite(self.areas[sample]):
             return False
         return self._moves(sample) if self.numeric else bool(self.curves[sample, 0] >= LOWEST)
 
     def _moves(self, sample: int) -> bool:
-        """Whether the number changes by more than rounding."""
+        """Return True if the value changes by more than rounding errors."""
         all_curves = np.stack([self.curves[sample], *self.random[:, sample]])
         size = np.nanmax(np.abs(all_curves))
         return bool(np.nanmax(all_curves) - np.nanmin(all_curves) > 1e-6 * size)
 
     def better(self, sample: int = 0) -> bool | None:
-        """True: the curve falls faster than each random one (rises, where :attr:`rising`); False: no faster than they
-        do on average; None: between, or not measurable."""
+        """Return True if the curve falls faster than every random curve (or rises, see :attr:`rising`), False if it is
+        no faster than their average, None otherwise or if not measurable."""
         if not self.measurable(sample):
             return None
         sign = -1 if self.rising and self.rising[sample] else 1
@@ -89,15 +93,15 @@ class Trust:
         return True if area < chance.min() else False if area >= chance.mean() else None
 
     def verdict(self, sample: int = 0) -> str:
-        """The comparison in one sentence."""
+        """Return the result of the comparison as a sentence."""
         if not np.isfinite(self.areas[sample]):
-            return "Not measurable here: all scores are equal, so they give no order."
+            return "Not measurable here: all scores are equal, so they have no order."
         if self.numeric and not self.measurable(sample):
-            return "Not measurable here: the number stays the same whatever is taken out."
+            return "Not measurable here: the value does not change when features are removed."
         if not self.measurable(sample):
             return (
-                f"Not measurable here: the class starts at a probability of {self.curves[sample, 0]:.1%}, and a fall "
-                f"is measured from {LOWEST:.0%} on."
+                f"Not measurable here: the probability of the class is {self.curves[sample, 0]:.1%}, and a fall can be "
+                f"measured from {LOWEST:.0%}."
             )
         form = ".4g" if self.numeric else ".3f"
         figures = f"area {self.areas[sample]:{form}}, random {self.chance[:, sample].mean():{form}}"
@@ -108,7 +112,7 @@ class Trust:
         return f"Not better than random ({figures}): do not trust this map here."
 
     def figures(self, sample: int = 0) -> dict[str, Any]:
-        """What views show of one sample, in plain values: its curve, and the lowest, mean and highest random one."""
+        """Return plain values of one sample for display: its curve, and the lowest, mean and highest random curve."""
         random = self.random[:, sample]
         return {
             "followed": self.followed[sample], "fractions": list(self.fractions), "curve": _plain(self.curves[sample]),
@@ -117,12 +121,12 @@ class Trust:
         }  # fmt: skip
 
     def noted_in(self, explanation: Explanation) -> Explanation:
-        """The explanation with these figures in ``diagnostics["trust"]``, so that whatever shows it shows them too."""
+        """Return the explanation with these figures in ``diagnostics["trust"]``, which all views show."""
         figures = [self.figures(i) for i in range(len(explanation))]
         return replace(explanation, diagnostics={**explanation.diagnostics, "trust": figures})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; NaN is None."""
+        """Return plain values for JSON; NaN becomes None."""
         return {
             "method": self.method, "followed": list(self.followed), "fractions": list(self.fractions),
             "curves": _plain(self.curves), "areas": _plain(self.areas), "random": _plain(self.random),
@@ -140,9 +144,9 @@ class Trust:
 
 
 def _plain(values: NDArray[np.float64]) -> Any:
-    found = values.astype(object)
-    found[np.isnan(values)] = None
-    return found.tolist()
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()
 
 
 @shows_options
@@ -160,67 +164,67 @@ def trust(
     known: Sequence[Trust] = (),
     **options: Unpack[Keywords],
 ) -> Trust:
-    """Compare an explanation with chance: does what the model says fall faster than for random maps?
+    """Compare an explanation with random maps: does the model's output fall faster when its top features are removed?
 
-    That is the probability of the class; of a model for regression, and of targets that are values themselves, the
-    number. (A map whose scores have no sign says what matters, not in which direction: where such a number rises when
-    everything is taken out, a good map makes it rise faster.)
+    The features with the highest scores are removed in ``steps`` equal steps, and the probability of the class is
+    measured (the curve of the metric "deletion"). The same is done for random maps: uniform scores on the same cells.
+    For regression models, and for targets that are values, the value is measured. Scores without a sign show what
+    matters but not in which direction: if a value rises when all features are removed, a good map makes it rise faster.
 
-    The features with the highest scores are taken out, in ``steps`` equal steps, and the model is asked again (the
-    curve of the metric "deletion"); the same is done for random maps of the same kind: uniform scores on the same
-    cells. Costs (steps + 1) · (1 + number of seeds) + 1 plain forward passes a sample.
+    The cost is (steps + 1) · (1 + number of seeds) + 1 forward passes for each sample.
 
     Args:
-        explanation: what ``whyformer.explain`` returned.
+        explanation: result of ``whyformer.explain``.
         model, processor, **options: as for :func:`whyformer.explain`.
-        inputs: the explained ones; by default the explanation's own sentences or pictures, where it has them.
-        baseline: what stands in for a feature. Pictures: "zero" (the processor's mean colour; default), "black",
-            "mean", "blur" or "noise". Text: the tokenizer's "mask", "unk" or "pad" (default the first it has), else
-            "delete".
-        steps, seeds: of the curves and of the random maps.
+        inputs: the explained inputs; by default the texts or pictures that the explanation holds.
+        baseline: replacement of removed features. Pictures: "zero" (the processor's mean colour; default), "black",
+            "mean", "blur" or "noise". Text: the tokenizer's "mask", "unk" or "pad" (by default the first that it has),
+            otherwise "delete".
+        steps: number of steps of a curve.
+        seeds: seeds of the random maps.
         batch_size: perturbed samples in one forward pass.
-        target: needed only where an explanation does not hold its own: a user's function of the model's raw output.
-        known: results for other explanations of the very same inputs: random curves of the same kind are taken over
-            from the first that has them instead of being measured again.
+        target: needed only if the explanation does not hold its target: a user's function of the model's raw output.
+        known: results for other explanations of the same inputs, whose random curves are reused if they are of the same
+            kind.
 
     Raises:
-        InputError: no inputs are given or kept, scores that do not fit them, or a baseline that this input lacks.
+        InputError: there are no inputs, the scores do not fit them, or the baseline is not available for them.
     """
     fractions = equal_steps(steps)
     if not len(seeds):
         raise InputError("trust compares with random maps: give at least one seed")
-    given = inputs if inputs is not None else explanation.texts or explanation.originals
-    if given is None:
-        raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
+    samples = inputs if inputs is not None else explanation.texts or explanation.originals
+    if samples is None:
+        raise InputError("this explanation does not hold its inputs: pass inputs=...")
     if inputs is None:
-        options["truncate"] = True  # as it was when it was explained
-    ready = open_model(model, processor, **options).prepare(given)
+        options["truncate"] = True  # as in the explanation
+    ready = open_model(model, processor, **options).prepare(samples)
     if ready.inputs.batch != len(explanation):
-        raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
+        raise InputError(f"the explanation has {len(explanation)} samples, and there are {ready.inputs.batch} inputs")
     chosen = baseline or _default(ready.inputs)
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
             tuple(case.resolver.written() or ()), chosen, steps, tuple(seeds))  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
-    for i, one in enumerate(explanation):
-        taken = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())
+    for i, sample in enumerate(explanation):
+        reuse = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())
         maps = {} if case.constant(i) else {0: case.features(i)}
-        maps |= {} if taken else {1 + d: _drawn(one, case, i, seed) for d, seed in enumerate(seeds)}
+        maps |= {} if reuse else {1 + d: _drawn(sample, case, i, seed) for d, seed in enumerate(seeds)}
         if maps:
             masks = np.concatenate([removal_masks(scores, fractions) for scores in maps.values()])
             curves[list(maps), i] = case.follow(i, masks, chosen).reshape(len(maps), -1)
-        if earlier is not None and taken:
+        if earlier is not None and reuse:
             curves[1:, i] = earlier.random[:, i]
     areas = mean_curve_area(curves)
     sizes = [None if case.image else case.features(i).size for i in range(len(case))]
-    warned = tuple(tuple(warnings(one, size)) for one, size in zip(explanation, sizes, strict=True))
+    messages = tuple(tuple(warnings(sample, size)) for sample, size in zip(explanation, sizes, strict=True))
     numeric = case.activation == "identity"
     unsigned = numeric and explanation.diagnostics.get("signed") is False
     return Trust(
         explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
-        warned, chosen, tuple(seeds), kind, len(case) + case.forwards, numeric,
-        tuple(unsigned and bool(own[-1] > own[0]) for own in curves[0]),
+        messages, chosen, tuple(seeds), kind, len(case) + case.forwards, numeric,
+        tuple(unsigned and bool(curve[-1] > curve[0]) for curve in curves[0]),
     )  # fmt: skip
 
 
@@ -231,7 +235,7 @@ def _default(inputs: Inputs) -> str:
 
 
 def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDArray[np.float64]:
-    """``[n]`` random scores of the features, on the explanation's own cells."""
+    """Return random scores ``[n]`` of the features, on the cells of the explanation."""
     draws = torch.Generator().manual_seed(seed)
     if not case.image:
         return torch.rand(case.features(sample).size, generator=draws).double().numpy()
@@ -240,16 +244,17 @@ def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDAr
 
 
 def warnings(e: Explanation, words: int | None = None) -> list[str]:
-    """Sentences about the map of one sample, from its diagnostics and its scores; ``words``: how many a text has."""
-    found = [line for line in e.warnings if line not in of_input(e.features, 0)]
-    scores, folded = e.scores[0], e.special[0] if e.special is not None else []
-    shown = scores[[i for i in range(len(scores)) if i not in folded]] if folded else scores
-    about = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
-    found = [f"{e.method}: {line}." for line in dict.fromkeys([*found, *about])]
+    """Return warnings about the map of one sample; ``words`` is the number of tokens of a text."""
+    messages = [line for line in e.warnings if line not in of_input(e.features, 0)]
+    scores, special = e.scores[0], e.special[0] if e.special is not None else []
+    shown = scores[[i for i in range(len(scores)) if i not in special]] if special else scores
+    doubts = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
+    messages = [f"{e.method}: {line}." for line in dict.fromkeys([*messages, *doubts])]
     if e.diagnostics.get("class_specific") is False:
-        found.append(
-            f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."
+        messages.append(
+            f"{e.method}: the map is the same for every class. It shows where the model looks, not what supports a "
+            "class."
         )
     if bool(e.scores.any()) and words is not None and words < 3:
-        found.append("With one or two tokens there is little to compare.")
-    return found
+        messages.append("A text of one or two tokens has little to compare.")
+    return messages

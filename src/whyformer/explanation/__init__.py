@@ -1,1 +1,1 @@
-"""The result of an explanation, what it belongs to, and how it is seen at other levels."""
+"""Results of explanations, their features, and their storage."""

@@ -1,4 +1,4 @@
-"""What is kept of the logits of many classes, such as a vocabulary: the likeliest ones and those that are explained."""
+"""Reduce the logits of many classes, such as a vocabulary, to the most likely and the explained classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 MANY = 1000
-"""Of more classes than these the likeliest are kept."""
+"""Number of classes above which only some logits are stored."""
 KEPT = 20
-"""How many of them."""
+"""Number of the most likely classes that are stored."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Candidates:
     """Logits of some classes of each sample.
 
     Attributes:
-        logits: ``[B, K]``, the highest first; or of all classes, ``[B, C]``, in order.
-        classes: ``[B, K]`` the numbers of the classes; None where these are all.
-        normalizer: ``[B]`` log Σ exp of the logits of all classes, so that logits − normalizer are log-probabilities;
-            None where these are all.
+        logits: ``[B, K]`` in descending order; or ``[B, C]`` of all classes in order of their indices.
+        classes: ``[B, K]`` class indices; None if ``logits`` holds all classes.
+        normalizer: ``[B]`` log Σ exp over the logits of all classes, so that logits − normalizer are log-probabilities;
+            None if ``logits`` holds all classes.
     """
 
     logits: Tensor
@@ -34,16 +34,16 @@ def likeliest(logits: Tensor, also: Sequence[Tensor]) -> Candidates:
     """Keep the :data:`KEPT` highest logits of more than :data:`MANY` classes, and those of the classes in ``also``.
 
     Args:
-        logits: ``[B, C]``.
-        also: ``[B]`` a class of each sample whose logit is kept in any case; −1 for none.
+        logits: ``[B, C]`` logits of all classes.
+        also: tensors ``[B]`` of class indices whose logits are always kept; −1 for none.
     """
     logits = logits.detach().cpu()
     if logits.shape[-1] <= MANY:
         return Candidates(logits)
     ranked, wide = logits.float().clone(), logits.double()
     for index in also:
-        places = index.cpu()[:, None]
-        ranked.scatter_(1, torch.where(places >= 0, places, wide.argmax(1, keepdim=True)), float("inf"))
+        column = index.cpu()[:, None]
+        ranked.scatter_(1, torch.where(column >= 0, column, wide.argmax(1, keepdim=True)), float("inf"))
     classes = ranked.topk(KEPT + len(also)).indices
     values = logits.gather(1, classes)
     order = values.argsort(dim=1, descending=True, stable=True)

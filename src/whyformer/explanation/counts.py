@@ -1,4 +1,4 @@
-"""How many, and how much, in words."""
+"""Format counts and sizes."""
 
 
 def amount(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""What explanations, answers and comparisons have in common: they show themselves wherever they are."""
+"""Display of results in notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 
 class Displayed:
-    """A result that shows itself in a notebook as HTML and in a terminal in colours.
+    """A result that is displayed as HTML in notebooks and as coloured text in terminals.
 
-    A subclass has ``__rich__``, what rich prints, and ``_repr_html_``, what a notebook shows.
+    Subclasses define ``__rich__`` for terminals and ``_repr_html_`` for notebooks.
     """
 
     def show(self) -> None:
-        """Show the result: in a notebook as a card, elsewhere as coloured text on standard output."""
+        """Display the result as a card in a notebook, or as coloured text on standard output."""
         ipython = sys.modules.get("IPython")
         shell = None if ipython is None else ipython.get_ipython()
         if shell is not None and hasattr(shell, "kernel"):

@@ -1,4 +1,4 @@
-"""What speaks against a map of one sample, and what is to be known of its input, in sentences that every view shows."""
+"""Warnings about the map and the input of one sample, as sentences that every view shows."""
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ _LOST, _MISSED, _UNKNOWN = 0.01, 0.05, 0.1
 
 
 def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int, size: float | None = None) -> list[str]:
-    """What speaks against one map, as far as it can be told without asking the model again.
+    """Return warnings about one map that need no further forward pass.
 
     Args:
-        scores: of the sample's features, padding and special tokens left out.
-        diagnostics: of the whole batch.
-        size: Σ |score| of the sample, special tokens included; that of ``scores`` by default.
+        scores: scores of the sample, without padding and special tokens.
+        diagnostics: diagnostics of the whole batch.
+        sample: index of the sample.
+        size: Σ |score| of the sample, special tokens included; Σ |score| of ``scores`` by default.
     """
     size = float(scores.abs().sum()) if size is None else size
-    found = [*degenerate(scores), *not_conserved(diagnostics, sample), *incomplete(diagnostics, sample, size)]
-    return [*found, *another_class(diagnostics, sample)]
+    warnings = [*degenerate(scores), *not_conserved(diagnostics, sample), *incomplete(diagnostics, sample, size)]
+    return [*warnings, *another_class(diagnostics, sample)]
 
 
 def of_input(features: Features, sample: int) -> list[str]:
-    """What speaks against every map of this input: the model did not read it all, or does not know its words."""
+    """Return warnings that hold for every map of an input: truncated text and unknown tokens."""
     return [*unread(features, sample), *unknown(features, sample)]
 
 
 def degenerate(scores: Tensor) -> list[str]:
-    """All scores are 0, or all are equal.
-
-    Equal up to rounding, that is: they differ by at most 16 units in the last place of the largest.
-    """
-    import torch  # not at the top: what draws reads this file, and never needs torch
+    """Warn if all scores are 0 or equal: they differ by at most 16 ε · max |score|."""
+    import torch  # here because drawing imports this module and does not need torch
 
     if not bool(scores.any()):
-        return ["all scores are 0, so this map says nothing"]
+        return ["all scores are 0, so this map shows no effect of the input"]
     if scores.numel() > 1 and scores.max() - scores.min() <= 16 * torch.finfo(scores.dtype).eps * scores.abs().max():
-        return ["all scores are equal, so this map singles nothing out"]
+        return ["all scores are equal, so this map highlights nothing"]
     return []
 
 
 def promises(diagnostics: Mapping[str, Any]) -> bool:
-    """Whether the scores were to add up to something, which the run checked."""
+    """Return True if the method promises a sum of scores, which the run checked."""
     figure = diagnostics.get("conservation")
     return "completeness" in diagnostics or (isinstance(figure, Mapping) and figure.get("promised") is True)
 
 
 def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
-    """Relevance was lost or gained on the way, by a method whose rules conserve it."""
+    """Warn if relevance was lost or gained although the rules of the method conserve it."""
     figure = diagnostics.get("conservation")
     if not isinstance(figure, Mapping) or figure.get("promised") is not True:
         return []
@@ -60,18 +58,20 @@ def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
     if error <= _LOST:
         return []
     return [
-        f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from what it started "
-        "with, so compare the order of scores, not their sizes, or use a gradient method"
+        f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from its initial "
+        "value, so compare the order of scores, not their sizes, or use a gradient method"
     ]
 
 
 def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
-    """The scores miss the difference that they should add up to.
+    """Warn if the scores do not add up to f(x) − f(baseline).
 
-    More steps are named as the way out where all of them miss it by less than half of what every other one does.
+    More steps are advised if the error of all steps is less than half the error of every second step.
 
     Args:
-        size: Σ |score|, beside which the miss is judged: the difference itself may be close to 0.
+        diagnostics: diagnostics of the whole batch.
+        sample: index of the sample.
+        size: Σ |score|, which the error is compared with: f(x) − f(baseline) may be close to 0.
     """
     figure = diagnostics.get("completeness")
     if not isinstance(figure, Mapping):
@@ -82,8 +82,8 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
     before = figure.get("error_of_half")
     helped = before is None or error < float(before[sample]) / 2
     way = "set more steps (at most 1,000), or choose another baseline" if helped else (
-        "more steps may not help, as doubling them so far did not (the output jumps on the way from the baseline, or "
-        "is too steep there): choose another baseline, or a method that follows no path, such as occlusion"
+        "more steps may not help, as doubling them did not (the output jumps or is very steep on the path from the "
+        "baseline): choose another baseline, or a method without a path, such as occlusion"
     )
     return [
         f"the scores add up to f(x) − f(baseline) only within {_percent(error / max(whole, size, 1e-12))} of their "
@@ -92,18 +92,18 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
 
 
 def another_class(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
-    """The model in half precision does not say what its float32 copy says, in which relevance flowed."""
+    """Warn if the model in half precision predicts another class than the copy that relevance was propagated in."""
     figure = diagnostics.get("precision")
     if not isinstance(figure, Mapping) or figure["same_class"][sample]:
         return []
     return [
-        f"in {figure['model']} the model says another class than in {figure['relevance']}, in which relevance was "
-        "propagated: this sample lies on the edge, or the weights do not bear half precision"
+        f"in {figure['model']} the model predicts another class than in {figure['relevance']}, in which relevance was "
+        "propagated: the sample is close to the decision boundary, or the weights are not suited to half precision"
     ]
 
 
 def unread(features: Features, sample: int) -> list[str]:
-    """A part of the text was cut off before the model saw it."""
+    """Warn if the text was truncated."""
     if features.texts is None or features.extent is None:
         return []
     text, (begin, end) = features.texts[sample], features.extent[sample]
@@ -112,27 +112,27 @@ def unread(features: Features, sample: int) -> list[str]:
         return []
     count, unit = _measured(missed, text)
     whole, _ = _measured(text, text)
-    return [f"the model did not read {count:,} of {whole:,} {unit}: they were cut off, and have no score"]
+    return [f"the model did not read {count:,} of {whole:,} {unit}: they were truncated and have no score"]
 
 
 def unread_parts(text: str, begin: int, end: int) -> list[str]:
-    """What lies before and behind the part of a text that was read, where there are letters."""
+    """Return the parts of a text before and after the characters that were read, unless they are blank."""
     return [part for part in (text[:begin], text[end:]) if part.strip()]
 
 
 def unknown(features: Features, sample: int) -> list[str]:
-    """More than a tenth of the tokens stand for what the model has no token for."""
+    """Warn if more than a tenth of the tokens are unknown to the model."""
     if features.unknown is None or features.tokens is None:
         return []
-    own = features.tokens[sample] if features.offsets is None else [a for a, b in features.offsets[sample] if a < b]
-    count, tokens = len(features.unknown[sample]), len(own)
+    count, offsets = len(features.unknown[sample]), features.offsets
+    tokens = len(features.tokens[sample]) if offsets is None else sum(begin < end for begin, end in offsets[sample])
     if count <= _UNKNOWN * tokens:
         return []
-    return [f"{count} of {tokens} tokens are unknown to the model ([UNK]): it cannot know what stands there"]
+    return [f"{count} of {tokens} tokens are unknown to the model ([UNK]): it cannot tell them apart"]
 
 
 def counted(text: str, whole: str | None = None) -> str:
-    """How long a text is, in words; in characters where the whole of it is written without spaces."""
+    """Return the length of a text in words, or in characters if ``whole`` is written without spaces."""
     count, unit = _measured(text, whole or text)
     return f"{count:,} {unit if count != 1 else unit[:-1]}"
 

@@ -1,4 +1,4 @@
-"""What scores belong to: tokens and their texts, or pictures and the grid on them. Carried from inputs to results."""
+"""The features that scores belong to: tokens and their texts, or pictures and their patch grid."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from whyformer.explanation.geometry import Box, Geometry
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The features of a batch of one input of a model; lists have an entry a sample, and None is unknown or not there.
+    """The features of one model input for a batch. Lists have an entry for each sample; None means unknown or absent.
 
     Attributes:
-        tokens: token strings of each sample (padding included), for text.
-        offsets: (start, end) characters of each token in ``texts``; (0, 0) for special tokens.
-        texts: the raw sentences, where given.
-        extent: (begin, end) characters of each of ``texts`` that the model read; the rest was cut off.
-        unknown: places in ``tokens`` that stand for what the tokenizer has no token for ([UNK]), for each sample.
-        special: places in ``tokens`` of special tokens ([CLS], [SEP], <s> ...), for each sample.
-        image_size: (height, width) in pixels of the model's input, for pictures.
-        grid: (rows, columns) of patches, where scores are of patches.
-        cells: (left, top, right, bottom) of that grid in pixels of the model's input. It ends before the input does
-            where the model does not read the rest, and reaches beyond where the model pads. None for just the input.
-        read: likewise, the pixels of its input that the model reads; None for all of them.
-        frames: how many steps of time have a grid (or a frame of pixels) of their own, for a video; None for a picture.
-        pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
-        sounds: ``[B, T]`` the waves of sounds, 0 behind the end; sampling_rate: their samples a second; durations: how
-            many seconds each lasts.
-        rate: of a sound, how many scores a second has.
-        originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
-        geometry: for each of them, where the model's input lies on it.
+        tokens: token strings of each sample, padding included, for text.
+        offsets: (start, end) character offsets of each token in ``texts``; (0, 0) for special tokens.
+        texts: raw text of each sample, if known.
+        extent: (begin, end) character offsets of the part of each text that the model read; the rest was truncated.
+        unknown: indices of the unknown tokens ([UNK]) of each sample.
+        special: indices of the special tokens ([CLS], [SEP], <s> ...) of each sample.
+        image_size: (height, width) of the model's input in pixels, for pictures.
+        grid: (rows, columns) of the patch grid, for patch scores.
+        cells: (left, top, right, bottom) of the patch grid in pixels of the model's input. It is smaller than the input
+            if the model ignores a border, and extends beyond the input if the model pads. None if it covers the input.
+        read: (left, top, right, bottom) of the part of its input that the model reads, in pixels; None if it reads all.
+        frames: number of time steps that have their own grid or frame of pixels, for a video; None for a picture.
+        pictures: ``[B, H, W, 3]`` uint8, the preprocessed pictures that the model saw.
+        sounds: ``[B, T]`` waveforms, zero-padded at the end.
+        sampling_rate: sampling rate of the waveforms in Hz.
+        durations: duration of each sound in seconds.
+        rate: scores per second, for sounds.
+        originals: original pictures (RGB, any size), if their preprocessing is known.
+        geometry: position of the model's input on each original picture.
     """
 
     tokens: list[list[str]] | None = None
@@ -56,12 +57,12 @@ class Features:
     geometry: list[Geometry] | None = None
 
     def sample(self, index: int) -> Features:
-        """Those of one sample, again with a batch axis of 1."""
-        whole = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in whole.items()})
+        """Return the features of one sample, with a batch axis of 1."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()})
 
     def of_texts(self, numbers: list[int]) -> Features:
-        """Those of some texts by their numbers, counted through where ``tokens`` has several texts of each sample."""
+        """Return the features of some texts by index; several texts of each sample are numbered consecutively."""
         tokens: list[Any] | None = self.tokens
         if tokens and tokens[0] and isinstance(tokens[0][0], list):
             tokens = [text for texts in tokens for text in texts]

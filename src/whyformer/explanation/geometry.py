@@ -1,4 +1,4 @@
-"""Where the model's input lies on the original picture: what resizing, cropping and padding did, undone."""
+"""The position of a model's input on the original picture, to invert resizing, cropping and padding."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from whyformer.errors import InputError
 
 Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels, fractions included."""
+"""(left, top, right, bottom) in pixels, possibly fractional."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The part of an original picture that a model saw.
+    """The part of an original picture that the model's input shows.
 
     Pixel (i, j) of an input of H × W pixels covers, on the original, the rows top + (bottom − top)·[i, i + 1]/H and the
     columns left + (right − left)·[j, j + 1]/W.
 
     Attributes:
         size: (height, width) of the original in pixels.
-        box: (left, top, right, bottom) in original pixels, fractions included. It reaches beyond the picture where
-            the processor padded, and leaves a border out where it cropped.
+        box: (left, top, right, bottom) of the model's input in original pixels, possibly fractional. The box extends
+            beyond the picture after padding, and excludes a border after cropping.
     """
 
     size: tuple[int, int]
@@ -31,30 +31,30 @@ class Geometry:
     def __post_init__(self) -> None:
         left, top, right, bottom = self.box
         if min(self.size) < 1 or not (left < right and top < bottom):
-            raise InputError(f"an impossible geometry: size {self.size}, box {self.box}")
+            raise InputError(f"invalid geometry: size {self.size}, box {self.box}")
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> Geometry:
-        """Everything is seen, whatever the aspect ratio."""
+        """Return the geometry of an input that shows the whole picture, whatever its aspect ratio."""
         return cls(size, (0.0, 0.0, float(size[1]), float(size[0])))
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Geometry:
-        """What :meth:`to_dict` wrote."""
+        """Restore a geometry from the values of :meth:`to_dict`."""
         height, width = facts["size"]
         left, top, right, bottom = facts["box"]
         return cls((int(height), int(width)), (float(left), float(top), float(right), float(bottom)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the fields as plain values, for JSON."""
         return {name: list(value) for name, value in asdict(self).items()}
 
     def part(self, box: Box | None, size: tuple[int, int]) -> Box:
-        """Where a part of the model's input lies on the original.
+        """Return the box of a part of the model's input in pixels of the original.
 
         Args:
-            box: of the part in pixels of the input; None for all of it.
-            size: (height, width) of the input.
+            box: the part, in pixels of the input; None for the whole input.
+            size: (height, width) of the input in pixels.
         """
         if box is None:
             return self.box
@@ -63,7 +63,7 @@ class Geometry:
         return left + across * box[0], top + down * box[1], left + across * box[2], top + down * box[3]
 
     def scaled(self, size: tuple[int, int]) -> Geometry:
-        """The same on the picture drawn at another (height, width)."""
+        """Return the geometry on the picture resized to another (height, width)."""
         down, across = size[0] / self.size[0], size[1] / self.size[1]
         left, top, right, bottom = self.box
         return Geometry(size, (left * across, top * down, right * across, bottom * down))

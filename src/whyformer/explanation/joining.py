@@ -1,4 +1,4 @@
-"""One result of samples that were explained apart, as a batch of them would give it."""
+"""Join the explanations of single samples into the explanation of a batch."""
 
 from __future__ import annotations
 
@@ -21,83 +21,83 @@ from whyformer.explanation.result import Explanation
 
 
 def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False) -> Explanation:
-    """One explanation of samples, each of which is one of a batch of 1.
+    """Join explanations of one sample each into one explanation.
 
-    Texts are padded to the longest, maps spread over a grid as fine as any of theirs (their sums are kept). A sample
-    that lacks a picture which another has gets a blank one, with scores of 0.
+    Texts are padded to the longest. Maps are distributed over the finest of their grids, which preserves their sums. A
+    sample without a picture that another sample has gets a blank picture with scores of 0.
 
     Args:
-        padding: the token that fills up texts; left: whether it stands in front of them.
+        samples: explanations, each with a batch axis of 1.
+        padding: the padding token of texts.
+        left: pad texts on the left instead of the right.
 
     Raises:
-        InputError: their maps lie on no picture and are of unlike shapes, or their outputs are of unlike sizes.
+        InputError: maps of different shapes have no known position on a picture, or the outputs have different sizes.
     """
     named = _named(samples)
     longest = max(named, key=len)
-    order = [*longest, *(n for own in named for n in own if n not in longest)]
-    made: dict[str, Explanation] = {}
+    order = [*longest, *(n for inputs in named for n in inputs if n not in longest)]
+    batches: dict[str, Explanation] = {}
     for name in dict.fromkeys(order):
-        model = next(own[name] for own in named if name in own)
-        if model.level == "token":
-            made[name] = _texts([own.get(name) for own in named], padding, left)
-        else:
-            made[name] = _maps([own.get(name) for own in named])
+        parts = [inputs.get(name) for inputs in named]
+        batches[name] = _texts(parts, padding, left) if _first(parts).level == "token" else _maps(parts)
     try:
         facts: dict[str, Any] = {
             n: None if any(getattr(e, n) is None for e in samples) else torch.cat([getattr(e, n) for e in samples])
             for n in ("logits", "target", "classes", "normalizer")
         }
     except RuntimeError as error:
-        raise InputError("the model gives these samples outputs of unlike sizes: explain them one at a time") from error
+        raise InputError("the outputs of these samples have different sizes: explain them one at a time") from error
     names = [e.target_names for e in samples]
-    facts["target_names"] = None if None in names else [one for own in names for one in own or ()]
+    facts["target_names"] = None if None in names else [name for target in names for name in target or ()]
     facts["labels"] = {k: v for e in samples for k, v in (e.labels or {}).items()} or None
-    whole = {name: replace(e, **facts, input=name, parts={}) for name, e in made.items()}
+    whole = {name: replace(e, **facts, input=name, parts={}) for name, e in batches.items()}
     main, *others = whole
     return replace(whole[main], parts={name: whole[name] for name in others})
 
 
 def _named(samples: Sequence[Explanation]) -> list[dict[str, Explanation]]:
-    """The inputs of each by name; the only picture of one is the first where another has several.
+    """Return the inputs of each sample by name.
 
-    A text that others stand beside (``name`` and ``name[k]``) keeps its name.
+    The only picture ``name`` of a sample is renamed ``name[0]`` if another sample has several pictures. A text
+    ``name`` beside inputs ``name[k]`` keeps its name.
     """
-    counted = [{found[1] for n in e.inputs if (found := re.fullmatch(r"(.*)\[\d+\]", n))} for e in samples]
-    several = {n for own, e in zip(counted, samples, strict=True) for n in own if n not in e.inputs}
+    indexed = [{match[1] for n in e.inputs if (match := re.fullmatch(r"(.*)\[\d+\]", n))} for e in samples]
+    several = {n for names, e in zip(indexed, samples, strict=True) for n in names if n not in e.inputs}
     return [{f"{n}[0]" if n in several else n: e.part(n) for n in e.inputs} for e in samples]
 
 
 def _first(parts: Sequence[Explanation | None]) -> Explanation:
-    return next(one for one in parts if one is not None)
+    return next(part for part in parts if part is not None)
 
 
 def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Explanation:
-    wide = max(one.scores.shape[1] for one in parts if one is not None)
+    wide = max(part.scores.shape[1] for part in parts if part is not None)
 
     def filled(values: Any, filler: Any) -> list[Any]:
-        own, more = list(values), [filler] * (wide - len(values))
-        return [*more, *own] if left else [*own, *more]
+        fill = [filler] * (wide - len(values))
+        return [*fill, *values] if left else [*values, *fill]
 
     def all_of(name: str, filler: Any = None) -> Any:
         missing: Any = None if filler is None else [[]]
-        found: list[Any] = [missing if one is None else getattr(one.features, name) for one in parts]
-        if any(one is None for one in found):
+        entries: list[Any] = [missing if part is None else getattr(part.features, name) for part in parts]
+        if any(entry is None for entry in entries):
             return None
-        return [own[0] if filler is None else filled(own[0], filler) for own in found]
+        return [entry[0] if filler is None else filled(entry[0], filler) for entry in entries]
 
     scores = torch.zeros(len(parts), wide, dtype=_first(parts).scores.dtype)
     starts = []
-    for i, one in enumerate(parts):
-        count = 0 if one is None else one.scores.shape[1]
+    for i, part in enumerate(parts):
+        count = 0 if part is None else part.scores.shape[1]
         starts.append(wide - count if left else 0)
-        if one is not None:
-            scores[i, starts[i] : starts[i] + count] = one.scores[0]
+        if part is not None:
+            scores[i, starts[i] : starts[i] + count] = part.scores[0]
 
     def places(name: str) -> list[list[int]] | None:
-        found = [None if one is None else getattr(one.features, name) for one in parts]
-        if not any(found):
+        entries = [None if part is None else getattr(part.features, name) for part in parts]
+        if not any(entries):
             return None
-        return [[start + i for i in (own or [[]])[0]] for start, own in zip(starts, found, strict=True)]
+        return [[start + i for i in (entry or [[]])[0]] for start, entry in zip(starts, entries, strict=True)]
 
     features = replace(
         _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
@@ -109,33 +109,33 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
 
 
 def _extents(parts: Sequence[Explanation | None]) -> list[tuple[int, int]] | None:
-    """What the model read of each text; None where nothing was cut off."""
-    found = [None if one is None else one.extent for one in parts]
-    if not any(found):
+    """Return the part of each text that the model read; None if no text was truncated."""
+    extents = [None if part is None else part.extent for part in parts]
+    if not any(extents):
         return None
-    texts = ["" if one is None else (one.texts or [""])[0] for one in parts]
-    return [own[0] if own else (0, len(text)) for own, text in zip(found, texts, strict=True)]
+    texts = ["" if part is None else (part.texts or [""])[0] for part in parts]
+    return [extent[0] if extent else (0, len(text)) for extent, text in zip(extents, texts, strict=True)]
 
 
 def _waves(parts: Sequence[Explanation | None]) -> Tensor | None:
-    """The sounds, padded to the longest; None where one has none."""
-    waves = [one.sounds[0] for one in parts if one is not None and one.sounds is not None]
+    """Return the sounds, padded to the longest; None if a sample has no sound."""
+    waves = [part.sounds[0] for part in parts if part is not None and part.sounds is not None]
     return pad_sequence(waves, batch_first=True) if len(waves) == len(parts) else None
 
 
 def _maps(parts: Sequence[Explanation | None]) -> Explanation:
-    first, there = _first(parts), [one for one in parts if one is not None]
-    shapes = {one.scores.shape[1:] for one in there}
-    flat = all(one.frames is None and (one.level == "pixel") == (first.level == "pixel") for one in there)
-    flat = flat and all(one.scores.dim() == 3 or one.grid is not None for one in there)
+    first, present = _first(parts), [part for part in parts if part is not None]
+    shapes = {part.scores.shape[1:] for part in present}
+    flat = all(part.frames is None and (part.level == "pixel") == (first.level == "pixel") for part in present)
+    flat = flat and all(part.scores.dim() == 3 or part.grid is not None for part in present)
     if not flat and len(shapes) > 1:
         raise InputError(
-            "how the maps of these samples lie on their pictures is unknown, and they are of unlike shapes: explain "
-            "them one at a time"
+            "the maps of these samples have different shapes and no known position on their pictures: explain the "
+            "samples one at a time"
         )
     features: Features = first.features
     if flat:
-        maps = [None if one is None else one._maps()[0] for one in parts]
+        maps = [None if part is None else part._maps()[0] for part in parts]
         high, wide = (max(m.shape[axis] for m in maps if m is not None) for axis in (0, 1))
         blank = torch.zeros(high, wide, dtype=first.scores.dtype)
         scores = torch.stack([blank if m is None else spread(m, high, wide).to(blank) for m in maps])
@@ -144,32 +144,32 @@ def _maps(parts: Sequence[Explanation | None]) -> Explanation:
         elif len(shapes) > 1:
             features = replace(features, image_size=(high, wide))
     else:
-        scores = torch.cat([torch.zeros_like(first.scores) if one is None else one.scores for one in parts])
+        scores = torch.cat([torch.zeros_like(first.scores) if part is None else part.scores for part in parts])
     originals, geometry = None, None
-    if all(one.originals is not None and one.geometry is not None for one in there):
+    if all(part.originals is not None and part.geometry is not None for part in present):
         size = features.grid or features.image_size or (1, 1)
         blank_one = Image.new("RGB", size[::-1], (255, 255, 255))
-        originals = [blank_one if one is None else (one.originals or [])[0] for one in parts]
-        geometry = [Geometry.whole(size) if one is None else (one.geometry or [])[0] for one in parts]
-    if len({(one.cells, one.read, one.image_size) for one in there}) > 1:  # one box for all there is not
-        lie = [None if one is None else one.boxes()[0] for one in parts]
+        originals = [blank_one if part is None else (part.originals or [])[0] for part in parts]
+        geometry = [Geometry.whole(size) if part is None else (part.geometry or [])[0] for part in parts]
+    if len({(part.cells, part.read, part.image_size) for part in present}) > 1:  # no common box
+        boxes = [None if part is None else part.boxes()[0] for part in parts]
         features = replace(features, cells=None, read=None)
-        geometry = geometry and [g if b is None else replace(g, box=b) for g, b in zip(geometry, lie, strict=True)]
-    seen = [one.pictures for one in there]
-    known = None not in seen and len({one.shape for one in seen if one is not None}) == 1
+        geometry = geometry and [g if b is None else replace(g, box=b) for g, b in zip(geometry, boxes, strict=True)]
+    shown = [part.pictures for part in present]
+    known = None not in shown and len({part.shape for part in shown if part is not None}) == 1
     pictures = None
-    if known and seen[0] is not None:
-        white = torch.full_like(seen[0], 255)
-        pictures = torch.cat([white if one is None else one.pictures for one in parts])  # type: ignore[misc]
+    if known and shown[0] is not None:
+        white = torch.full_like(shown[0], 255)
+        pictures = torch.cat([white if part is None else part.pictures for part in parts])  # type: ignore[misc]
     features = replace(features, originals=originals, geometry=geometry, pictures=pictures, tokens=None)
     return replace(first, scores=scores, features=features, diagnostics=_diagnostics(parts))
 
 
 def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:
-    found = [{} if one is None else dict(one.diagnostics) for one in parts]
+    diagnostics = [{} if part is None else dict(part.diagnostics) for part in parts]
     if None in parts:
         is_text = _first(parts).level == "token"
-        said = "the target does not depend on this text" if is_text else "this prompt has no such picture"
-        for one, own in zip(parts, found, strict=True):
-            own.setdefault("input", [[said] if one is None else []])
-    return of_batch(found)
+        note = "the target does not depend on this text" if is_text else "this prompt does not have this picture"
+        for part, entry in zip(parts, diagnostics, strict=True):
+            entry.setdefault("input", [[note] if part is None else []])
+    return of_batch(diagnostics)

@@ -1,4 +1,4 @@
-"""From what a processor cut pictures into (tiles, packed patches) back to one map on each picture."""
+"""Combine the scores of tiles or packed patches into one map for each original picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A piece of a picture: which of the input's (its place along the tiles), and where it lies on the picture."""
+    """A tile of a picture: its index among the tiles of the input, and its position on the picture."""
 
     place: int
     geometry: Geometry
@@ -27,14 +27,14 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """What a processor made of the pictures of each sample, measured.
+    """How a processor split the pictures of each sample.
 
     Attributes:
-        pictures: ``[sample][k]`` the pictures of each prompt.
-        tiles: ``[sample][k]`` the pieces of each, where it cut them into tiles; several may show the same part, as a
-            small view of the whole picture beside enlarged parts does.
-        places: ``[sample][k]`` (rows ``[r, c]`` of packed patches as they lie on the picture, the geometry), where it
-            packed patches.
+        pictures: ``[sample][k]`` the original pictures of each prompt.
+        tiles: ``[sample][k]`` the tiles of each picture, if the processor cut tiles. Tiles may overlap: a thumbnail of
+            the whole picture may stand beside enlarged parts.
+        places: ``[sample][k]`` (indices ``[r, c]`` of the packed patches in the order in which they lie on the picture,
+            their geometry), if the processor packed patches.
     """
 
     pictures: list[list[Image.Image]]
@@ -43,21 +43,24 @@ class Mosaic:
 
 
 def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None:
-    """An explanation for each picture of a prompt, called ``name`` or ``name[k]``; None where the samples have unlike
-    numbers of pictures.
+    """Return an explanation for each picture of a prompt, named ``name`` or ``name[k]``.
 
-    The scores of a tile's cells are spread over the cells of the finest tile by the area that they share, so their sum
-    is kept; so are those of pictures that have unlike grids, over one with as many rows and columns as any of them.
+    The scores of a tile's cells are distributed over the cells of the finest tile in proportion to the shared area,
+    which preserves their sum. Pictures of different grids are brought to a common grid, with the largest number of
+    rows and of columns, in the same way.
+
+    Returns:
+        The explanations by name; None if the samples have different numbers of pictures.
     """
-    counts = {len(own) for own in mosaic.pictures}
+    counts = {len(pictures) for pictures in mosaic.pictures}
     if len(counts) != 1:
         return None
-    made: dict[str, Explanation] = {}
+    explanations: dict[str, Explanation] = {}
     count = counts.pop()
     for k in range(count):
-        laid = [_packed(e, mosaic, i, k) if mosaic.places else _tiled(e, mosaic, i, k) for i in range(len(e))]
-        maps = [one[0] for one in laid if one is not None]
-        if len(maps) < len(laid):
+        placed = [_packed(e, mosaic, i, k) if mosaic.places else _tiled(e, mosaic, i, k) for i in range(len(e))]
+        maps, geometry = [p[0] for p in placed if p is not None], [p[1] for p in placed if p is not None]
+        if len(maps) < len(placed):
             return None
         high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))
         scores = torch.stack([spread(m, high, wide) for m in maps]).to(e.scores)
@@ -65,12 +68,12 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
         features = replace(
             e.features, tokens=None, frames=None, pictures=None, cells=None, read=None,
             image_size=None if level == "patch" else (high, wide), grid=(high, wide) if level == "patch" else None,
-            originals=[own[k] for own in mosaic.pictures], geometry=[one[1] for one in laid if one is not None],
+            originals=[pictures[k] for pictures in mosaic.pictures], geometry=geometry,
         )  # fmt: skip
         name = (e.input or "") if count == 1 else f"{e.input}[{k}]"
         flat = scores if level == "pixel" else scores.flatten(1)
-        made[name] = replace(e, scores=flat, level=level, features=features, input=name)
-    return made
+        explanations[name] = replace(e, scores=flat, level=level, features=features, input=name)
+    return explanations
 
 
 def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry] | None:
@@ -82,17 +85,17 @@ def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor
 def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry] | None:
     assert mosaic.tiles is not None
     maps = e.scores[sample] if e.level == "pixel" else e.scores[sample].reshape(-1, *(e.grid or (0, 0)))
-    maps = maps[None] if maps.dim() == 2 else maps.flatten(0, -3)  # tiles of several pictures
+    maps = maps[None] if maps.dim() == 2 else maps.flatten(0, -3)  # join the tiles of several pictures
     tiles = mosaic.tiles[sample][k]
     if not tiles or max(tile.place for tile in tiles) >= len(maps):
         return None
     size, cells = e.image_size or (1, 1), e.features.cells
-    own = [replace(tile.geometry, box=tile.geometry.part(cells, size)) for tile in tiles]
-    return composed([(maps[tile.place].double(), geometry) for tile, geometry in zip(tiles, own, strict=True)])
+    geometries = [replace(tile.geometry, box=tile.geometry.part(cells, size)) for tile in tiles]
+    return composed([(maps[tile.place].double(), geometry) for tile, geometry in zip(tiles, geometries, strict=True)])
 
 
 def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:
-    """(map ``[r, c]``, its geometry) of pieces that show parts of one picture, their sum being kept."""
+    """Add the maps of parts of one picture into one (map ``[r, c]``, geometry); the sum of scores is preserved."""
     boxes = [geometry.box for _, geometry in pieces]
     whole: Box = (
         min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes)
@@ -103,14 +106,14 @@ def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:
         count = max(1, round((whole[axis + 2] - whole[axis]) / min(steps)))
         lines.append(torch.linspace(whole[axis], whole[axis + 2], count + 1, dtype=torch.float64))
     down, across = lines
-    made = torch.zeros(len(down) - 1, len(across) - 1, dtype=torch.float64)
+    total = torch.zeros(len(down) - 1, len(across) - 1, dtype=torch.float64)
     for (map_, _), (left, top, right, bottom) in zip(pieces, boxes, strict=True):
-        made += _shares(map_.shape[0], top, bottom, down) @ map_ @ _shares(map_.shape[1], left, right, across).T
-    return made, Geometry(pieces[0][1].size, whole)
+        total += _shares(map_.shape[0], top, bottom, down) @ map_ @ _shares(map_.shape[1], left, right, across).T
+    return total, Geometry(pieces[0][1].size, whole)
 
 
 def spread(map_: Tensor, high: int, wide: int) -> Tensor:
-    """A map on more cells of the same place, ``[high, wide]``, its sum being kept."""
+    """Distribute a map over a finer grid ``[high, wide]`` of the same area; the sum of scores is preserved."""
     if map_.shape == (high, wide):
         return map_
     rows, columns = map_.shape
@@ -120,7 +123,7 @@ def spread(map_: Tensor, high: int, wide: int) -> Tensor:
 
 
 def _shares(cells: int, start: float, end: float, lines: Tensor) -> Tensor:
-    """``[n, cells]`` which share of each of a piece's cells lies between each two lines."""
+    """Return ``[n, cells]``, the share of each cell of a map that lies between each two adjacent lines."""
     edges = torch.linspace(start, end, cells + 1, dtype=torch.float64)
     low, high = torch.maximum(edges[None, :-1], lines[:-1, None]), torch.minimum(edges[None, 1:], lines[1:, None])
     return (high - low).clamp(min=0) / (edges[1] - edges[0])

@@ -1,4 +1,4 @@
-"""The result of an explanation: scores, what they belong to, and how they were made."""
+"""The result of an explanation: scores, the features they belong to, and the settings that produced them."""
 
 from __future__ import annotations
 
@@ -30,32 +30,34 @@ ACTIVATIONS = ("softmax", "sigmoid", "identity")
 
 @dataclass(frozen=True, eq=False)
 class Explanation(Displayed):
-    """Scores of one method for a batch of samples, with everything needed to read, draw and repeat them.
+    """Attribution scores of one method for a batch of samples, with the data needed to draw and repeat them.
 
     Attributes:
-        scores: attribution, on the CPU. ``[B, P]`` patches row by row (``level="patch"``; prefix tokens left out),
-            ``[B, N]`` tokens in order (``level="token"``; padding is 0) or ``[B, H, W]``
-            pixels of the model's input (``level="pixel"``). Of a video, patches step by step of time, and pixels
-            ``[B, T, H, W]``: see :meth:`frame`.
+        scores: attribution scores, on the CPU: ``[B, P]``, one for each patch in row-major order, without prefix tokens
+            (``level="patch"``); ``[B, N]``, one for each token, 0 for padding (``level="token"``); or ``[B, H, W]``,
+            one for each pixel of the model's input (``level="pixel"``). For a video, P counts the patches of all time
+            steps in order, and pixel scores are ``[B, T, H, W]``: see :meth:`frame`.
         level: ``"patch"``, ``"token"`` or ``"pixel"``.
-        method, settings: registry name and the full settings (defaults filled in).
-        target: ``[B]`` class index explained (the first one of a contrast).
-        target_names: a readable name of the target of each sample.
-        logits: ``[B, C]`` the model's output for the batch. Of more than 1,000 classes, such as a vocabulary,
-            ``[B, K]``: the 20 highest and those of the classes that are explained, the highest first.
-        classes: ``[B, K]`` which classes these are; None where ``logits`` has all.
-        normalizer: ``[B]`` log Σ exp over the logits of all classes: logits − normalizer are log-probabilities; None
-            where ``logits`` has all.
-        features: what the scores belong to; all of it can be read here too (``e.tokens``, ``e.grid`` ...).
-        labels: class index -> name, where the model's config names its classes.
-        activation: what makes probabilities of the logits: ``"softmax"``; ``"sigmoid"``, where the classes do not
-            exclude one another; ``"identity"``, where the output is a number (a regression) and has none.
-        model: name of the model: as it was given, as its config has it, or its class.
-        input: name of the model's input that these scores are of; parts: explanations of its other inputs, by name
-            (see :attr:`inputs` and :meth:`part`).
-        diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods; ``input``, what
-            reading did to each picture; ``warnings``, sentences for each sample (see :attr:`warnings`). Which ones
-            have an entry for each sample: :mod:`whyformer.explanation.per_sample`.
+        method: registry name of the method.
+        settings: all settings of the method, defaults included.
+        target: ``[B]`` index of the explained class (the first class of a contrast).
+        target_names: readable name of each sample's target.
+        logits: ``[B, C]`` the model's output for the batch. With more than 1,000 classes, such as a vocabulary,
+            ``[B, K]``: the 20 highest logits and those of the explained classes, in descending order.
+        classes: ``[B, K]`` class indices of ``logits``; None if ``logits`` holds all classes.
+        normalizer: ``[B]`` log Σ exp over the logits of all classes, so that logits − normalizer are log-probabilities;
+            None if ``logits`` holds all classes.
+        features: the features that the scores belong to. Its fields are also properties of the explanation
+            (``e.tokens``, ``e.grid`` ...).
+        labels: class index -> name, if the model's config names its classes.
+        activation: function that turns logits into probabilities: ``"softmax"``; ``"sigmoid"`` for multi-label models;
+            ``"identity"`` for regression, which has no probabilities.
+        model: name of the model: the name passed by the caller, the name in the model's config, or its class.
+        input: name of the model input that the scores belong to.
+        parts: explanations of the model's other inputs, by name (see :attr:`inputs` and :meth:`part`).
+        diagnostics: measurements of the run, e.g. ``conservation`` for propagation methods; ``input``, notes on how
+            each picture was preprocessed; ``warnings``, a list of sentences for each sample (see :attr:`warnings`).
+            :mod:`whyformer.explanation.per_sample` lists the diagnostics that have an entry for each sample.
     """
 
     scores: Tensor
@@ -79,9 +81,9 @@ class Explanation(Displayed):
         for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
-        if any(isinstance(own, str) for own in self.diagnostics.get("warnings") or ()):
-            raise InputError("diagnostics['warnings'] holds a list of sentences for each sample")
-        # of the extremes: a NaN is one too, and testing each score would take the memory of all once more
+        if any(isinstance(sentences, str) for sentences in self.diagnostics.get("warnings") or ()):
+            raise InputError("diagnostics['warnings'] must hold a list of sentences for each sample")
+        # aminmax propagates NaN; isfinite over all scores would allocate a second tensor of their size
         if self.scores.numel() and not torch.isfinite(torch.stack(torch.aminmax(self.scores))).all():
             raise InputError(
                 f"{self.method}: the scores hold NaN or infinity, so there is no explanation to show. "
@@ -93,11 +95,11 @@ class Explanation(Displayed):
         return self.scores.shape[0]
 
     def __getitem__(self, index: int) -> Explanation:
-        """The explanation of one sample, again with a batch axis of 1."""
+        """Return the explanation of one sample, with a batch axis of 1."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of an explanation of {len(self)}")
+            raise IndexError(f"sample {index} is out of range for an explanation of {len(self)} samples")
         i = index % len(self)
-        tensors: dict[str, Any] = {n: own[i : i + 1] for n, own in storage.result_tensors(self).items()}
+        tensors: dict[str, Any] = {n: tensor[i : i + 1] for n, tensor in storage.result_tensors(self).items()}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = of_sample(self.diagnostics, i)
         parts = {name: part[i] for name, part in self.parts.items()}
@@ -109,49 +111,49 @@ class Explanation(Displayed):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs of the model that were scored, the one of :attr:`scores` first."""
+        """Names of the model inputs that have scores; the input of :attr:`scores` comes first."""
         return (self.input or "", *self.parts)
 
     def part(self, name: str) -> Explanation:
-        """The explanation of one of :attr:`inputs` alone: its own level, grid or tokens, and scores.
+        """Return the explanation of one of :attr:`inputs`, with its own level, features and scores.
 
         Raises:
-            InputError: no input of that name was scored.
+            InputError: the input of that name has no scores.
         """
         if name != self.inputs[0] and name not in self.parts:
-            raise InputError(f"no input '{name}' was scored; these were: {', '.join(self.inputs)}")
+            raise InputError(f"the input '{name}' has no scores; inputs with scores: {', '.join(self.inputs)}")
         return replace(self, parts={}) if name == self.inputs[0] else self.parts[name]
 
     @property
     def tokens(self) -> list[list[str]] | None:
-        """Token strings of each sample (padding included), for text."""
+        """Token strings of each sample, padding included, for text."""
         return self.features.tokens
 
     @property
     def offsets(self) -> list[list[tuple[int, int]]] | None:
-        """(start, end) characters of each token in ``texts``; (0, 0) for special tokens."""
+        """(start, end) character offsets of each token in ``texts``; (0, 0) for special tokens."""
         return self.features.offsets
 
     @property
     def texts(self) -> list[str] | None:
-        """The raw sentences, where given."""
+        """The raw text of each sample, if known."""
         return self.features.texts
 
     @property
     def extent(self) -> list[tuple[int, int]] | None:
-        """(begin, end) characters of each text that the model read, where a part was cut off."""
+        """(begin, end) character offsets of the part of each text that the model read; None if all was read."""
         return self.features.extent
 
     @property
     def unknown(self) -> list[list[int]] | None:
-        """Places of the tokens of each sample that are unknown to the model ([UNK]), if there are any."""
+        """Indices of the unknown tokens ([UNK]) of each sample; None if there are none."""
         return self.features.unknown
 
     @property
     def special(self) -> list[list[int]] | None:
-        """Places of the special tokens of each sample ([CLS], [SEP], <s> ...), where the tokenizer is known.
+        """Indices of the special tokens of each sample ([CLS], [SEP], <s> ...), if the tokenizer is known.
 
-        They have scores as all tokens do. Pictures, pages and :func:`print` show what they hold together.
+        Special tokens have scores like all tokens. Figures, pages and :func:`print` show the sum of their scores.
         """
         return self.features.special
 
@@ -162,132 +164,132 @@ class Explanation(Displayed):
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of patches, for ``level="patch"``."""
+        """(rows, columns) of the patch grid, for ``level="patch"``."""
         return self.features.grid
 
     @property
     def cells(self) -> Box | None:
-        """(left, top, right, bottom) of that grid in pixels of the model's input; None for all of it."""
+        """(left, top, right, bottom) of the patch grid in pixels of the model's input; None if it covers the input."""
         return self.features.cells
 
     @property
     def read(self) -> Box | None:
-        """(left, top, right, bottom) of the pixels of its input that the model reads; None for all of it."""
+        """(left, top, right, bottom) of the part of its input that the model reads, in pixels; None if it reads all."""
         return self.features.read
 
     @property
     def frames(self) -> int | None:
-        """How many steps of time have a map of their own, for a video; None for a picture."""
+        """Number of time steps that have their own map, for a video; None for a picture."""
         return self.features.frames
 
     @property
     def pictures(self) -> Tensor | None:
-        """``[B, H, W, 3]`` uint8, the pictures as the model saw them."""
+        """``[B, H, W, 3]`` uint8, the preprocessed pictures that the model saw."""
         return self.features.pictures
 
     @property
     def sounds(self) -> Tensor | None:
-        """``[B, T]`` the waves of sounds, 0 behind the end."""
+        """``[B, T]`` waveforms, zero-padded at the end."""
         return self.features.sounds
 
     @property
     def sampling_rate(self) -> int | None:
-        """Samples a second of the waves, for sounds."""
+        """Sampling rate of the waveforms in Hz."""
         return self.features.sampling_rate
 
     @property
     def durations(self) -> list[float] | None:
-        """How many seconds each sound lasts."""
+        """Duration of each sound in seconds."""
         return self.features.durations
 
     @property
     def rate(self) -> float | None:
-        """Of a sound, how many scores a second has; None for anything else."""
+        """Scores per second of a sound; None for other inputs."""
         return self.features.rate
 
     @property
     def originals(self) -> list[Image.Image] | None:
-        """The pictures as they were given (RGB, any size), where it is known what the model saw of them."""
+        """The original pictures (RGB, any size), if their preprocessing is known."""
         return self.features.originals
 
     @property
     def geometry(self) -> list[Geometry] | None:
-        """For each original, where the model's input lies on it."""
+        """Position of the model's input on each original picture."""
         return self.features.geometry
 
     def with_features(self, **changes: Any) -> Explanation:
-        """The same with some of the features' facts changed."""
+        """Return a copy with some fields of :attr:`features` replaced."""
         return replace(self, features=replace(self.features, **changes))
 
     @property
     def warnings(self) -> list[str]:
-        """What speaks against this result, in sentences that every view shows; with the sample where they differ."""
-        found, said = self.diagnostics.get("warnings") or [], []
-        for line in dict.fromkeys(line for own in found for line in own):
-            where = [str(i) for i, own in enumerate(found) if line in own]
-            said.append(line if len(where) == len(found) else f"sample {', '.join(where)}: {line}")
-        return said
+        """Reasons to doubt this result; a sentence that does not hold for all samples names its samples."""
+        samples, lines = self.diagnostics.get("warnings") or [], []
+        for line in dict.fromkeys(line for sentences in samples for line in sentences):
+            where = [str(i) for i, sentences in enumerate(samples) if line in sentences]
+            lines.append(line if len(where) == len(samples) else f"sample {', '.join(where)}: {line}")
+        return lines
 
     @property
     def multi_label(self) -> bool:
-        """Whether the classes do not exclude one another, so that each has a probability of its own."""
+        """True for a multi-label model, whose class probabilities are independent (sigmoid)."""
         return self.activation == "sigmoid"
 
     @property
     def numeric(self) -> bool:
-        """Whether the output is a number, as of a regression, and no row of classes."""
+        """True for a regression model, whose output is a number rather than class logits."""
         return self.activation == "identity"
 
     def probabilities(self) -> Tensor:
-        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another; where only some
-        logits are kept, ``[B, K]`` of these, their softmax over all classes.
+        """Return the softmax of the logits, or their sigmoid for a multi-label model: ``[B, C]``, or ``[B, K]`` if only
+        the highest logits are stored (the softmax is still over all classes).
 
         Raises:
-            InputError: the output is a number.
+            InputError: the model is a regression model.
         """
         if self.numeric:
-            raise InputError("the output is a number and has no probability: its value is in .logits")
+            raise InputError("the output of a regression model has no probability: its value is in .logits")
         logits = self.logits.double()
         if self.multi_label:
             return torch.sigmoid(logits)
         return torch.softmax(logits, -1) if self.normalizer is None else (logits - self.normalizer[:, None]).exp()
 
     def column(self, index: int, sample: int = 0) -> int | None:
-        """Where the logit of a class stands in the row of a sample; None if there is none."""
+        """Return the column of a class in a sample's row of :attr:`logits`; None if its logit is not stored."""
         if self.classes is None:
             return index if 0 <= index < self.logits.shape[-1] else None
         return next(iter((self.classes[sample] == index).nonzero()[:, 0].tolist()), None)
 
     def logit(self, index: int, sample: int = 0) -> float | None:
-        """The logit of a class; None if it is none of the model's, or was not kept."""
+        """Return the logit of a class; None if there is no such class or its logit is not stored."""
         column = self.column(index, sample)
         return None if column is None else float(self.logits[sample, column])
 
     def probability(self, index: int, sample: int = 0) -> float | None:
-        """The probability of a class; None of a number, and where :meth:`logit` is."""
+        """Return the probability of a class; None for regression and where :meth:`logit` returns None."""
         column = None if self.numeric else self.column(index, sample)
         return None if column is None else float(self.probabilities()[sample, column])
 
     def label(self, index: int) -> str:
-        """Name of a class, or its number as text where the model names none."""
+        """Return the name of a class, or its index as a string if the model does not name it."""
         return (self.labels or {}).get(int(index), str(int(index)))
 
     def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float | None]]:
-        """The k classes with the highest logits of a sample: (index, name, logit, probability; None of a number)."""
+        """Return (index, name, logit, probability) of a sample's k highest logits; regression has no probability."""
         shares = None if self.numeric else self.probabilities()[sample].tolist()
         logits = self.logits[sample]
         best = logits.argsort(descending=True, stable=True)[:k].tolist()
-        numbers = range(len(logits)) if self.classes is None else self.classes[sample].tolist()
-        return [
-            (numbers[i], self.label(numbers[i]), float(logits[i]), None if shares is None else shares[i]) for i in best
-        ]
+        ids = range(len(logits)) if self.classes is None else self.classes[sample].tolist()
+        return [(ids[i], self.label(ids[i]), float(logits[i]), None if shares is None else shares[i]) for i in best]
 
     def words(self, sample: int = 0) -> list[tuple[str, float]]:
-        """(word, score) of a text in order: the score is the sum of those of its tokens. Special tokens are left out;
-        where the sentence is not known each token is a word.
+        """Return (word, score) for each word of a text in order.
+
+        The score of a word is the sum of its tokens' scores. Special tokens are left out. If the text is unknown, each
+        token is a word.
 
         Raises:
-            InputError: these are no scores of tokens.
+            InputError: the scores do not belong to tokens.
         """
         from whyformer.show.words import words
 
@@ -296,99 +298,109 @@ class Explanation(Displayed):
         return [(word.text, word.score) for word in words(self, sample)[0]]
 
     def heatmap(self, size: tuple[int, int] | None = None, *, nearest: bool = False) -> Tensor:
-        """``[B, height, width]`` map of the model's input, bilinear from the patch grid (Chefer et al. 2021, section
-        3.4), 0 where the model does not read it.
-
-        Of a video ``[B, T, height, width]``, a map for each step of time.
+        """Return a map over the model's input, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
 
         Args:
-            size: (height, width) to draw the whole input at; the model's input size by default.
-            nearest: each pixel takes the score of the patch that it lies in, and nothing is mixed.
+            size: (height, width) of the map in pixels; the size of the model's input by default.
+            nearest: give each pixel the score of the patch that it lies in instead of interpolating.
+
+        Returns:
+            ``[B, height, width]``, or ``[B, T, height, width]`` for a video; 0 where the model does not read its input.
         """
-        maps, seen = self._maps(), self.image_size
-        size = size or seen
-        if seen is not None and size is not None and (self.features.cells or self.features.read):
-            whole = Geometry.whole(seen).scaled(size)
-            cells, read = (whole.part(box, seen) for box in (self.features.cells, self.features.read))
+        maps, input_size = self._maps(), self.image_size
+        size = size or input_size
+        if input_size is not None and size is not None and (self.features.cells or self.features.read):
+            whole = Geometry.whole(input_size).scaled(size)
+            cells, read = (whole.part(box, input_size) for box in (self.features.cells, self.features.read))
             return views.place(maps, cells, size, read, nearest=nearest).nan_to_num(0).to(maps)
-        made = views.resize(maps.flatten(0, -3), size, nearest=nearest)
-        return made.unflatten(0, maps.shape[:-2])
+        return views.resize(maps.flatten(0, -3), size, nearest=nearest).unflatten(0, maps.shape[:-2])
 
     def frame(self, index: int) -> Explanation:
-        """The explanation of one step of time of a video, a picture: one frame, or those that share a row of tokens
-        (a tube), of which the middle one is shown.
+        """Return the explanation of one time step of a video as that of a picture: its frame, or the middle one of
+        several frames that share tokens (a tubelet).
 
         Raises:
-            InputError: it is no video, or has no such step.
+            InputError: the input is not a video, or has no such time step.
         """
         if self.frames is None:
-            raise InputError("frame() is for videos, whose scores have steps of time")
+            raise InputError("frame() is for videos: these scores have no time steps")
         if not -self.frames <= index < self.frames:
-            raise InputError(f"step {index} is outside the video, which has {self.frames} steps of time")
-        at, seen = index % self.frames, self.pictures
-        if seen is not None and seen.dim() == 5:
-            seen = seen[:, min(int((at + 0.5) * seen.shape[1] / self.frames), seen.shape[1] - 1)]
-        scores = self._maps()[:, at]
+            raise InputError(f"step {index} is out of range for a video of {self.frames} time steps")
+        step, pictures = index % self.frames, self.pictures
+        if pictures is not None and pictures.dim() == 5:
+            pictures = pictures[:, min(int((step + 0.5) * pictures.shape[1] / self.frames), pictures.shape[1] - 1)]
+        scores = self._maps()[:, step]
         scores = scores if self.level == "pixel" else scores.flatten(1)
-        return replace(self, scores=scores, parts={}).with_features(frames=None, pictures=seen)
+        return replace(self, scores=scores, parts={}).with_features(frames=None, pictures=pictures)
 
     def over_time(self, step: float | None = None) -> Explanation:
-        """A sound's scores added up over stretches of time, ``[B, S]``, with tokens that name each stretch's seconds.
+        """Sum a sound's scores ``[B, N]`` over time intervals, ``[B, S]``; the tokens name the start of each interval.
 
         Args:
-            step: seconds of a stretch; by default the shortest of 0.01, 0.02, 0.05, 0.1 ... that makes at most 50.
+            step: length of an interval in seconds; by default the shortest of 0.01, 0.02, 0.05, 0.1 ... that gives at
+                most 50 intervals.
 
         Raises:
-            InputError: it is no sound of known rate, or the step is shorter than the time between two scores.
+            InputError: the input is not a sound of known rate, or the step is shorter than the time between two scores.
         """
         return over_time(self, step)
 
     def unrolled(self, columns: int | None = None) -> Explanation:
-        """A video as one picture: its steps of time from left to right, in lines of ``columns`` (by default about
-        twice as many as lines), on one scale.
+        """Return a video as one picture: its time steps from left to right and top to bottom, on one color scale.
 
-        Patches become pixels, bilinear within each step (as :meth:`heatmap`). Anything but a video is an InputError.
+        Patch scores become pixel scores, bilinear within each time step (see :meth:`heatmap`).
+
+        Args:
+            columns: time steps in a row; by default about twice the number of rows.
         """
         return unrolled(self, columns)
 
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
-        """``[height, width]`` map of one sample on the original picture, NaN where the model did not see it.
+        """Return the map of one sample on its original picture.
 
-        The inverse of the processor's resizing, cropping and padding, and of what the model leaves out or pads itself;
-        bilinear from the patch grid. Where the geometry is unknown, the picture is taken as it was fed to the model.
+        Resizing, cropping and padding, by the processor or in the model, are inverted; the map is bilinear from the
+        patch grid. If the geometry is unknown, the model's input takes the place of the original.
 
         Args:
-            size: (height, width) to draw the whole picture at; the original's own by default.
+            sample: index of the sample.
+            size: (height, width) of the map in pixels; the size of the original by default.
+
+        Returns:
+            ``[height, width]``, NaN where the model did not see the picture.
         """
         maps = self._maps()
         if maps.dim() == 4:
-            raise InputError("a video has a map for each step of time: take one with .frame(i)")
+            raise InputError("a video has a map for each time step: choose one with .frame(i)")
         cells, read = self.boxes(sample, size)
-        known = self._geometry(sample, size)
-        return views.place(maps[sample], cells, known.size, read)
+        return views.place(maps[sample], cells, self._geometry(sample, size).size, read)
 
     def boxes(self, sample: int = 0, size: tuple[int, int] | None = None) -> tuple[Box, Box]:
-        """(left, top, right, bottom) of one sample's map on the original picture, and of what the model read of it.
-        Both may reach beyond the picture.
+        """Return two boxes on the original picture of a sample: that of its map and that of the part the model read.
 
         Args:
+            sample: index of the sample.
             size: as for :meth:`placed`.
+
+        Returns:
+            (left, top, right, bottom) of each box in pixels; a box may extend beyond the picture.
         """
-        known, features = self._geometry(sample, size), self.features
-        seen = self.image_size or (1, 1)
-        return known.part(features.cells, seen), known.part(features.read, seen)
+        geometry, features = self._geometry(sample, size), self.features
+        input_size = self.image_size or (1, 1)
+        return geometry.part(features.cells, input_size), geometry.part(features.read, input_size)
 
     def _geometry(self, sample: int, size: tuple[int, int] | None) -> Geometry:
-        """Where the model's input lies on a picture drawn at a size."""
-        maps = self._maps()
-        known = Geometry.whole(self.image_size or (int(maps.shape[-2]), int(maps.shape[-1])))
-        known = known if self.geometry is None else self.geometry[sample]
-        return known if size is None else known.scaled(size)
+        """Return the position of the model's input on the original picture, scaled to a drawing size."""
+        if self.geometry is not None:
+            geometry = self.geometry[sample]
+        else:
+            maps = self._maps()
+            geometry = Geometry.whole(self.image_size or (int(maps.shape[-2]), int(maps.shape[-1])))
+        return geometry if size is None else geometry.scaled(size)
 
     def _maps(self) -> Tensor:
-        """``[B, rows, columns]`` of patches or pixels; of a video ``[B, T, rows, columns]``."""
+        """Return the scores as maps ``[B, rows, columns]``, or ``[B, T, rows, columns]`` for a video."""
         if self.level == "token":
-            raise InputError("a heatmap is for pictures; for text use .scores and .tokens")
+            raise InputError("token scores have no heatmap: use .scores and .tokens")
         if self.level == "patch" and self.grid is None:
             raise InputError("these patch scores have no grid, so they cannot be laid out as a picture")
         if self.level == "pixel":
@@ -396,9 +408,9 @@ class Explanation(Displayed):
         steps = () if self.frames is None else (self.frames,)
         return self.scores.reshape(len(self), *steps, *(self.grid or ()))
 
-    # -- keeping ---------------------------------------------------------------------------------------------
+    # -- storage ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values (lists, numbers, strings), pictures left out: ready for JSON."""
+        """Return all values except pictures as JSON-compatible lists, numbers and strings."""
         return {
             **storage.to_plain(self),
             **{name: tensor.tolist() for name, tensor in storage.result_tensors(self).items()},
@@ -409,35 +421,36 @@ class Explanation(Displayed):
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Explanation:
-        """What :meth:`to_dict` gave, e.g. after a way through JSON; without the pictures, which are not in it.
+        """Restore an explanation, without its pictures, from the values of :meth:`to_dict`.
 
         Raises:
-            InputError: keys are missing or unknown, or their values are of another kind.
+            InputError: a key is missing or unknown, or a value has the wrong type.
         """
         whole, parts = storage.from_dict(facts)
         return cls(**whole, parts={name: cls(**part) for name, part in parts.items()})
 
     def save(self, path: str | Path) -> Path:
-        """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); no pickle.
+        """Write a ``.safetensors`` file: the tensors, and all other values as JSON in its header. No pickle is used.
 
-        The file appears whole or not at all.
+        Writing is atomic: the file appears complete or not at all.
         """
         return storage.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
-        """Read what :meth:`save` wrote; a file that is damaged, or of another kind, is a LoadError."""
+        """Read a file that :meth:`save` wrote; a damaged file or one of another kind raises LoadError."""
         whole, parts = storage.load(path)
-        with storage.told(path, "a saved explanation"):
+        with storage.load_errors(path, "a saved explanation"):
             return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
 
     # -- showing ---------------------------------------------------------------------------------------------
     def plot(self, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
-        """Draw one sample on matplotlib axes: the map on its picture; of a text or sound the strongest words as bars.
+        """Draw one sample on matplotlib axes: a map over its picture, or bars for the top words of a text or sound.
 
         Args:
-            ax: the axes to draw on; those of pyplot by default.
-            k: how many words.
+            ax: axes to draw on; pyplot's current axes by default.
+            sample: index of the sample.
+            k: number of words.
             **look: options of :class:`whyformer.show.Look`, for pictures.
 
         Returns:
@@ -448,16 +461,17 @@ class Explanation(Displayed):
         return axes.plot(self, ax, sample, k, **look)
 
     def to_html(self, title: str = "whyformer", **look: Any) -> str:
-        """A whole HTML document: :func:`whyformer.show.page`."""
+        """Return an HTML document; see :func:`whyformer.show.page`."""
         from whyformer.show import html
 
         return html.page(self, title, **look)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each score, with ``sample``, ``method``, ``target``, what it belongs to and ``score``.
+        """Return a table with a row for each score.
 
-        Of tokens ``position``, ``token`` and ``special``; of patches and pixels ``row`` and ``column``, of a video
-        ``frame`` too. Where the model has several inputs, ``input`` says which one.
+        The columns are ``sample``, ``method``, ``target`` and ``score``; for tokens also ``position``, ``token`` and
+        ``special``; for patches and pixels ``row`` and ``column``, and ``frame`` for a video; ``input`` if the model
+        has several inputs.
 
         Raises:
             MissingExtra: pandas is not installed.

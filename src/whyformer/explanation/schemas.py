@@ -1,4 +1,4 @@
-"""What saved explanations, answers and reports hold, and the check, by pydantic, of all that is read from a file."""
+"""Pydantic schemas of saved explanations, answers and reports, and validation against them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Corners = tuple[Number, Number, Number, Number]
 
 
 class Held(BaseModel):
-    """Values by name; an unknown name is refused, what may be None may also be missing."""
+    """Values by name. An unknown name is an error; a value that may be None may also be missing."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class HeldFeatures(Held):
-    """Of :class:`~whyformer.explanation.features.Features`, all that is no tensor and no picture."""
+    """Fields of :class:`~whyformer.explanation.features.Features` except tensors and pictures."""
 
     grid: Pair | None = None
     frames: StrictInt | None = None
@@ -51,7 +51,7 @@ class HeldFeatures(Held):
 
 
 class HeldResult(Held):
-    """Of :class:`~whyformer.explanation.result.Explanation` beside its features."""
+    """Fields of :class:`~whyformer.explanation.result.Explanation` except tensors and features."""
 
     level: StrictStr
     method: StrictStr
@@ -65,11 +65,11 @@ class HeldResult(Held):
 
 
 class HeldExplanation(HeldResult, HeldFeatures):
-    """An explanation."""
+    """Fields of an explanation and of its features."""
 
 
 class HeldGeneration(Held):
-    """Of :class:`~whyformer.explanation.generation.Generation`, all that is no tensor."""
+    """Fields of :class:`~whyformer.explanation.generation.Generation` except tensors."""
 
     tokens: list[StrictStr]
     pieces: list[StrictStr]
@@ -112,7 +112,7 @@ class _Table(BaseModel):
 
 
 class HeldBenchmark(BaseModel):
-    """The report of a benchmark; it may say more."""
+    """The report of a benchmark; additional fields are allowed."""
 
     benchmark: StrictStr
     conventions: dict[str, Any]
@@ -124,24 +124,29 @@ class HeldBenchmark(BaseModel):
 
 
 Kind = TypeVar("Kind")
-_checks = functools.cache(TypeAdapter)  # made once a kind
+_checks = functools.cache(TypeAdapter)  # building an adapter is slow
 
 
-def checked(kind: type[Kind], facts: object, what: str) -> Kind:
-    """``facts`` as what they should be.
+def checked(kind: type[Kind], facts: object, subject: str) -> Kind:
+    """Validate ``facts`` against a schema and return them as an instance of it.
+
+    Args:
+        kind: the schema, a pydantic model or any type that pydantic supports.
+        facts: the values.
+        subject: name of the validated object, for error messages.
 
     Raises:
-        InputError: a value is unknown, missing, or of another kind; it says which, by its place.
+        InputError: a value is unknown, missing or invalid; the message names its path.
     """
     try:
-        made: Kind = _checks(cast("Any", kind)).validate_python(facts)
+        return cast("Kind", _checks(cast("Any", kind)).validate_python(facts))
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, wrong["loc"]))
-        if wrong["type"] == "extra_forbidden":
-            raise InputError(f"{what} has no '{place}'") from None
-        if wrong["type"] == "missing":
-            raise InputError(f"{what} lacks its {place}") from None
-        given = str(wrong["input"])[:60]
-        raise InputError(f"{what}'s {place} is of another kind ({wrong['msg']}): {given}") from None
-    return made
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise InputError(f"{subject} has no field '{place}'") from None
+        if first["type"] == "missing":
+            raise InputError(f"{subject} lacks its {place}") from None
+        value = str(first["input"])[:60]
+        field = f"{subject}'s {place}" if place else subject
+        raise InputError(f"{field} is invalid ({first['msg']}): {value}") from None

@@ -1,4 +1,4 @@
-"""Files of tensors with facts beside them (safetensors), sealed: what was damaged is told from what is whole."""
+"""Safetensors files with JSON facts in the header and a checksum that detects damage."""
 
 from __future__ import annotations
 
@@ -13,45 +13,49 @@ from torch import Tensor
 
 from whyformer.errors import LoadError
 
-_FACTS, _SEAL = "whyformer", "sha256"
+_FACTS, _CHECKSUM = "whyformer", "sha256"
 
 
 def metadata(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """What stands in the header: the facts as JSON, and the SHA-256 of them and of all tensors."""
+    """Return the header of a file: the facts as JSON, and the SHA-256 of the facts and all tensors."""
     text = json.dumps(facts)
-    return {_FACTS: text, _SEAL: _digest(text, tensors)}
+    return {_FACTS: text, _CHECKSUM: _digest(text, tensors)}
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    made = hashlib.sha256(text.encode())
+    digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         flat = tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format)
-        made.update(f"\n{name} {flat.dtype} {tuple(flat.shape)}\n".encode())
-        made.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return made.hexdigest()
+        digest.update(f"\n{name} {flat.dtype} {tuple(flat.shape)}\n".encode())
+        digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-def opened(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts and the tensors of a file; ``what`` it should be stands in the errors.
+def opened(path: str | Path, expected: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the facts and the tensors of a file; files of older versions have no checksum.
+
+    Args:
+        path: the file.
+        expected: the expected content, for error messages.
 
     Raises:
-        LoadError: it is missing, no such file, or not as it was written. A file of an older version has no seal.
+        LoadError: the file is missing, of another kind, or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise LoadError(f"{path} is no regular file" if Path(path).exists() else f"no such file: {path}")
+        raise LoadError(f"{path} is not a regular file" if Path(path).exists() else f"no such file: {path}")
     try:
         with safe_open(str(path), "pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(header[_FACTS])
     except KeyError as error:
-        raise LoadError(f"{path} is not {what}: it lacks {error}") from error
+        raise LoadError(f"{path} is not {expected}: it lacks {error}") from error
     except (SafetensorError, ValueError, TypeError, OSError, RecursionError, RuntimeError) as error:
-        raise LoadError(f"{path} is not {what}: {error}") from error
+        raise LoadError(f"{path} is not {expected}: {error}") from error
     if not isinstance(facts, dict):
-        raise LoadError(f"{path} is not {what}: its facts are of another kind")
-    if _SEAL in header and header[_SEAL] != _digest(header[_FACTS], tensors):
-        raise LoadError(f"{path} is damaged: it is not what was written there (its checksum is another)")
+        raise LoadError(f"{path} is not {expected}: its facts are not a JSON object")
+    if _CHECKSUM in header and header[_CHECKSUM] != _digest(header[_FACTS], tensors):
+        raise LoadError(f"{path} is damaged: its content does not match its checksum")
     return facts, tensors

@@ -1,4 +1,4 @@
-"""Explanations as plain values and as files, each value checked when it is read."""
+"""Convert explanations to plain values and files, and validate the values that are read."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FORMAT = 1
 _ORIGINAL = "original."
 _PART = "part."
 _TENSORS = ("scores", "target", "logits")
-_SOME = ("classes", "normalizer")  # of more classes than are kept
+_OPTIONAL = ("classes", "normalizer")  # if only the highest logits are stored
 
 
 # -- plain values ----------------------------------------------------------------------------------------------------
 def to_plain(e: Explanation) -> dict[str, Any]:
-    """Everything but tensors and pictures as JSON values."""
+    """Return all values except tensors and pictures as JSON values."""
     from whyformer.explanation.schemas import HeldFeatures, HeldResult
 
     facts = {name: plain(getattr(e, name)) for name in HeldResult.model_fields}
@@ -44,68 +44,69 @@ def to_plain(e: Explanation) -> dict[str, Any]:
 
 
 def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
-    """The arguments of an Explanation out of :func:`to_plain`: tuples, numbers and geometries again.
+    """Return the arguments of an Explanation from the values of :func:`to_plain`.
 
     Args:
-        outputs: number of logits of a row.
+        facts: the values by name.
+        outputs: number of logits of a sample.
 
     Raises:
-        InputError: a value that is unknown, missing or of another kind.
+        InputError: a value is unknown or missing, or has the wrong type.
     """
     from whyformer.explanation.schemas import HeldExplanation, HeldFeatures, HeldResult, checked
 
     held = vars(checked(HeldExplanation, _with_activation(facts, outputs), "this explanation"))
-    made = {name: held[name] for name in HeldResult.model_fields}
+    arguments = {name: held[name] for name in HeldResult.model_fields}
     features = {name: held[name] for name in HeldFeatures.model_fields}
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
-    return {**made, "features": Features(**features)}
+    return {**arguments, "features": Features(**features)}
 
 
 def _with_activation(facts: Mapping[str, Any], outputs: int) -> Mapping[str, Any]:
-    """The same with an activation, also of files of earlier versions, which had ``multi_label`` instead.
+    """Return ``facts`` with an activation; files of earlier versions have ``multi_label`` instead.
 
-    One logit of such a file is that of a class if the target has the name of one.
+    A single logit of such a file belongs to a class if the target has the name of a class, otherwise to a regression.
     """
     if "activation" in facts:
         return {k: v for k, v in facts.items() if k != "multi_label"}
     if "multi_label" not in facts:
         return facts
-    several, labels, names = facts["multi_label"], facts.get("labels"), facts.get("target_names")
-    if not isinstance(several, bool):
-        raise InputError("this explanation's multi_label is of another kind")
+    multi_label, labels, names = facts["multi_label"], facts.get("labels"), facts.get("target_names")
+    if not isinstance(multi_label, bool):
+        raise InputError("this explanation's multi_label is not true or false")
     known = [labels.get(0, labels.get("0"))] if isinstance(labels, Mapping) else []
-    named = bool(known) and isinstance(names, list) and names == known * len(names)
-    kind = "sigmoid" if several or (outputs == 1 and named) else "identity" if outputs == 1 else "softmax"
+    is_class = bool(known) and isinstance(names, list) and names == known * len(names)
+    kind = "sigmoid" if multi_label or (outputs == 1 and is_class) else "identity" if outputs == 1 else "softmax"
     return {**{k: v for k, v in facts.items() if k != "multi_label"}, "activation": kind}
 
 
 def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The arguments of an Explanation out of what its ``to_dict`` gave, and by name those of its parts."""
+    """Return the arguments of an Explanation from the values of ``to_dict``, and those of its parts by name."""
     if not isinstance(facts, Mapping) or not isinstance(parts := facts.get("parts") or {}, Mapping):
-        raise InputError("this is not an explanation as to_dict gives it: it, or its parts, are no mapping")
+        raise InputError("this is not a dictionary of Explanation.to_dict: it, or its parts, is not a mapping")
     whole = _from_dict({name: value for name, value in facts.items() if name != "parts"})
     return whole, {str(name): _from_dict(part) for name, part in parts.items()}
 
 
 def _from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tensors = {name: torch.tensor(facts[name]) for name in (*_TENSORS, *(n for n in _SOME if n in facts))}
+        tensors = {name: torch.tensor(facts[name]) for name in (*_TENSORS, *(n for n in _OPTIONAL if n in facts))}
         if "normalizer" in tensors:
             tensors["normalizer"] = torch.tensor(facts["normalizer"], dtype=torch.float64)
-        rest = {k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS, *_SOME)}
-        made = from_plain(rest, tensors["logits"].shape[-1])
-        made = {**tensors, **made}
-        check_fit(made)
+        rest = {k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS, *_OPTIONAL)}
+        arguments = from_plain(rest, tensors["logits"].shape[-1])
+        arguments = {**tensors, **arguments}
+        check_fit(arguments)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
-    return made
+        raise InputError(f"this is not a dictionary of Explanation.to_dict: {error!r}") from error
+    return arguments
 
 
 def plain(value: Any) -> Any:
-    """Tensors, tuples and callables as JSON values."""
+    """Convert tensors, tuples, mappings and callables to JSON values."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -119,7 +120,7 @@ def plain(value: Any) -> Any:
 
 # -- files -----------------------------------------------------------------------------------------------------------
 def save(e: Explanation, path: str | Path) -> Path:
-    """One ``.safetensors`` file: tensors, and the rest as JSON in its header. It appears whole or not at all."""
+    """Write a ``.safetensors`` file atomically: the tensors, and all other values as JSON in its header."""
     from safetensors.torch import save_file
 
     path = Path(path)
@@ -138,13 +139,13 @@ def save(e: Explanation, path: str | Path) -> Path:
 
 
 def result_tensors(e: Explanation) -> dict[str, Tensor]:
-    """Those of a result beside its features, by name."""
-    found = {name: getattr(e, name) for name in (*_TENSORS, *_SOME)}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    """Return the tensors of a result by name, without those of its features."""
+    tensors = {name: getattr(e, name) for name in (*_TENSORS, *_OPTIONAL)}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def tensors_of(e: Explanation) -> dict[str, Tensor]:
-    """Those of a result and of its features, by name."""
+    """Return the tensors of a result and of its features by name; the original pictures are tensors too."""
     tensors = result_tensors(e)
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
@@ -157,18 +158,18 @@ def tensors_of(e: Explanation) -> dict[str, Tensor]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A passing name beside ``path``: what is written there takes its place at the end, or nothing is left behind.
+    """Yield a temporary path beside ``path``; on success the file there replaces ``path``, on failure it is removed.
 
-    The passing name is this write's own, so that two processes may write one file: the later one stays, whole.
+    Each call has a temporary path of its own, so two processes may write the same file: the later write wins.
 
     Raises:
-        LoadError: the folder is missing, the disk is full, the file cannot be written, or the name is that of a folder,
-            a pipe or a device.
+        LoadError: the folder is missing, the disk is full, the file cannot be written, or ``path`` is a folder, a pipe
+            or a device.
     """
     from safetensors import SafetensorError
 
-    if path.exists() and not path.is_file():  # it would be replaced by a file
-        raise LoadError(f"cannot write {path}: that is a folder, a pipe or a device, no file")
+    if path.exists() and not path.is_file():
+        raise LoadError(f"cannot write {path}: it is a folder, a pipe or a device, not a file")
     partial = path.with_name(f".{path.name[:100]}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         yield partial
@@ -183,13 +184,13 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The arguments of an Explanation out of what :func:`save` wrote, and by name those of its parts.
+    """Read a file that :func:`save` wrote: the arguments of an Explanation, and those of its parts by name.
 
     Raises:
-        LoadError: it is no saved explanation, or was damaged since.
+        LoadError: the file is damaged, or not a saved explanation.
     """
     facts, tensors = sealing.opened(path, "a saved explanation")
-    with told(path, "a saved explanation"):
+    with load_errors(path, "a saved explanation"):
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
@@ -199,25 +200,25 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 @contextmanager
-def told(path: str | Path, what: str) -> Iterator[None]:
-    """Whatever is wrong with the values of a file, as a LoadError that names it."""
+def load_errors(path: str | Path, expected: str) -> Iterator[None]:
+    """Turn errors about the values of a file into a LoadError that names the file and its expected content."""
     try:
         yield
     except LoadError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise LoadError(f"{path} is not {what}: {said}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise LoadError(f"{path} is not {expected}: {reason}") from error
 
 
 def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
-    """The arguments of an Explanation out of :func:`to_plain` and :func:`tensors_of`, whose names begin so."""
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    known = {name: own[name] for name in (*_TENSORS, *(n for n in _SOME if n in own))}
-    made = from_plain(facts, known["logits"].shape[-1])
-    count = sum(name.startswith(_ORIGINAL) for name in own)
-    originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
-    seen = {"pictures": own.get("pictures"), "sounds": own.get("sounds"), "originals": originals or None}
-    made = {**made, **known, "features": replace(made["features"], **seen)}
-    check_fit(made)
-    return made
+    """Return the arguments of an Explanation from plain values and the tensors whose names begin with ``prefix``."""
+    stored = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    results = {name: stored[name] for name in (*_TENSORS, *(n for n in _OPTIONAL if n in stored))}
+    arguments = from_plain(facts, results["logits"].shape[-1])
+    count = sum(name.startswith(_ORIGINAL) for name in stored)
+    originals = [Image.fromarray(stored[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
+    media = {"pictures": stored.get("pictures"), "sounds": stored.get("sounds"), "originals": originals or None}
+    arguments = {**arguments, **results, "features": replace(arguments["features"], **media)}
+    check_fit(arguments)
+    return arguments

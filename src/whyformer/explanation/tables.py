@@ -1,4 +1,4 @@
-"""The scores of an explanation as a table, a row for each token, patch or pixel."""
+"""The scores of an explanation as a pandas table."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 
 def to_pandas(e: Explanation) -> pandas.DataFrame:
-    """One row for each score, see :meth:`whyformer.Explanation.to_pandas`."""
+    """Return a row for each score; see :meth:`whyformer.Explanation.to_pandas`."""
     try:
         import pandas
     except ImportError as error:
         raise MissingExtra('to_pandas needs the package pandas: pip install "whyformer[data]"') from error
     parts = [e.part(name) for name in e.inputs]
     tables = [pandas.DataFrame(_columns(part[i], i)) for i in range(len(e)) for part in parts]
-    made = pandas.concat(tables, ignore_index=True)
-    return made if e.parts else made.drop(columns="input")
+    table = pandas.concat(tables, ignore_index=True)
+    return table if e.parts else table.drop(columns="input")
 
 
 def _columns(e: Explanation, sample: int) -> dict[str, Any]:
-    """Names of columns -> values, of one sample of one input."""
+    """Return the columns by name for one input of one sample."""
     scores = e.scores[0].float().numpy()
     count = scores.size
     name = e.target_names[0] if e.target_names is not None else e.label(int(e.target[0]))
-    made: dict[str, Any] = {"sample": np.full(count, sample), "input": e.input or "", "method": e.method}
-    made["target"] = name
+    columns: dict[str, Any] = {"sample": np.full(count, sample), "input": e.input or "", "method": e.method}
+    columns["target"] = name
     if e.level == "token":
-        made["position"] = np.arange(count)
+        columns["position"] = np.arange(count)
         if e.tokens is not None:
             special = set() if e.special is None else set(e.special[0])
-            made |= {"token": e.tokens[0], "special": [i in special for i in range(count)]}
+            columns |= {"token": e.tokens[0], "special": [i in special for i in range(count)]}
     elif e.level == "pixel" or e.grid is not None:
         steps = () if e.frames is None else (e.frames,)
         shape = scores.shape if e.level == "pixel" else (*steps, *(e.grid or ()))
         names = ("frame", "row", "column")[-len(shape) :]
-        made |= dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
+        columns |= dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
     else:
-        made["position"] = np.arange(count)
-    return {**made, "score": scores.reshape(-1)}
+        columns["position"] = np.arange(count)
+    return {**columns, "score": scores.reshape(-1)}

@@ -1,6 +1,6 @@
-"""Tokens in larger units: the words of a sentence, its sentences, the turns of a conversation.
+"""Group tokens into words, sentences and turns of a conversation.
 
-The score of a unit is the sum of its tokens' scores, of every method.
+For every method, the score of a unit is the sum of its tokens' scores.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from whyformer.explanation.features import Features
 
 UNITS = ("token", "word", "sentence", "turn")
-# Scripts written without spaces between words: a token there stays by itself.
+# Scripts written without spaces between words: each token is a word.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
-# after a full stop and a space, or a line break; a number and a point at its beginning are an item's number
+# After a sentence mark and a space, or a line break. A full stop after a number is not an end: it may number an item.
 _SENTENCE = re.compile(r"(?<![\s\d][.])(?<=[.!?…])[\"')\]]*\s+|\n+|(?<=[。！？])")
 
 
 def unit_scores(scores: Any, units: Iterable[Iterable[int]]) -> list[Any]:
-    """The sums of scores ``[..., N]`` over the tokens of each unit, ``[...]`` each.
+    """Sum scores ``[..., N]`` over the tokens of each unit, to ``[...]`` for each.
 
     Args:
         scores: an array or a tensor.
-        units: places of each unit's tokens.
+        units: token indices of each unit.
     """
     return [scores[..., list(places)].sum(-1) for places in units]
 
 
 def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
-    """(begin, end, places of the tokens) of each word."""
+    """Return (begin, end, token indices) of each word; begin and end are character offsets."""
     groups: list[tuple[int, int, list[int]]] = []
     for place, (begin, end) in enumerate(offsets):
         # Byte-level tokenizers count the space before a word as part of its token.
@@ -49,22 +49,25 @@ def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, in
 
 
 def shown_groups(features: Features, tokens: int, sample: int) -> list[tuple[int, int, list[int]]]:
-    """:func:`word_groups` of a sample, special tokens left out; without offsets or a text each token is a word of its
-    own, from character 0 to 0.
+    """Return :func:`word_groups` of a sample without its special tokens.
+
+    Without offsets or a text, each token is a word with the character offsets (0, 0).
 
     Args:
-        tokens: how many there are.
+        features: features of the batch.
+        tokens: number of tokens.
+        sample: index of the sample.
     """
     special = frozenset(features.special[sample] if features.special is not None else ())
     if features.offsets is None or features.texts is None:
         return [(0, 0, [i]) for i in range(tokens) if i not in special]
     groups = word_groups(features.texts[sample], features.offsets[sample])
-    kept = [(begin, end, [i for i in places if i not in special]) for begin, end, places in groups]
-    return [group for group in kept if group[2]]
+    groups = [(begin, end, [i for i in places if i not in special]) for begin, end, places in groups]
+    return [group for group in groups if group[2]]
 
 
 def _continues(text: str, end: int, begin: int) -> bool:
-    """Whether a token that begins at ``begin`` belongs to the word that ended at ``end``."""
+    """Return True if a token that begins at ``begin`` continues the word that ends at ``end``."""
     if begin != end:
         return begin < end
     before, after = text[end - 1], text[begin]
@@ -78,11 +81,11 @@ def _unspaced(character: str) -> bool:
 
 
 def words_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
-    """(first, one after the last) token of each word: every token is in one, whitespace in that before it.
+    """Return the half-open token range of each word; whitespace belongs to the word before it.
 
     Args:
-        pieces: the text of each token.
-        breaks: tokens at which another word begins in any case.
+        pieces: text of each token.
+        breaks: indices of tokens that always begin a word.
     """
     text, offsets = joined(pieces)
     starts = {places[0] for _, _, places in word_groups(text, offsets)} | set(breaks)
@@ -90,9 +93,9 @@ def words_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, 
 
 
 def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
-    """As :func:`words_of`, for sentences and lines."""
+    """Return the half-open token range of each sentence or line; see :func:`words_of`."""
     text, offsets = joined(pieces)
-    ends = sorted({found.end() for found in _SENTENCE.finditer(text)})
+    ends = sorted({match.end() for match in _SENTENCE.finditer(text)})
     starts, next_end = set(breaks), 0
     for token, (begin, end) in enumerate(offsets):
         while begin < end and text[begin].isspace():
@@ -104,7 +107,7 @@ def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[i
 
 
 def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """The text of tokens, and (start, end) of each of them in it."""
+    """Join the texts of tokens, and return the text with the (start, end) offsets of each token."""
     offsets, cursor = [], 0
     for piece in pieces:
         offsets.append((cursor, cursor + len(piece)))

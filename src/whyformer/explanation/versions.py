@@ -1,4 +1,4 @@
-"""What a written result says of itself: the versions that made it, and the version of its form."""
+"""Versions recorded in written results: of the packages and of the JSON schema."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA_VERSION = 1
-"""Counts up when a key changes its meaning or goes away; a new key leaves it as it is."""
+"""Increases when a key changes its meaning or is removed; new keys do not change it."""
 
 
 def record(command: str, **facts: Any) -> dict[str, Any]:
-    """What a command prints with ``--json``: which command it was, and its facts."""
+    """Return the JSON record of a command: schema version, name of the command, and its results."""
     return {"schema_version": SCHEMA_VERSION, "command": command, **facts}
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of whyformer and of what the figures depend on; those not installed are left out."""
+    """Return package -> version for whyformer and the installed packages that affect its results."""
     from whyformer import __version__
 
-    found = {"whyformer": __version__}
+    packages = {"whyformer": __version__}
     for name in ("torch", "transformers"):
         try:
-            found[name] = version(name)
+            packages[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return packages

@@ -1,7 +1,4 @@
-"""From scores of one kind to scores of another: tokens to patches, patches to pixels, tokens to words.
-
-The only place that resizes.
-"""
+"""Resize, place, blur and propagate maps. All resizing of maps happens here."""
 
 from __future__ import annotations
 
@@ -17,7 +14,9 @@ def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False)
     """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4).
 
     Args:
-        nearest: each pixel takes the score of the cell that its centre lies in, and nothing is mixed.
+        maps: the maps.
+        size: (height, width) in pixels; None returns ``maps``.
+        nearest: give each pixel the score of the cell that its centre lies in instead of interpolating.
     """
     if size is None or tuple(maps.shape[-2:]) == tuple(size):
         return maps
@@ -30,16 +29,21 @@ def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False)
 def place(
     map_: Tensor, box: Box, size: tuple[int, int], seen: Box | None = None, *, nearest: bool = False
 ) -> Tensor:
-    """A map ``[..., h, w]`` laid over a box of a canvas, ``[..., height, width]``: bilinear, NaN for what was not seen.
+    """Draw a map ``[..., h, w]`` into a box of a canvas: bilinear, NaN outside the box that the model saw.
 
-    A canvas pixel whose centre lies at the share u of the box takes the map's value at u · h − ½ (between the centres
-    of its cells, and constant beyond the outermost ones), as :func:`resize` does where the box is the canvas.
+    A canvas pixel whose centre is at the fraction u of the box's height gets the value at row u · h − ½ of the map
+    (between the centres of cells; constant beyond the outermost centres), likewise for columns. If the box is the
+    canvas, this is :func:`resize`.
 
     Args:
-        box: (left, top, right, bottom) in canvas pixels, fractions included; it may reach beyond the canvas.
-        size: (height, width) of the canvas.
-        seen: the box outside of which nothing was seen; ``box`` by default.
-        nearest: each pixel takes the score of the cell that its centre lies in, and nothing is mixed.
+        map_: the map.
+        box: (left, top, right, bottom) in canvas pixels, possibly fractional; it may extend beyond the canvas.
+        size: (height, width) of the canvas in pixels.
+        seen: the box that the model saw; ``box`` by default.
+        nearest: give each pixel the score of the cell that its centre lies in instead of interpolating.
+
+    Returns:
+        ``[..., height, width]`` float64, on the CPU.
     """
     left, top, right, bottom = box
     first, above, last, below = seen or box
@@ -51,24 +55,26 @@ def place(
 def _interpolation(
     cells: int, span: tuple[float, float], seen: tuple[float, float], pixels: int, nearest: bool
 ) -> Tensor:
-    """``[pixels, cells]`` weights of each pixel's value where the cells lie over a span; NaN for pixels not seen."""
-    middles, (start, end) = torch.arange(pixels, dtype=torch.float64) + 0.5, span
-    at = ((middles - start) / (end - start) * cells - 0.5).clamp(0, cells - 1)
-    at = at.add(0.5).floor().clamp(max=cells - 1) if nearest else at
-    below = at.floor().long().clamp(max=max(0, cells - 2))
+    """Return the weights ``[pixels, cells]`` that interpolate cells over a span; NaN for pixels outside ``seen``."""
+    centers, (start, end) = torch.arange(pixels, dtype=torch.float64) + 0.5, span
+    position = ((centers - start) / (end - start) * cells - 0.5).clamp(0, cells - 1)
+    position = position.add(0.5).floor().clamp(max=cells - 1) if nearest else position
+    below = position.floor().long().clamp(max=max(0, cells - 2))
     above = (below + 1).clamp(max=cells - 1)
     weights = torch.zeros(pixels, cells, dtype=torch.float64)
     index = torch.arange(pixels)
-    weights[index, below] += 1 - (at - below)
-    weights[index, above] += at - below
-    return torch.where(((middles >= seen[0]) & (middles < seen[1]))[:, None], weights, torch.nan)
+    weights[index, below] += 1 - (position - below)
+    weights[index, above] += position - below
+    return torch.where(((centers >= seen[0]) & (centers < seen[1]))[:, None], weights, torch.nan)
 
 
 def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> Tensor:
-    """Separable Gaussian blur of ``[B, C, H, W]``, normalised to sum 1; σ in pixels, mirrored at the edges.
+    """Blur pictures ``[B, C, H, W]`` with a separable Gaussian kernel of sum 1, reflected at the edges.
 
     Args:
-        radius: of the kernel; 3σ by default. No more than a picture's side allows.
+        pictures: the pictures.
+        sigma: σ in pixels; 0 returns the pictures unchanged.
+        radius: radius of the kernel in pixels; 3σ by default, at most the side of a picture less 1.
     """
     flat = pictures.reshape(-1, 1, *pictures.shape[-2:])
     for axis in (2, 3):
@@ -84,23 +90,23 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> 
 
 
 def carry(row: Tensor, maps: list[Tensor], *, identity: bool = True, normalize_rows: bool = False) -> Tensor:
-    """One row of the product Ā_L ⋯ Ā_1 without forming it: O(L·N²) instead of O(L·N³).
+    """Multiply a row with the product Ā_L ⋯ Ā_1 without forming it: O(L·N²) instead of O(L·N³).
 
     Args:
         row: ``[B, N]`` the readout row r (one-hot for CLS).
-        maps: Ē_b ``[B, N, N]`` of each block, first to last.
+        maps: Ē_b ``[B, N, N]`` of each block, from first to last.
         identity: Ā = I + Ē (residual connection), else Ā = Ē.
         normalize_rows: divide each row of Ā by its sum.
 
     Returns:
         r · Ā_L ⋯ Ā_1, ``[B, N]``.
     """
-    for one in reversed(maps):
-        row = row.to(one.dtype)
+    for map_ in reversed(maps):
+        row = row.to(map_.dtype)
         if normalize_rows:
             # rows of I + Ē sum to 1 + ΣĒ; a row that sums to 0 stays 0
-            sums = one.sum(-1) + (1 if identity else 0)
+            sums = map_.sum(-1) + (1 if identity else 0)
             row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
-        moved = torch.bmm(row[:, None], one)[:, 0]
+        moved = torch.bmm(row[:, None], map_)[:, 0]
         row = row + moved if identity else moved
     return row

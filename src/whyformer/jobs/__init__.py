@@ -1,1 +1,1 @@
-"""Many inputs: records that survive a fault."""
+"""Jobs: explanations of many inputs, written to files that survive crashes."""

@@ -1,9 +1,9 @@
-"""Notes of the rows that are being worked on, so that a row that ends the process is known when the job goes on.
+"""Notes of the rows in progress, so that a row that crashes the process is identified when the job resumes.
 
-A row may end the process without a word: a segmentation fault, ``os._exit``, all memory taken. So each part has a file
-of notes while it is made, and what is begun is written there before. What was begun in a process that died and never
-ended is tried alone in the next one, each row by itself: the row that ends the process again is set aside. Results of
-these trials are not used, and the batches stay those of a job that nothing happened to.
+A row may end the process without an exception: by a segmentation fault, ``os._exit``, or out of memory. So each part
+has a file of notes while it is computed, in which each step is noted before it begins. Rows that were in progress when
+a process died are tried one at a time by the next process, and a row that ends the process again is skipped. Results
+of these trials are not used, so the batches are those of a job without crashes.
 """
 
 from __future__ import annotations
@@ -27,34 +27,37 @@ NOTES = r"part-[0-9]{6,}\.attempts\.jsonl"
 _FETCH, _WORK, _ALONE = "fetch", "work", "alone"
 
 
-class ProcessEnded(WhyformerError):  # noqa: N818 - names what happened
-    """The process ended twice in the middle of a row."""
+class ProcessEnded(WhyformerError):  # noqa: N818 - describes the event
+    """The process ended twice while working on a row."""
 
 
 def notes_name(part: str) -> str:
-    """The file of notes of a part's file."""
+    """Return the name of the file of notes for the file of a part."""
     return part.removesuffix(".parquet") + ".attempts.jsonl"
 
 
 def notes_of(folder: Path) -> list[Path]:
-    """All files of notes of a folder."""
+    """Return all files of notes in a folder."""
     return [path for path in folder.glob("part-*.attempts.jsonl") if re.fullmatch(NOTES, path.name)]
 
 
 class Attempts:
-    """The attempts to make one part, of which this is the latest; a context, around all work on its rows.
+    """The attempts to compute one part, as a context manager around all work on its rows.
 
-    A lane is what does one thing at a time, such as the explaining, or the reading of one row. A note of a lane says
-    which rows it works on from now on, and that it has done with those before.
+    A lane does one thing at a time, such as explaining, or reading one row. A note of a lane lists the rows that it
+    works on from now on; its previous rows are done.
 
     Args:
-        path: the file of notes; job: the job's id; size: of the batches.
+        path: file of notes.
+        job: id of the job.
+        size: batch size.
 
     Attributes:
-        aside: rows that are not to be explained; unfetched: of them those that are not even to be taken from the input.
-        suspects: rows to try alone before anything else is done.
-        died: whether a process died in the middle of this part.
-        most: the largest batch that may be made, where a batch ended the process and none of its rows alone did.
+        aside: rows to skip.
+        unfetched: rows in ``aside`` that must not be fetched from the input either.
+        suspects: rows to try alone before all other work.
+        died: True if a process died while working on this part.
+        most: largest allowed batch size, after a batch ended the process though none of its rows did so alone.
     """
 
     def __init__(self, path: Path, job: str, size: int) -> None:
@@ -71,14 +74,14 @@ class Attempts:
     def __enter__(self) -> Attempts:
         with refusing(self._path.parent):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._note(b"\n", start=self._size)  # the last line may have been cut off
+        self._note(b"\n", start=self._size)  # the last line may be truncated
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # an error and Ctrl-C are no sudden end; what else ends a process is
+            # errors and Ctrl-C are not crashes
             if kind is None or issubclass(kind, Exception | KeyboardInterrupt):
                 self._note(end=True)
         finally:
@@ -86,11 +89,11 @@ class Attempts:
 
     # -- notes -------------------------------------------------------------------------------------------------------
     def fetch(self, row: int | None) -> None:
-        """A row is taken from the input; None: no row is."""
+        """Note that a row is fetched from the input, or with None that none is."""
         self._begin(_FETCH, [] if row is None else [row])
 
     def reading(self, row: Row) -> Read:
-        """The content of a row, read by any thread."""
+        """Read the content of a row; may be called by any thread."""
         lane = f"read {row.index}"
         self._begin(lane, [row.index])
         read = read_one(row)
@@ -98,18 +101,18 @@ class Attempts:
         return read
 
     def work(self, rows: Iterable[int], *, durable: bool = False) -> None:
-        """These rows are prepared, explained or drawn together; with ``durable`` a power cut does not lose the note."""
+        """Note that rows are processed together; a ``durable`` note survives a power failure."""
         self._begin(_WORK, list(rows))
         if durable:
             os.fsync(self._file)
 
     def alone(self, row: int) -> None:
-        """This row is tried, and nothing else is done."""
+        """Note that this row alone is tried."""
         self._begin(_ALONE, [row])
         os.fsync(self._file)
 
     def survived(self, row: int) -> None:
-        """The row that was tried did not end the process."""
+        """Note that the tried row did not end the process."""
         self._begin(_ALONE, [])
         self.suspects.discard(row)
 
@@ -121,17 +124,17 @@ class Attempts:
             lines.append(self._file, before + lines.written({"job": self._job, **facts}))
 
     def admitted(self, row: Row) -> Row:
-        """The row, or one of its name that fails, if it is set aside."""
+        """Return the row, or a row of the same id that fails if it is to be skipped."""
         return set_aside(row.index, row.id) if row.index in self.aside else row
 
-    # -- what earlier attempts say -----------------------------------------------------------------------------------
+    # -- earlier attempts -----------------------------------------------------------------------------------
     def _replay(self) -> None:
         lanes: dict[str, list[int]] = {}
         size = self._size
         content = self._path.read_bytes() if self._path.is_file() else b""
         for line in content.splitlines(keepends=True):
             note = lines.read(line)
-            if note is None:  # cut off: what it says was not begun
+            if note is None:  # truncated, so its step did not begin
                 continue
             if "start" in note:
                 self._settle(lanes, size)
@@ -146,7 +149,7 @@ class Attempts:
         self.suspects -= self.aside | self._cleared
 
     def _settle(self, lanes: dict[str, list[int]], size: int) -> None:
-        """What follows from the rows that were worked on when a process died."""
+        """Update the attributes for a process that died while working on the rows of these lanes."""
         begun = {row for rows in lanes.values() for row in rows}
         self.died |= bool(begun)
         fetched, alone = lanes.get(_FETCH, []), lanes.get(_ALONE, [])
@@ -157,13 +160,13 @@ class Attempts:
         begun -= {*fetched, *alone}
         if begun - self._cleared - self.aside:
             self.suspects |= begun
-        elif len(lanes.get(_WORK, [])) > 1 < size:  # each alone did no harm: together they took too much
+        elif len(lanes.get(_WORK, [])) > 1 < size:  # no row alone ended the process: the batch is too large
             self.most = size // 2
         else:
             self.aside |= begun
 
 
-def set_aside(index: int, called: str) -> Row:
-    """A row that fails when it is read."""
-    reason = "the process ended twice in the middle of this row: it crashed, was killed, or took all memory"
-    return Row(index, called, partial(raising, ProcessEnded(reason)))
+def set_aside(index: int, row_id: str) -> Row:
+    """Return a row that fails when it is read."""
+    reason = "the process ended twice while working on this row: it crashed, was killed, or ran out of memory"
+    return Row(index, row_id, partial(raising, ProcessEnded(reason)))

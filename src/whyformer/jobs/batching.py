@@ -1,4 +1,4 @@
-"""Rows explained in batches: a model loaded once, batches of like length, and what failed told from what did not."""
+"""Explain rows in batches of similar length with a model that is loaded once; failures concern single rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from whyformer.prepared import Prepared
 from whyformer.targets import class_index
 
 WINDOW = 8
-"""So many batches are read ahead and sorted by length."""
+"""Number of batches that are read ahead and sorted by length."""
 
 
-class OutOfMemory(Exception):  # noqa: N818 - the caller makes the batches smaller
-    """A batch did not fit."""
+class OutOfMemory(Exception):  # noqa: N818 - the caller reduces the batch size
+    """A batch did not fit into memory."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no explanation of a row, or of a row by one method: ``kind`` is the error's class."""
+    """The reason why a row, or one method for a row, has no explanation; ``kind`` is the class of the error."""
 
     row: int
     id: str
@@ -48,7 +48,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Read:
-    """A row that was read, or why it could not be."""
+    """The content of a row with its digest, or the error of reading it."""
 
     row: Row
     content: Any = None
@@ -58,7 +58,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """What came of one row: explanations method by method and target by target, and failures."""
+    """The result of one row: an explanation for each method and target, and failures."""
 
     row: Row
     digest: str
@@ -68,11 +68,13 @@ class Explained:
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A model, opened once, and what is asked of every row.
+    """An opened model, and the methods and targets for every row.
 
     Attributes:
-        targets: as :class:`whyformer.jobs.description.Job` has them.
-        progress: as for :func:`whyformer.explain`; it may raise, to stop the work on a batch.
+        opened: the model.
+        methods: methods with their settings.
+        targets: as in :class:`whyformer.jobs.description.Job`.
+        progress: as for :func:`whyformer.explain`; it may raise an exception to stop a batch.
     """
 
     opened: OpenedModel
@@ -87,121 +89,124 @@ class Session:
 
     @property
     def processor(self) -> Any:
-        """Its processor."""
+        """The model's processor."""
         return self.opened.processor
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the model."""
         return self.opened.name
 
     @property
     def reads_text(self) -> bool:
-        """Whether the processor is a mere tokenizer."""
+        """True if the processor is a tokenizer without an image processor."""
         return hasattr(self.processor, "convert_ids_to_tokens") and not hasattr(self.processor, "image_processor")
 
     def explain(
         self, reads: Sequence[Read], size: int, begun: Callable[[Iterable[int]], None] = lambda rows: None
     ) -> list[Explained]:
-        """What comes of rows, in their order; texts of like length share a batch of ``size``.
+        """Return the results of rows in their order; texts of similar length share a batch.
 
         Args:
-            begun: called with the numbers of the rows of a batch before it is explained.
+            reads: the rows.
+            size: rows in one batch.
+            begun: called with the indices of the rows of each batch before it is explained.
 
         Raises:
-            OutOfMemory: a batch of more than one row did not fit.
+            OutOfMemory: a batch of more than one row did not fit into memory.
         """
-        found: dict[int, Explained] = {}
+        results: dict[int, Explained] = {}
         usable = []
-        for place, one in enumerate(reads):
-            if one.error is None:
+        for place, read in enumerate(reads):
+            if read.error is None:
                 usable.append(place)
             else:
-                found[place] = Explained(one.row, one.digest, [], [_failure(one.row, None, one.error)])
-        for places in self._batches([reads[place] for place in usable], size):
-            chosen = [usable[i] for i in places]
-            found |= zip(chosen, self._batch([reads[i] for i in chosen], begun), strict=True)
-        return [found[place] for place in range(len(reads))]
+                results[place] = Explained(read.row, read.digest, [], [_failure(read.row, None, read.error)])
+        for batch in self._batches([reads[place] for place in usable], size):
+            members = [usable[i] for i in batch]
+            results |= zip(members, self._batch([reads[i] for i in members], begun), strict=True)
+        return [results[place] for place in range(len(reads))]
 
     def _batches(self, reads: Sequence[Read], size: int) -> Iterator[list[int]]:
-        """Numbers of those that make a batch: tensors of one shape, and texts from the shortest to the longest."""
-        keys = [_shape(one.content) for one in reads]
-        texts = [i for i, one in enumerate(reads) if keys[i][0] in ("text", "pair")]
+        """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
+        keys = [_shape(read.content) for read in reads]
+        texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
-            with suppress(*FOREIGN_ERRORS):  # what is wrong with a text is found when it is explained
-                said = [one if isinstance(one := reads[i].content, str) else " ".join(one.values()) for i in texts]
-                for i, ids in zip(texts, tokenizer(said)["input_ids"], strict=True):
+            with suppress(*FOREIGN_ERRORS):  # errors are reported when the text is explained
+                contents = [c if isinstance(c := reads[i].content, str) else " ".join(c.values()) for i in texts]
+                for i, ids in zip(texts, tokenizer(contents)["input_ids"], strict=True):
                     keys[i] = (keys[i][0], len(ids))
         order = sorted(range(len(reads)), key=lambda i: (repr(keys[i][:1]), keys[i][1], i))
         for _, alike in groupby(order, key=lambda i: keys[i] if keys[i][0] == "tensors" else keys[i][0]):
-            listed = list(alike)
-            yield from (listed[i : i + size] for i in range(0, len(listed), size))
+            group = list(alike)
+            yield from (group[i : i + size] for i in range(0, len(group), size))
 
     def _batch(self, reads: Sequence[Read], begun: Callable[[Iterable[int]], None]) -> list[Explained]:
-        """One batch; if anything is wrong with it, row by row, so that one bad row is a failure of its own."""
-        begun([one.row.index for one in reads])
+        """Explain a batch; after an error, explain its rows one by one, so that only rows with errors fail."""
+        begun([read.row.index for read in reads])
         try:
-            return self._together(reads)
+            return self._one_pass(reads)
         except Exception as error:
             if is_out_of_memory(error):
                 if len(reads) > 1:
                     raise OutOfMemory from error
-                error = TooLarge(f"it does not fit into memory, even alone: {_first_line(error)}")
+                error = TooLarge(f"the row alone does not fit into memory: {_first_line(error)}")
             if len(reads) == 1:
                 return [Explained(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
-        return [explained for one in reads for explained in self._batch([one], begun)]
+        return [explained for read in reads for explained in self._batch([read], begun)]
 
-    def _together(self, reads: Sequence[Read]) -> list[Explained]:
-        rows, alone = [one.row for one in reads], len(reads) == 1
-        ready = self.opened.prepare(_collated([one.content for one in reads]))
+    def _one_pass(self, reads: Sequence[Read]) -> list[Explained]:
+        rows, is_single = [read.row for read in reads], len(reads) == 1
+        ready = self.opened.prepare(_collated([read.content for read in reads]))
         targets = self._targets(ready, rows)
-        made: list[list[Explanation]] = [[] for _ in reads]
+        explanations: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
-        for one in each(ready, self.methods, targets, progress=self.progress):
-            if isinstance(one, Refusal):
-                if not alone or is_out_of_memory(one.error):
-                    raise one.error
-                failures.append(_failure(rows[0], one.method, one.error))
+        for result in each(ready, self.methods, targets, progress=self.progress):
+            if isinstance(result, Refusal):
+                if not is_single or is_out_of_memory(result.error):
+                    raise result.error
+                failures.append(_failure(rows[0], result.method, result.error))
                 continue
-            for place, part in enumerate(one):
-                made[place].append(replace(_unpadded(part, ready, place), model=self.name))
-        digests = [one.digest for one in reads]
-        return [Explained(row, digest, es, failures) for row, digest, es in zip(rows, digests, made, strict=True)]
+            for place, part in enumerate(result):
+                explanations[place].append(replace(_unpadded(part, ready, place), model=self.name))
+        return [
+            Explained(read.row, read.digest, es, failures) for read, es in zip(reads, explanations, strict=True)
+        ]
 
     def _targets(self, ready: Prepared, rows: Sequence[Row]) -> list[Any]:
-        asked = self.targets
-        if asked == "predicted":
+        targets = self.targets
+        if targets == "predicted":
             return [None]
-        if isinstance(asked, list | tuple):
-            return list(asked)
-        if asked == "all":
+        if isinstance(targets, list | tuple):
+            return list(targets)
+        if targets == "all":
             count = ready.classes or int(ready.logits().shape[-1])
             return list(range(count))
-        if str(asked).startswith("column:"):
-            return [[self._true(row, asked.removeprefix("column:"), ready) for row in rows]]
-        count = min(numbered("targets", asked, '"top-K"'), int(ready.logits().shape[-1]))
+        if str(targets).startswith("column:"):
+            return [[self._true(row, targets.removeprefix("column:"), ready) for row in rows]]
+        count = min(numbered("targets", targets, '"top-K"'), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
     def _true(self, row: Row, column: str, ready: Prepared) -> int:
         if column not in row.columns:
-            there = ", ".join(map(repr, row.columns)) or "none"
-            raise InputError(f"there is no column {column!r} with the true class beside this row; there are {there}")
+            names = ", ".join(map(repr, row.columns)) or "none"
+            raise InputError(f"this row has no column {column!r} for the true class; its columns: {names}")
         value = row.columns[column]
         if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
-            value = int(value)  # a .csv file holds text alone
+            value = int(value)  # values of a .csv file are strings
         return class_index(value, ready.labels, ready.classes)
 
 
 def open_session(
     model: Any, processor: Any, methods: Sequence[Any], targets: Any = "predicted", **options: Unpack[Keywords]
 ) -> Session:
-    """Load the model, once, and check what is asked of it.
+    """Load the model, and check methods and targets against it.
 
     Raises:
-        LoadError, ModelError, InputError: as for :func:`whyformer.explain`; a class that the model does not have.
+        LoadError, ModelError, InputError: as for :func:`whyformer.explain`; also if the model lacks a target class.
     """
-    asked = tuple(map(read_method, methods))
+    parsed = tuple(map(read_method, methods))
     check_targets(targets)
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
@@ -211,7 +216,7 @@ def open_session(
     if isinstance(targets, list | tuple):
         for target in targets:
             class_index(target, class_names(model)[0], class_count(model))
-    return Session(opened, asked, targets)
+    return Session(opened, parsed, targets)
 
 
 def _processor(name: str, modality: str) -> Any:
@@ -227,17 +232,17 @@ def _processor(name: str, modality: str) -> Any:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def read_one(row: Row) -> Read:
-    """The content of a row, or what is wrong with it."""
+    """Read the content of a row, or return the error of reading it."""
     try:
         content = row.read()
         return Read(row, content, digest_of(content))
-    except Exception as error:  # a user's own Dataset may raise anything
+    except Exception as error:  # a user's Dataset may raise any exception
         return Read(row, error=error)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
 def _shape(content: Any) -> tuple[str, Any]:
-    """What rows of one batch have in common; pictures are brought to one size by the processor."""
+    """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them."""
     if isinstance(content, str):
         return "text", len(content)
     if isinstance(content, Image.Image):
@@ -254,33 +259,33 @@ def _is_pair(content: Any) -> bool:
 
 
 def _collated(contents: Sequence[Any]) -> Any:
-    """What ``explain`` takes for several rows."""
+    """Join the contents of rows into an input of ``explain``."""
     if not isinstance(contents[0], Mapping):
         return list(contents)
     if _is_pair(contents[0]):
-        return {name: [own[name] for own in contents] for name in contents[0]}
+        return {name: [content[name] for content in contents] for name in contents[0]}
     joined = {
-        name: torch.cat([own[name] for own in contents]) if isinstance(value, Tensor) else value
+        name: torch.cat([content[name] for content in contents]) if isinstance(value, Tensor) else value
         for name, value in contents[0].items()
     }
     return joined[""] if list(joined) == [""] else joined
 
 
 def _unpadded(e: Explanation, ready: Prepared, place: int) -> Explanation:
-    """A text of a batch as it is alone: without the padding that the longest one asked for."""
+    """Remove the padding of a text that was explained in a batch."""
     mask = ready.inputs.mask
     if e.level != "token" or mask is None or mask.dim() != 2 or mask.shape[1] != e.scores.shape[1]:
         return e
     keep = mask[place].cpu()
     if bool(keep.all()):
         return e
-    kept = keep.nonzero().flatten().tolist()
+    indices = keep.nonzero().flatten().tolist()
 
     def cut(values: list[Any] | None) -> Any:
-        return None if values is None else [[own[i] for i in kept] for own in values]
+        return None if values is None else [[entries[i] for i in indices] for entries in values]
 
     def moved(places: list[list[int]] | None) -> list[list[int]] | None:
-        return None if places is None else [[kept.index(i) for i in own if i in kept] for own in places]
+        return None if places is None else [[indices.index(i) for i in row if i in indices] for row in places]
 
     places = {"unknown": moved(e.unknown), "special": moved(e.special)}
     return replace(e, scores=e.scores[:, keep]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)

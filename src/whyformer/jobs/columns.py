@@ -1,4 +1,4 @@
-"""Explanations as rows of a table, and back."""
+"""Convert explanations to rows of a table, and back."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from whyformer.jobs.batching import Explained, Failure
 from whyformer.jobs.description import numbered
 from whyformer.jobs.rows import needed
 
-# what has a column of its own; the other facts of an explanation are in "features"
-_OWN = (
+# fields with their own column; the other fields of an explanation are in the column "features"
+_COLUMNS = (
     "level", "method", "settings", "model", "input", "target_names", "labels", "diagnostics", "tokens",
     "offsets", "texts",
 )  # fmt: skip
 TOP = 5
-"""Features with the largest scores, named in every row."""
+"""Number of features with the largest scores in the column "top"."""
 
 
 def schema(scores: str = "float32") -> Any:
-    """The columns of a part (docs/jobs.md says what each holds)."""
+    """Return the Arrow schema of a part; docs/jobs.md describes the columns."""
     pa = needed("pyarrow", "a table of explanations")
     number = pa.float16() if scores == "float16" else pa.float32()
     top = pa.struct([("feature", pa.int32()), ("name", pa.string()), ("score", pa.float32())])
@@ -45,11 +45,13 @@ def schema(scores: str = "float32") -> Any:
 
 @dataclass
 class Rows:
-    """Rows of one part, gathered column by column.
+    """The rows of one part, stored as columns.
 
-    Args:
-        scores: "float32", "float16" or "top-K", as a job has it.
-        labels: the model's names of its classes, which need not stand in every row.
+    Attributes:
+        scores: "float32", "float16" or "top-K", as in a job.
+        labels: class names of the model, which are stored in a row only if the explanation has others.
+        columns: values of each column.
+        failures: inputs, or methods of an input, that failed.
     """
 
     scores: str = "float32"
@@ -58,29 +60,29 @@ class Rows:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, explained: Explained) -> None:
-        """All that came of one row of the input."""
+        """Add the explanations and failures of one input."""
         self.failures += explained.failures
         for e in explained.explanations:
             try:
-                made = self._row(explained, e)
+                entries = self._row(explained, e)
             except InputError as error:
                 row = explained.row
                 self.failures.append(Failure(row.index, row.id, e.method, "InputError", str(error)))
                 continue
-            for name, value in made.items():
+            for name, value in entries.items():
                 self.columns.setdefault(name, []).append(value)
 
     @property
     def warned(self) -> int:
-        """Explanations with warnings."""
+        """Number of explanations with warnings."""
         return sum(map(bool, self.columns.get("warnings", ())))
 
     def __len__(self) -> int:
-        """Explanations."""
+        """Number of explanations."""
         return len(self.columns.get("row", ()))
 
     def table(self) -> Any:
-        """A pyarrow table with the columns of :func:`schema`."""
+        """Return a pyarrow table with the columns of :func:`schema`."""
         pa = needed("pyarrow", "a table of explanations")
         known = schema(self.scores)
         return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in known}, schema=known)
@@ -91,14 +93,14 @@ class Rows:
         order = np.argsort(-np.abs(flat), kind="stable")
         if e.special is not None:
             order = order[~np.isin(order, e.special[0])]
-        kept: Any = flat
+        stored: Any = flat
         if self.scores == "float16":
-            kept = flat.astype(np.float16)
-            if not np.isfinite(kept).all():
-                raise InputError(f"the scores of {e.method} are too large for float16; take float32")
+            stored = flat.astype(np.float16)
+            if not np.isfinite(stored).all():
+                raise InputError(f"the scores of {e.method} are too large for float16: use float32")
         most = TOP
         if self.scores.startswith("top-"):
-            kept, most = None, numbered("scores", self.scores, "top-K")
+            stored, most = None, numbered("scores", self.scores, "top-K")
         names = e.tokens[0] if e.tokens is not None and e.level == "token" else None
         top = [{"feature": int(i), "name": None if names is None else names[i], "score": float(flat[i])}
                for i in order[:most]]  # fmt: skip
@@ -106,7 +108,7 @@ class Rows:
             None if e.labels == self.labels or not e.labels else json.dumps({str(k): v for k, v in e.labels.items()})
         )
         diagnostics = {k: v for k, v in e.diagnostics.items() if k != "warnings"}
-        facts = {k: v for k, v in storage.to_plain(e).items() if k not in _OWN and v is not None}
+        facts = {k: v for k, v in storage.to_plain(e).items() if k not in _COLUMNS and v is not None}
         if e.classes is not None and e.normalizer is not None:
             facts |= {"classes": e.classes[0].tolist(), "normalizer": float(e.normalizer[0])}
         return {
@@ -115,7 +117,7 @@ class Rows:
             "probability": e.probability(target),
             "level": e.level,
             "shape": _shape(e),
-            "scores": kept, "top": top, "logits": e.logits[0].float().numpy(),
+            "scores": stored, "top": top, "logits": e.logits[0].float().numpy(),
             "tokens": None if e.tokens is None else e.tokens[0],
             "offsets": None if e.offsets is None else [n for pair in e.offsets[0] for n in pair],
             "text": None if e.texts is None else e.texts[0],
@@ -127,13 +129,13 @@ class Rows:
 
 
 def _shape(e: Explanation) -> list[int]:
-    """Of the scores: rows and columns of patches too, after the steps of time where there are such."""
-    laid = [] if e.grid is None else [n for n in (e.features.frames, *e.grid) if n is not None]
-    return laid if e.level == "patch" and math.prod(laid) == e.scores[0].numel() else list(e.scores.shape[1:])
+    """Return the shape of the scores of one sample; of patches (time steps,) rows and columns."""
+    grid = [] if e.grid is None else [n for n in (e.features.frames, *e.grid) if n is not None]
+    return grid if e.level == "patch" and math.prod(grid) == e.scores[0].numel() else list(e.scores.shape[1:])
 
 
 def _json(value: Any) -> str:
-    """Compact, and with no NaN: what is not a number is null."""
+    """Return compact JSON, in which NaN and infinity are null."""
     return json.dumps(_finite(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -146,56 +148,58 @@ def _finite(value: Any) -> Any:
 
 
 def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:
-    """The explanation that a row was made of; without pictures. Of a ``top-K`` row all other scores are 0.
+    """Restore an explanation, without pictures, from a row of a table.
+
+    Scores that a ``top-K`` row does not contain are 0.
 
     Args:
-        row: the columns, as plain values or arrays.
-        model: name, labels and multi_label, as the manifest has them.
+        row: values by column, plain or arrays.
+        model: name, labels and multi_label of the model, from the manifest.
 
     Raises:
-        LoadError: the row is damaged.
+        LoadError: the row is not a valid explanation.
     """
     try:
         shape, level = [int(n) for n in row["shape"]], str(row["level"])
         size = math.prod(shape)
         if row["scores"] is None:
             values = np.zeros(size, np.float32)
-            for one in row["top"]:
-                values[one["feature"]] = one["score"]
+            for entry in row["top"]:
+                values[entry["feature"]] = entry["score"]
         else:
-            values = np.array(row["scores"], np.float32)  # a copy, which torch may write to
+            values = np.array(row["scores"], np.float32)  # a copy, which is writable
         scores = torch.from_numpy(values).reshape(1, *(shape if level == "pixel" else [size]))
         labels = {int(k): v for k, v in json.loads(row["labels"]).items()} if row["labels"] else model.get("labels")
         offsets = None if row["offsets"] is None else [int(n) for n in row["offsets"]]
         diagnostics = json.loads(row["diagnostics"])
         if len(row["warnings"]):
             diagnostics["warnings"] = [list(row["warnings"])]
-        own = json.loads(row["features"])
-        if "activation" not in own:  # a table of an earlier version
-            own["multi_label"] = bool(model.get("multi_label"))
+        features = json.loads(row["features"])
+        if "activation" not in features:  # a table of an earlier version
+            features["multi_label"] = bool(model.get("multi_label"))
         facts = {
-            **own, "level": level, "method": row["method"], "input": row["input"],
+            **features, "level": level, "method": row["method"], "input": row["input"],
             "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
             "target_names": None if row["target_name"] is None else [row["target_name"]], "diagnostics": diagnostics,
             "tokens": None if row["tokens"] is None else [list(row["tokens"])],
             "offsets": None if offsets is None else [list(zip(offsets[::2], offsets[1::2], strict=True))],
             "texts": None if row["text"] is None else [row["text"]],
         }  # fmt: skip
-        kept: dict[str, Any] = {}
+        optional: dict[str, Any] = {}
         if "classes" in facts:
-            kept["classes"] = torch.tensor([facts.pop("classes")])
-            kept["normalizer"] = torch.tensor([facts.pop("normalizer")], dtype=torch.float64)
+            optional["classes"] = torch.tensor([facts.pop("classes")])
+            optional["normalizer"] = torch.tensor([facts.pop("normalizer")], dtype=torch.float64)
         parts = {name: Explanation.from_dict(part) for name, part in json.loads(row["parts"] or "{}").items()}
         return Explanation(
             **storage.from_plain(facts, len(row["logits"])), scores=scores, target=torch.tensor([row["target"]]),
-            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts, **kept,
+            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts, **optional,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise LoadError(f"a row of this table is no explanation: {error!r}") from error
+        raise LoadError(f"a row of this table is not a valid explanation: {error!r}") from error
 
 
 def failures_table(failures: Sequence[Failure]) -> Any:
-    """The rows for which there is no explanation, in the order of the input."""
+    """Return a pyarrow table of failures in the order of the input."""
     pa = needed("pyarrow", "a table of failures")
     ordered = sorted(failures, key=lambda f: f.row)
     names = ("row", "id", "method", "kind", "reason")

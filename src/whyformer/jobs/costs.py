@@ -1,4 +1,4 @@
-"""What a job will cost, before it is run: a trial on some of its rows, and whether memory and disk suffice."""
+"""Estimate the cost of a job before it runs: a trial on some of its rows, and checks of memory and disk space."""
 
 from __future__ import annotations
 
@@ -27,15 +27,21 @@ SAMPLE = 64
 
 @dataclass(frozen=True)
 class Cost:
-    """What is known of a job before it runs.
+    """The estimated cost of a job.
 
     Attributes:
-        rows: of the input, None where it does not say; there: of them that an earlier run has done.
-        explanations: for each row that could be read, as on trial.
-        failed: rows of the trial that failed; sampled: rows of the trial.
-        batch_size: that it would take; memory: bytes that a batch keeps; available: bytes that there are.
-        seconds, bytes: for all rows that are still to do, None where the number of rows is unknown.
-        disk: bytes that are free where it would write.
+        rows: number of rows of the input; None if it is unknown.
+        there: number of rows that an earlier run finished.
+        sampled: number of rows of the trial.
+        failed: number of rows of the trial that failed.
+        reason: reason of the first failure; None if none failed.
+        explanations: mean number of explanations for each row of the trial.
+        batch_size: batch size of the job.
+        memory: memory that a batch holds, in bytes.
+        available: available memory in bytes.
+        seconds: expected duration for the remaining rows; None if their number is unknown.
+        bytes: expected size of the output for the remaining rows; None if their number is unknown.
+        disk: free disk space for the output in bytes.
     """
 
     rows: int | None
@@ -53,41 +59,37 @@ class Cost:
 
     @property
     def warnings(self) -> list[str]:
-        """What speaks against starting it."""
-        said = []
+        """Reasons not to start the job."""
+        messages = []
         if self.failed:
-            said.append(f"{self.failed} of {self.sampled} rows on trial failed; the first: {self.reason}")
+            messages.append(f"{self.failed} of {self.sampled} rows of the trial failed; the first: {self.reason}")
         if self.bytes is not None and self.bytes > self.disk:
-            said.append(f"it would write {in_bytes(self.bytes)}, and {in_bytes(self.disk)} are free")
+            messages.append(f"the output needs {in_bytes(self.bytes)}, and {in_bytes(self.disk)} are free")
         if self.memory > self.available:
-            said.append(
-                f"a batch keeps {in_bytes(self.memory)}, and there are {in_bytes(self.available)}: it will be halved"
-            )
-        return said
+            memory, available = in_bytes(self.memory), in_bytes(self.available)
+            messages.append(f"a batch needs {memory} of memory, and {available} are available: it will be halved")
+        return messages
 
     def sentence(self) -> str:
-        """The cost in words."""
+        """Return the cost as a sentence."""
         rows = "an unknown number of rows" if self.rows is None else amount(self.rows, "row")
-        done = f", {self.there:,} of them done" if self.there else ""
-        long = (
-            ""
-            if self.seconds is None
-            else f": about {_duration(self.seconds)} and {in_bytes(self.bytes or 0)} on the disk"
-        )
-        each = f"{self.explanations:.3g} explanations a row, batches of {self.batch_size}"
-        return (
-            f"{rows}{done}{long} ({each}, which keep {in_bytes(self.memory)} of {in_bytes(self.available)} of memory)"
-        )
+        done = f", {self.there:,} of them finished" if self.there else ""
+        cost = ""
+        if self.seconds is not None:
+            cost = f": about {_duration(self.seconds)} and {in_bytes(self.bytes or 0)} of disk space"
+        memory = f"{in_bytes(self.memory)} of {in_bytes(self.available)} of memory"
+        each = f"{self.explanations:.3g} explanations per row, batches of {self.batch_size}"
+        return f"{rows}{done}{cost} ({each}, which use {memory})"
 
 
 def estimate(job: Job) -> Cost:
-    """Check a job, and time the explanations of :data:`SAMPLE` rows, spread over the first thousand.
+    """Validate a job, and time the explanation of :data:`SAMPLE` rows, evenly spaced over the first thousand.
 
     Raises:
-        WhyformerError: the job would be refused.
+        WhyformerError: the job cannot run.
     """
     opened = open_job(job)
-    there = _there(opened)
+    finished = _there(opened)
     spread = list(islice(opened.rows(0), 1000))
     chosen = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
     reads = [read_one(row) for row in chosen]
@@ -100,12 +102,13 @@ def estimate(job: Job) -> Cost:
     written = BytesIO()
     write_parquet(table, written)
     part = written.tell()
-    left = None if opened.count is None else max(0, opened.count - there)
+    left = None if opened.count is None else max(0, opened.count - finished)
     place = place_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
-        rows=opened.count, there=there, sampled=len(reads), failed=len({f.row for f in rows.failures}), reason=reason,
-        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.kept * size,
+        rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
+        reason=reason,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.held * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
         bytes=None if left is None else part * left // len(reads),
@@ -114,18 +117,18 @@ def estimate(job: Job) -> Cost:
 
 
 def _there(opened: Opened) -> int:
-    """Rows that an earlier run has done; a folder that holds another job is refused."""
-    there = holdings(Path(opened.job.out), opened.facts)
-    return sum(part.rows for part in there.parts.values())
+    """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
+    contents = holdings(Path(opened.job.out), opened.facts)
+    return sum(part.rows for part in contents.parts.values())
 
 
 def _timed(opened: Opened, reads: list[Read], size: int) -> tuple[float, Rows]:
-    """(seconds, rows) of reading the rows once more and explaining them in batches."""
+    """Read rows again and explain them in batches; return the duration in seconds and the rows."""
     while True:
         rows = Rows(opened.job.scores, class_names(opened.session.model)[0])
         start = time.perf_counter()
         try:
-            for explained in opened.session.explain([read_one(one.row) for one in reads], size):
+            for explained in opened.session.explain([read_one(read.row) for read in reads], size):
                 rows.add(explained)
         except OutOfMemory:
             size = max(1, size // 2)

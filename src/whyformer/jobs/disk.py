@@ -1,4 +1,4 @@
-"""Files that appear whole and survive a power cut, or do not appear at all."""
+"""Atomic, durable writing of files: after a power failure a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from whyformer.jobs.rows import needed
 
 
 def write_table(path: Path, table: Any, job: str) -> None:
-    """A Parquet file; ``job`` is as for :func:`durable`."""
+    """Write a Parquet file durably; ``job`` is as for :func:`durable`."""
     with durable(path, job) as partial:
         write_parquet(table, partial)
 
 
 def write_parquet(table: Any, place: Any) -> None:
-    """A table as Parquet, with a checksum of each page, to a path or a file: the same bytes whenever it is written."""
+    """Write a table as Parquet with page checksums to a path or a file; equal tables give equal bytes."""
     needed("pyarrow.parquet", "a table of explanations").write_table(
         table, place, compression="zstd", write_page_checksum=True
     )
@@ -28,8 +28,8 @@ def write_parquet(table: Any, place: Any) -> None:
 
 @contextmanager
 def durable(path: Path, job: str) -> Iterator[Path]:
-    """A passing name, which says the job's id; its file takes its place at the end, flushed before and after."""
-    partial = path.with_name(f"{path.name}.{job}.{os.getpid()}.partial")  # two actors may make one part at once
+    """Yield a temporary path with the job's id in its name; its file is flushed and then replaces ``path``."""
+    partial = path.with_name(f"{path.name}.{job}.{os.getpid()}.partial")  # two actors may compute the same part
     with refusing(path.parent):
         try:
             yield partial
@@ -42,18 +42,18 @@ def durable(path: Path, job: str) -> Iterator[Path]:
 
 @contextmanager
 def refusing(place: Path) -> Iterator[None]:
-    """A disk that is full, or may not be written, as a sentence."""
+    """Turn OSError, such as that of a full or read-only disk, into LoadError."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise LoadError(
-            f"cannot write to {place}: {reason}. What is there stays, and a rerun goes on from it"
+            f"cannot write to {place}: {reason}. Written files remain, and a rerun resumes from them"
         ) from error
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -62,6 +62,6 @@ def flush(path: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""``run_job``: a job on the engine that it names."""
+"""``run_job``: run a job on its engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from whyformer.jobs.reading import Maps
 
 
 def run_job(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
-    """Run a job, or go on with it where an earlier run stopped, and return the reader of what was written.
+    """Run a job, or resume it, and return a reader of its output.
 
     Args:
-        job: see :class:`~whyformer.jobs.description.Job`.
+        job: the job.
         track: (iterable, description, total) -> iterable, a progress bar around the parts.
-        say: told what goes on.
+        say: called with messages about the progress.
 
     Raises:
-        WhyformerError: the job is wrong, ``out`` holds another one, too many rows failed, or the disk is full.
+        WhyformerError: the job is invalid, ``out`` contains another job, too many rows failed, or the disk is full.
     """
     if job.engine == "ray":
         return run_on_ray(job, track=track, say=say)

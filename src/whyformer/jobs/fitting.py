@@ -1,4 +1,4 @@
-"""A trial on one row: which methods apply, and how many rows fit into memory at once."""
+"""A trial on one row, to check that the methods apply and to choose the batch size."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from whyformer.jobs.rows import PAIR
 from whyformer.models.memory import total_memory
 
 TRIED = 32
-"""So many rows are read for the trial, which is on the largest of them."""
+"""Number of rows that are read for the trial, which explains the largest of them."""
 SHARE = 4
-"""A batch may keep a quarter of the memory: the rest is for the model, for what is passing, and for others."""
+"""A batch may hold 1 / SHARE of the memory; the rest is for the model, temporary tensors, and other processes."""
 MOST = {"cpu": 32, "cuda": 128}
 _OF_THE_MODEL = (MethodNotApplicable, ModelError, UnknownOperation)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of the trial.
+    """The result of a trial.
 
     Attributes:
-        explained: what came of the row; None if none could be read.
-        kept: bytes that the graphs of its explanations hold; seconds: how long it took.
-        size: how many such rows make a batch.
+        explained: result of the row; None if no row could be read.
+        held: memory that the autograd graphs of its explanations hold, in bytes.
+        seconds: duration.
+        size: batch size for such rows.
     """
 
     explained: Explained | None
-    kept: int
+    held: int
     seconds: float
     size: int
 
     def checked(self) -> Trial:
-        """Itself, if the methods apply.
+        """Return the trial if the methods apply to the model.
 
         Raises:
-            WhyformerError: one of them has no meaning on this model, so that it would fail on every row.
+            WhyformerError: a method does not apply to this model, so that it would fail for every row.
         """
         for failure in [] if self.explained is None else self.explained.failures:
             kind: type[WhyformerError] | None = next((k for k in _OF_THE_MODEL if k.__name__ == failure.kind), None)
@@ -58,30 +59,35 @@ def tried(
 ) -> Trial:
     """Explain the largest of some rows alone.
 
-    The size is the largest power of two of such rows whose graphs keep a quarter of the memory, at most 32 (128 on a
-    GPU): the same in every run on one machine.
+    The batch size is the largest power of two of such rows whose autograd graphs fit a quarter of the memory, at most
+    32 (128 on a GPU). It is the same in every run on the same machine.
+
+    Args:
+        session: the model and the methods.
+        reads: the rows.
+        begun: as for :meth:`~whyformer.jobs.batching.Session.explain`.
     """
-    usable = [one for one in reads if one.error is None]
+    usable = [read for read in reads if read.error is None]
     place = place_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
         return Trial(None, 0, 0.0, most)
     _check_kind(session, usable[0].content)
-    one = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
+    largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
     parameters = {p.untyped_storage().data_ptr() for p in session.model.parameters()}
-    kept, explained, start = 0, None, time.perf_counter()
+    held, explained, start = 0, None, time.perf_counter()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
+        nonlocal held
         if tensor.untyped_storage().data_ptr() not in parameters:
-            kept += tensor.numel() * tensor.element_size()
+            held += tensor.numel() * tensor.element_size()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), contextlib.suppress(OutOfMemory):
-        (explained,) = session.explain([one], 1, begun)
-    allowed = max(1, total_memory(place) // SHARE // max(kept, 1))
+        (explained,) = session.explain([largest], 1, begun)
+    allowed = max(1, total_memory(place) // SHARE // max(held, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
-    return Trial(explained, kept, time.perf_counter() - start, size)
+    return Trial(explained, held, time.perf_counter() - start, size)
 
 
 def _check_kind(session: Session, content: Any) -> None:
@@ -90,4 +96,4 @@ def _check_kind(session: Session, content: Any) -> None:
     for method, _ in session.methods:
         if "both" not in (kind, method.modality) and kind != method.modality:
             explained = "pictures" if method.modality == "image" else "text"
-            raise InputError(f"{method.name} explains {explained}, and the input is {kind}: leave it out")
+            raise InputError(f"{method.name} explains {explained}, and the input is {kind}: remove the method")

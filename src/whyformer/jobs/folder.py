@@ -1,9 +1,8 @@
-"""The folder that a job writes: parts that appear whole, a journal of them, and the manifest of all.
+"""The output folder of a job: parts, a journal of finished parts, and the manifest.
 
-A part is written under a passing name, flushed to the disk, renamed, and then noted in the journal with its checksum.
-What is not there, or not as it was written, is made again: a part is a function of the job and of the rows, so that
-whatever happened on the way, the folder ends with the same bytes. What is lost of the manifest and the journal is read
-off the command and the parts, which say themselves what they are.
+A part is written under a temporary name, flushed to the disk, renamed, and then added to the journal with its checksum.
+Missing and damaged parts are computed again. A part depends on the job and its rows alone, so the folder ends with the
+same bytes after any interruption. A lost manifest or journal is restored from the command and the parts' metadata.
 """
 
 from __future__ import annotations
@@ -30,23 +29,24 @@ class Folder(ExitStack):
     """An output folder, open in one process at a time.
 
     Args:
-        facts: ``job``, ``model``, ``source``, ``versions``: what decides the bytes of the parts.
+        path: the folder.
+        facts: ``job``, ``model``, ``source`` and ``versions``, which determine the bytes of the parts.
 
     Attributes:
-        manifest: of this job, new or as an earlier run left it.
-        parts: those that are there, by name.
-        damaged: names of files, and what else was not as it was written.
+        manifest: manifest of the job, new or of an earlier run.
+        parts: finished parts by name.
+        damaged: names of damaged files, and descriptions of other damage.
 
     Raises:
-        InputError: it holds another job, or files of something else; nothing in it is touched then.
-        LoadError: it cannot be written to.
+        InputError: the folder contains another job or other files; nothing in it is changed.
+        LoadError: the folder is not writable.
     """
 
     def __init__(self, path: str | Path, facts: Mapping[str, Any]) -> None:
         super().__init__()
         self.path, self.job = Path(path), job_id(facts)
         try:
-            if not (self.path / _LOCK).is_file():  # a folder that is not ours gets no lock either
+            if not (self.path / _LOCK).is_file():  # write no lock into a folder of others
                 holdings(self.path, facts)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -55,33 +55,33 @@ class Folder(ExitStack):
         self.callback(os.close, self._lock)
         try:
             if not lines.locked(self._lock):
-                raise InputError(f"another job is writing to {path}; wait for it, or give another out")
-            found = holdings(self.path, facts)
-            self.parts, self.damaged = found.parts, found.damaged
-            self.manifest = self._begin(found, facts)
+                raise InputError(f"another job is writing to {path}: wait for it, or use another out")
+            contents = holdings(self.path, facts)
+            self.parts, self.damaged = contents.parts, contents.damaged
+            self.manifest = self._begin(contents, facts)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, found: Holdings, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Take away what a killed run left, and write what was lost: a manifest, a journal of what is there."""
+    def _begin(self, contents: Holdings, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove temporary files of a killed run, and restore the journal and a lost manifest."""
         done = {notes_name(name) for name in self.parts}
         notes = [path for path in notes_of(self.path) if path.name in done]
-        for path in [*found.passing, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
+        for path in [*contents.passing, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
             path.unlink()
-        manifest = found.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
-        if found.sizes:
-            manifest["batch_sizes"] = _sizes(found.sizes)
+        manifest = contents.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
+        if contents.sizes:
+            manifest["batch_sizes"] = _sizes(contents.sizes)
         if not manifest["complete"] or self.damaged:
             entries = [self._line(), *(self._line(self.parts[name]) for name in sorted(self.parts))]
             self._replace(JOURNAL, b"".join(entries))
-        if found.manifest is None:
+        if contents.manifest is None:
             self.write_manifest(manifest)
         return manifest
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def note(self, part: Part) -> None:
-        """Add a part to the journal: from now on it is not made again."""
+        """Add a finished part to the journal."""
         with refusing(self.path):
             file = os.open(self.path / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -96,7 +96,7 @@ class Folder(ExitStack):
         return lines.written({"job": self.job, **({} if part is None else asdict(part))})
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Write it, with a checksum of all that it says."""
+        """Write the manifest with its checksum."""
         self._replace(MANIFEST, sealed(manifest))
 
     def write_failures(self, failures: Any) -> None:
@@ -104,7 +104,7 @@ class Folder(ExitStack):
         write_table(self.path / FAILURES, stamped(failures, job=self.job), self.job)
 
     def finish(self, failures: Any, rows: int) -> dict[str, Any]:
-        """Write the table of failures and the whole manifest, and take the journal away."""
+        """Write the table of failures and the complete manifest, and remove the journal."""
         self.write_failures(failures)
         parts = [asdict(self.parts[name]) for name in sorted(self.parts)]
         written = sum(p["written"] for p in parts)
@@ -118,7 +118,7 @@ class Folder(ExitStack):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to write."""
+        """True if nothing is left to write."""
         path = self.path / FAILURES
         same = path.is_file() and checksum(path) == self.manifest.get("failures_sha256")
         return bool(self.manifest["complete"]) and same and not self.damaged and not (self.path / JOURNAL).exists()
@@ -128,10 +128,10 @@ class Folder(ExitStack):
             partial.write_bytes(content)
 
 
-def _sizes(found: Mapping[int, int]) -> list[list[int]]:
-    """``[number of the first part, size of its batches]``, where the size changes; the first is that of all before."""
+def _sizes(by_part: Mapping[int, int]) -> list[list[int]]:
+    """Return ``[number of a part, batch size from it on]`` for each change of the batch size; the first number is 0."""
     sizes: list[list[int]] = []
-    for number in sorted(found):
-        if not sizes or sizes[-1][1] != found[number]:
-            sizes.append([number if sizes else 0, found[number]])
+    for number in sorted(by_part):
+        if not sizes or sizes[-1][1] != by_part[number]:
+            sizes.append([number if sizes else 0, by_part[number]])
     return sizes

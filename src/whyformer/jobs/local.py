@@ -1,4 +1,4 @@
-"""A job on one machine: threads that read, this process that explains, and a thread that writes."""
+"""The local engine: threads that read, this process that explains, and a thread that writes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, set_aside
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Session, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
@@ -34,13 +35,13 @@ from whyformer.models.structure import class_names
 Track = Callable[..., Iterable[Any]]
 
 
-class TooManyFailures(InputError):  # noqa: N818 - reads better at the call site
+class TooManyFailures(InputError):  # noqa: N818 - reads better where it is raised
     """More rows failed than ``max_failures`` allows."""
 
 
 @dataclass(eq=False)
 class Cursor:
-    """How far the input was read: the rows after ``index``, and the rows of the part that was read last."""
+    """The position in the input: the rows from ``index`` on, and the rows of the part that was read last."""
 
     rest: Iterator[Row] = field(default_factory=lambda: iter(()))
     index: int = -1
@@ -50,7 +51,7 @@ class Cursor:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A job whose model is loaded and whose input is open."""
+    """A job with its loaded model and its open input."""
 
     job: Job
     session: Session
@@ -59,17 +60,17 @@ class Opened:
 
     @property
     def count(self) -> int | None:
-        """How many rows there are, None where that is not known beforehand."""
+        """Number of rows; None if it is unknown."""
         known, limit = self.source.count, self.job.limit
         return known if limit is None else limit if known is None else min(known, limit)
 
     def rows(self, start: int) -> Iterator[Row]:
-        """The rows from one on, as far as the job goes."""
+        """Return the rows from ``start`` up to the limit of the job."""
         limit = self.job.limit
         return islice(self.source.rows(start), None if limit is None else max(0, limit - start))
 
     def part(self, number: int, attempts: Attempts) -> list[Row]:
-        """The rows of one part; the input is read on where the part before ended."""
+        """Return the rows of one part; reading continues where the previous part ended."""
         cursor, step = self.cursor, self.job.rows_per_part
         if cursor.number != number:
             if cursor.index != number * step:
@@ -79,7 +80,7 @@ class Opened:
         return [attempts.admitted(row) for row in cursor.part]
 
     def _fetched(self, count: int, attempts: Attempts) -> Iterator[Row]:
-        """The next rows of the input; one that ends the process when it is taken from the input is passed over."""
+        """Yield the next rows of the input, without fetching rows that crashed the process when they were fetched."""
         cursor = self.cursor
         for index in range(cursor.index, cursor.index + count):
             if index in attempts.unfetched:
@@ -95,39 +96,39 @@ class Opened:
 
     @cached_property
     def id(self) -> str:
-        """What every file of the job says."""
+        """Id of the job, which every file of the job contains."""
         return job_id(self.facts)
 
     def attempts(self, number: int, size: int) -> Attempts:
-        """The attempts to make one part, with the notes of those before."""
+        """Return the attempts to compute one part, with the notes of earlier attempts."""
         return Attempts(Path(self.job.out) / notes_name(part_name(number)), self.id, size)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the manifest says before any work."""
+        """Facts of the manifest that are known before the run."""
         model, session = self.session.model, self.session
         labels, multi_label = class_names(model)
         config = getattr(model, "config", None)
-        known = {"name": session.name, "fingerprint": fingerprint(model), "multi_label": multi_label,
+        description = {"name": session.name, "fingerprint": fingerprint(model), "multi_label": multi_label,
                  "revision": getattr(config, "_commit_hash", None),
                  "labels": None if labels is None else {str(k): v for k, v in labels.items()}}  # fmt: skip
-        # which files they are, not where they lie: the folder may be moved and the job go on
+        # without paths: a job may resume after its files were moved
         job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input")}
         source = {"rows": self.count, "sha256": self.source.digest}
-        return described(job, known, source)
+        return described(job, description, source)
 
     def trial(self, attempts: Attempts) -> Trial:
-        """What came of explaining one row, the largest of the first few of the first part."""
+        """Explain the largest of the first :data:`TRIED` rows as a trial."""
         rows = self.part(0, attempts)[:TRIED]
         try_alone(self.session, rows, attempts)
         return tried(self.session, [attempts.reading(row) for row in rows], attempts.work).checked()
 
 
 def open_job(job: Job) -> Opened:
-    """Load the model and open the input.
+    """Load the model and open the input of a job.
 
     Raises:
-        WhyformerError: one of them is missing or wrong.
+        WhyformerError: the model or the input is missing or invalid.
     """
     needed("pyarrow", "a job")
     source = open_source(job.input, job.column, job.id_column)
@@ -136,39 +137,39 @@ def open_job(job: Job) -> Opened:
 
 
 def explain_into(session: Session, source: Source, out: str | Path, **options: Any) -> Maps:
-    """As :func:`whyformer.jobs.engines.run_job`, for a model and an input that are there already."""
-    named: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out)}
-    asked = tuple((m.name, s) for m, s in session.methods)
-    held = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
-    told = replace(session.opened.options, device=None, dtype=str(held).removeprefix("torch."))
-    job = Job(**named, methods=asked, targets=session.targets, options=told, **options)
+    """Run a job (see :func:`whyformer.jobs.engines.run_job`) for an opened model and an open input."""
+    names: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out)}
+    methods = tuple((m.name, s) for m, s in session.methods)
+    dtype = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
+    recorded = replace(session.opened.options, device=None, dtype=str(dtype).removeprefix("torch."))
+    job = Job(**names, methods=methods, targets=session.targets, options=recorded, **options)
     return explain_opened(Opened(job, session, source), None, lambda text: None)
 
 
 def explain_opened(opened: Opened, track: Track | None, say: Callable[[str], None]) -> Maps:
-    """Make the parts that are not there yet, one after the other, while the one before is written."""
+    """Compute the missing parts in order; the previous part is written meanwhile."""
     with ExitStack() as stack:
         run = stack.enter_context(Run(opened, say))
         writer = stack.enter_context(Behind())
         for number in run.todo(track):
-            made = make_part(opened, number, run.size(number), run.spare)
-            while made is None:  # the batches are too large
+            part = make_part(opened, number, run.size(number), run.spare)
+            while part is None:  # the batch size is too large
                 writer.drain()
                 run.halve(number)
-                made = make_part(opened, number, run.size(number), run.spare)
+                part = make_part(opened, number, run.size(number), run.spare)
             writer.drain()
-            if not run.counted(made):
+            if not run.counted(part):
                 break
-            run.check_failures(made.rows.failures)
-            writer.write(made.write, opened, then=run.written)
+            run.check_failures(part.rows.failures)
+            writer.write(part.write, opened, then=run.written)
         writer.drain()
         run.finish()
     return Maps(run.folder.path)
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
-    """A part that is not written yet: ``count`` rows of the input from ``first`` on."""
+class ExplainedPart:
+    """A part that is not written yet, of ``count`` rows of the input from ``first``."""
 
     number: int
     first: int
@@ -177,19 +178,25 @@ class Made:
     rows: Rows
 
     def write(self, opened: Opened) -> Part:
-        """Write it whole, with its failures in its schema; once more gives the same bytes."""
-        failures = [vars(one) for one in self.rows.failures]
+        """Write the part atomically, with its failures in its metadata; writing it again gives the same bytes."""
+        failures = [vars(failure) for failure in self.rows.failures]
         facts = PartFacts(
             job=opened.id, part=self.number, first=self.first, rows=self.count, batch_size=self.size, failures=failures
         )
         return write_part(Path(opened.job.out) / part_name(self.number), self.rows.table(), facts)
 
 
-def make_part(opened: Opened, number: int, size: int, spare: int | None = None) -> Made | None:
-    """The rows of one part, explained; None if a batch of this size did not fit into memory, or ended the process.
+def make_part(opened: Opened, number: int, size: int, spare: int | None = None) -> ExplainedPart | None:
+    """Explain the rows of one part.
 
     Args:
-        spare: end early when more than so many rows failed.
+        opened: the job.
+        number: number of the part.
+        size: rows in one batch.
+        spare: number of failed rows above which the part ends early.
+
+    Returns:
+        The part; None if a batch of this size did not fit into memory, or crashed the process.
     """
     with opened.attempts(number, size) as attempts:
         listed = opened.part(number, attempts)
@@ -200,11 +207,11 @@ def make_part(opened: Opened, number: int, size: int, spare: int | None = None) 
             rows = _explained(opened, listed, size, spare, attempts)
         except OutOfMemory:
             return None
-    return Made(number, number * opened.job.rows_per_part, len(listed), size, rows)
+    return ExplainedPart(number, number * opened.job.rows_per_part, len(listed), size, rows)
 
 
 def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None:
-    """Read and explain those rows alone in whose middle a process died, while nothing else is done."""
+    """Read and explain suspect rows one at a time: a process died while working on them."""
     for row in rows:
         if row.index in attempts.suspects:
             attempts.alone(row.index)
@@ -217,7 +224,7 @@ def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None
 def _explained(opened: Opened, listed: list[Row], size: int, spare: int | None, attempts: Attempts) -> Rows:
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
-    # where a process died, one thread reads: threads that read together may be why
+    # after a crash a single thread reads, as concurrent reading may be the cause
     reads = ahead(listed, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
     while waiting := list(islice(reads, size * WINDOW)):
         attempts.work([read.row.index for read in waiting], durable=True)
@@ -233,17 +240,17 @@ def _explained(opened: Opened, listed: list[Row], size: int, spare: int | None, 
 
 
 class Run(ExitStack):
-    """One run of a job over its folder: which parts are there, what is still to do, and how it ends."""
+    """One run of a job: the existing parts, the missing parts, and the end of the run."""
 
     def __init__(self, opened: Opened, say: Callable[[str], None]) -> None:
         super().__init__()
         self.opened, self.say = opened, say
-        with ExitStack() as stack:  # what was opened is closed again if the job is refused
+        with ExitStack() as stack:  # closed if the job is refused
             self.folder = stack.enter_context(Folder(opened.job.out, opened.facts))
             self.monitor = stack.enter_context(Monitor(self.folder, opened.job.metrics_port, opened.count))
             self.failed = sum(part.failed for part in self.folder.parts.values())
             for name in self.folder.damaged:
-                say(f"{name} was damaged, and is made again")
+                say(f"{name} is damaged and will be rewritten")
                 self.monitor.log("damaged", file=name)
             if "batch_sizes" not in self.folder.manifest:
                 with opened.attempts(0, 1) as attempts:
@@ -252,59 +259,58 @@ class Run(ExitStack):
             self.push(stack.pop_all())
 
     def size(self, number: int) -> int:
-        """Rows in a batch of one part. It stands in the manifest, so that a rerun makes the same batches."""
+        """Return the batch size of one part. It is stored in the manifest, so that a rerun has the same batches."""
         return int(next(size for first, size in reversed(self.folder.manifest["batch_sizes"]) if first <= number))
 
     def _set_size(self, number: int, size: int) -> None:
         manifest = self.folder.manifest
-        before = [one for one in manifest.get("batch_sizes", []) if one[0] < number]
+        before = [entry for entry in manifest.get("batch_sizes", []) if entry[0] < number]
         manifest["batch_sizes"] = [*before, [number, size]]
         self.folder.write_manifest(manifest)
 
     def halve(self, number: int) -> None:
-        """Take smaller batches from this part on, also in a rerun; all parts before it are on the disk."""
+        """Halve the batch size from this part on, also for reruns; all parts before it are written."""
         self._set_size(number, max(1, self.size(number) // 2))
-        self.say(f"a batch took all memory: batches of {self.size(number)} from now on")
+        self.say(f"a batch did not fit into memory: the batch size is now {self.size(number)}")
         self.monitor.log("out of memory", batch_size=self.size(number))
 
     def todo(self, track: Track | None) -> Iterator[int]:
-        """Numbers of the parts that are not there, in order."""
-        count, step, known = self.opened.count, self.opened.job.rows_per_part, self.folder.parts
+        """Yield the numbers of the missing parts in order."""
+        count, step, finished = self.opened.count, self.opened.job.rows_per_part, self.folder.parts
         parts = None if count is None else -(-count // step)
-        there = len(known)
-        if there:
-            self.say(f"{there} {'parts are' if there > 1 else 'part is'} there from an earlier run")
-        self.monitor.begin(sum(part.rows for part in known.values()))
+        if finished:
+            self.say(f"{amount(len(finished), 'part')} of an earlier run found")
+        self.monitor.begin(sum(part.rows for part in finished.values()))
         numbers = itertools.count() if parts is None else range(parts)
-        missing = (number for number in numbers if part_name(number) not in known)
-        left = None if parts is None else parts - there
+        missing = (number for number in numbers if part_name(number) not in finished)
+        left = None if parts is None else parts - len(finished)
         yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
 
-    def counted(self, made: Made) -> bool:
-        """Told of every part; False if the input ended with the one before."""
-        self.monitor.part(made.count, len(made.rows), len(made.rows.failures), made.rows.warned)
-        for one in made.rows.failures:
-            if one.kind == ProcessEnded.__name__:
-                self.say(f"row {one.row} ({one.id}) is set aside: {one.reason}")
-                self.monitor.log("set aside", row=one.row, id=one.id)
-        return bool(made.count) or made.number == 0
+    def counted(self, part: ExplainedPart) -> bool:
+        """Report a part; return False if the input ended with the previous part."""
+        self.monitor.part(part.count, len(part.rows), len(part.rows.failures), part.rows.warned)
+        for failure in part.rows.failures:
+            if failure.kind == ProcessEnded.__name__:
+                self.say(f"row {failure.row} ({failure.id}) is skipped: {failure.reason}")
+                self.monitor.log("set aside", row=failure.row, id=failure.id)
+        return bool(part.count) or part.number == 0
 
     def written(self, part: Part) -> None:
-        """A part is on the disk."""
+        """Record that a part is written."""
         self.folder.note(part)
         self.monitor.log("part", file=part.file, rows=part.rows, written=part.written, failed=part.failed)
 
     @property
     def spare(self) -> int | None:
-        """How many rows may still fail."""
+        """Number of rows that may still fail; None if there is no limit."""
         most = self.opened.job.max_failures
         return None if most is None else max(0, most - self.failed)
 
     def check_failures(self, more: list[Failure]) -> None:
-        """Stop where more rows failed than are allowed.
+        """Stop the job if more rows failed than ``max_failures``.
 
         Raises:
-            TooManyFailures: with the first of them; all are in the table of failures.
+            TooManyFailures: the limit is exceeded; the table of failures lists all failures.
         """
         self.failed += len(more)
         most = self.opened.job.max_failures
@@ -315,7 +321,7 @@ class Run(ExitStack):
         self.folder.write_failures(failures_table(failures))
         table, first = self.folder.path / FAILURES, failures[0]
         raise TooManyFailures(
-            f"stopped after {self.failed} failures, and max_failures is {most} (see {table}). The first: {first.id}: "
+            f"stopped after {self.failed} failures; max_failures is {most} (see {table}). The first: {first.id}: "
             f"{first.reason}"
         )
 
@@ -326,7 +332,7 @@ class Run(ExitStack):
                 yield from failures_of(pq.read_schema(self.folder.path / name))
 
     def finish(self) -> None:
-        """Every part is there: write the failures and the whole manifest."""
+        """Write the failures and the complete manifest; all parts are written."""
         rows = sum(part.rows for part in self.folder.parts.values())
         if not self.folder.is_finished:
             self.folder.finish(failures_table(list(self._failures())), rows)

@@ -1,4 +1,4 @@
-"""What a job's folder says of the job: the manifest, the entries of parts, and the journal of an unfinished job."""
+"""The manifest of a job, the entries of its parts, and the journal of an unfinished job."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from whyformer.jobs.rows import needed
 MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
 PART = r"part-[0-9]{6,}\.parquet"
 FORMAT = 1
-_SEAL = "sha256"
+_CHECKSUM = "sha256"
 _IDENTITY = ("job", "model", "source", "versions")
 
 
-# -- which job it is -------------------------------------------------------------------------------------------------
+# -- identity of a job ----------------------------------------------------------------------------------------------
 def described(job: Mapping[str, Any], model: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the bytes of a job's parts."""
+    """Return the values that determine the bytes of a job's parts."""
     pa = needed("pyarrow", "a job")
     return {"job": dict(job), "model": dict(model), "source": dict(source),
             "versions": {**versions(), "pyarrow": pa.__version__}}  # fmt: skip
 
 
 def job_id(facts: Mapping[str, Any]) -> str:
-    """Sixteen hex digits of what decides the bytes of a job's parts: every file of the job says them."""
+    """Return the id of a job, 16 hexadecimal digits of SHA-256, which every file of the job contains."""
     return _digest_of({key: _bare(facts.get(key)) for key in _IDENTITY})[:16]
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What is not the same in two jobs, in words."""
+    """Return a description of each difference between two jobs."""
     return [
         line if key == "job" else f"the {key}'s {line}"
         for key in _IDENTITY
@@ -49,19 +49,29 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _bare(facts: Any) -> dict[str, Any]:
-    """Without the name: a folder may have been moved."""
+    """Return facts without names, because a folder may have been moved."""
     return {k: v for k, v in dict(facts or {}).items() if k != "name"}
 
 
 def _digest_of(facts: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values, whatever the order of their keys."""
+    """Return the SHA-256 of JSON values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Part:
-    """What is known of a finished file: ``first`` and ``rows`` of the input, ``written`` rows of the table."""
+    """The entry of a finished part.
+
+    Attributes:
+        file: name of its file.
+        first: index of its first row in the input.
+        rows: number of its rows in the input.
+        written: number of rows of its table.
+        failed: number of failures.
+        bytes: size of the file.
+        sha256: checksum of the file.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
@@ -75,21 +85,21 @@ class Part:
 
 
 def part_name(number: int) -> str:
-    """``part-000012.parquet``."""
+    """Return the file name of a part, such as ``part-000012.parquet``."""
     return f"part-{number:06d}.parquet"
 
 
 def read_part(record: Any) -> Part:
-    """The part of a journal's or a manifest's entry.
+    """Validate the entry of a part in a journal or a manifest.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the entry is invalid.
     """
     return checked(Part, record, "an entry of a part")
 
 
 def holds(path: Path, part: Part) -> bool:
-    """Whether a file is still what was written."""
+    """Return True if a file has the size and the checksum of its entry."""
     try:
         return path.stat().st_size == part.bytes and checksum(path) == part.sha256
     except OSError:
@@ -97,35 +107,35 @@ def holds(path: Path, part: Part) -> bool:
 
 
 def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
-    """The parts of a folder that may still be written to, in the order of the input."""
-    listed = [*map(read_part, manifest.get("parts") or []), *journal_parts(folder)[0]]
-    found = {part.file: part for part in listed}
-    return [found[name] for name in sorted(found)]
+    """Return the finished parts of a folder in the order of the input; the job may still be running."""
+    entries = [*map(read_part, manifest.get("parts") or []), *journal_parts(folder)[0]]
+    parts = {part.file: part for part in entries}
+    return [parts[name] for name in sorted(parts)]
 
 
 def journal_parts(folder: Path) -> tuple[list[Part], int]:
-    """The parts that the journal lists, and how many of its lines are damaged."""
-    journal, found, damaged = folder / JOURNAL, [], 0
+    """Return the parts in the journal, and the number of damaged lines."""
+    journal, parts, damaged = folder / JOURNAL, [], 0
     for line in journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []:
-        record = lines.read(line) if line.endswith(b"\n") else None  # the last may have been cut off by a kill
+        record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
         try:
             entry = {k: v for k, v in record.items() if k != "job"} if record is not None else None
-            if entry != {}:  # the first line says the job alone
-                found.append(read_part(entry))
+            if entry != {}:  # the first line contains only the job
+                parts.append(read_part(entry))
         except ValueError:
             damaged += 1
-    return found, damaged
+    return parts, damaged
 
 
 # -- the manifest ----------------------------------------------------------------------------------------------------
 class _Described(BaseModel):
-    """What a manifest says of the model: more than is read."""
+    """Validated fields of the model in a manifest; others are allowed."""
 
     labels: dict[Annotated[str, Field(pattern="^[0-9]+$")], StrictStr] | None = None
 
 
 class Manifest(BaseModel):
-    """What is read of a manifest; it may say more."""
+    """Validated fields of a manifest; others are allowed."""
 
     format: Literal[1]
     job: dict[str, Any]
@@ -137,29 +147,29 @@ class Manifest(BaseModel):
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as its file has it, with a checksum of all that it says."""
-    facts = {name: value for name, value in manifest.items() if name != _SEAL}
-    return (json.dumps({**facts, _SEAL: _digest_of(facts)}, indent=1, ensure_ascii=False) + "\n").encode()
+    """Return the bytes of a manifest with its checksum."""
+    facts = {name: value for name, value in manifest.items() if name != _CHECKSUM}
+    return (json.dumps({**facts, _CHECKSUM: _digest_of(facts)}, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the manifest says, checked to be one, and to be what was written.
+    """Read and validate the manifest of a folder.
 
     Raises:
-        LoadError: there is none, or it is damaged.
+        LoadError: the manifest is missing or damaged.
     """
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        checked(Manifest, found, "the manifest")
-        seal = found.pop(_SEAL, None)  # an older version wrote none
-        if seal is not None and seal != _digest_of(found):
-            raise ValueError("its checksum is another")
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        checked(Manifest, manifest, "the manifest")
+        digest = manifest.pop(_CHECKSUM, None)  # earlier versions wrote none
+        if digest is not None and digest != _digest_of(manifest):
+            raise ValueError("its content does not match its checksum")
     except FileNotFoundError as error:
         lost = any(folder.glob("part-*.parquet"))
-        way = "run the job that wrote its parts again, which writes it again" if lost else "no job has written there"
+        way = "run the job that wrote its parts again to restore it" if lost else "it is not the output of a job"
         raise LoadError(f"{folder} has no {MANIFEST}: {way}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
-            f"{folder / MANIFEST} is damaged ({error}); run the job again, which writes it again and keeps the parts"
+            f"{folder / MANIFEST} is damaged ({error}): run the job again to rewrite it; finished parts are kept"
         ) from error
-    return dict(found)
+    return dict(manifest)

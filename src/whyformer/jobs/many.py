@@ -1,4 +1,4 @@
-"""``explain_many``: explanations of any number of inputs, as a stream or as files."""
+"""``explain_many``: explain any number of inputs, as a stream or to files."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def explain_many(
     id_column: str | None = None,
     **options_and_keys: Any,
 ) -> ExplanationStream | Maps:
-    """Explain many inputs: a stream of explanations in the order of the inputs, or with ``out`` files and their reader.
+    """Explain many inputs, as a stream in the order of the inputs, or to files if ``out`` is set.
 
     Args:
         model, processor: as for :func:`whyformer.explain`; the model is loaded once.
-        data: any iterable (of pictures, files, texts, tensors of one sample, mappings, or (one of these, label)), a
-            ``Dataset``, a ``DataLoader``, a DataFrame or a Series of pandas, an Arrow table, a Hugging Face data set, a
-            folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, a URL.
-        method: a name, or a list of names, (name, settings) or ``{"method": name, setting: value}``.
-        targets: ``"predicted"``, ``"top-K"``, ``"all"``, ``"column:NAME"`` (the true class; a label given beside an
-            input is in the column "label"), or a list of classes.
-        batch_size: inputs explained at once, ``"auto"`` as for :class:`~whyformer.jobs.description.Job`.
-        out: a folder to write, where a second call goes on; the explanations are then read with :func:`whyformer.read`.
-        workers: threads that read the inputs.
-        on_error: ``"record"`` keeps what went wrong with an input in ``failures`` and goes on; ``"raise"`` raises it.
-        column: which column, or entry of a mapping, is the input; by default the first of text, sentence, input,
-            prompt, image, picture, path and file that is there.
-        id_column: which one names a row; by default "id", where there is one.
-        **options_and_keys: options as for :func:`whyformer.explain`; with ``out``, further keys of a job:
-            ``scores``, ``rows_per_part``, ``max_failures`` ...
+        data: any iterable of pictures, files, texts, tensors of one sample, mappings, or (input, label) pairs; a
+            ``Dataset``, a ``DataLoader``, a pandas DataFrame or Series, an Arrow table, a Hugging Face data set, a
+            folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, or a URL.
+        method: a name, or a list of names, (name, settings) pairs or ``{"method": name, setting: value}``.
+        targets: ``"predicted"``, ``"top-K"``, ``"all"``, ``"column:NAME"`` (the true class; the label of an
+            (input, label) pair is in the column "label"), or a list of classes.
+        batch_size: inputs in one batch, or ``"auto"`` as for :class:`~whyformer.jobs.description.Job`.
+        out: output folder; another call with the same folder resumes. :func:`whyformer.read` reads the explanations.
+        workers: number of threads that read the inputs.
+        on_error: ``"record"`` adds an input that fails to ``failures`` and continues; ``"raise"`` raises its error.
+        column: column, or key of a mapping, that holds the input; by default the first existing of text, sentence,
+            input, prompt, image, picture, path and file.
+        id_column: column that identifies a row; by default "id", if it exists.
+        **options_and_keys: options as for :func:`whyformer.explain`; with ``out``, also keys of a job such as
+            ``scores``, ``rows_per_part`` and ``max_failures``.
 
     Returns:
-        An :class:`ExplanationStream`: an iterator of explanations, each of one input, one for each method and target;
-        its ``failures`` grow as it goes. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
+        An :class:`ExplanationStream`, an iterator over one explanation for each input, method and target; its
+        ``failures`` grow during iteration. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
 
     Raises:
-        WhyformerError: the model, the methods, the targets or the columns are wrong, or with ``on_error="raise"`` an
-            input is. Where no input can be explained, the reason of the first is raised at the end.
+        WhyformerError: the model, the methods, the targets or the columns are wrong, or an input is and ``on_error`` is
+            ``"raise"``. If no input can be explained, the error of the first input is raised at the end.
     """
     options, keys = split(options_and_keys)
     if on_error not in ON_ERROR:
@@ -72,7 +72,7 @@ def explain_many(
     _check_size(batch_size, workers)
     methods = [method] if isinstance(method, str | dict | tuple) else list(method)
     if not methods:
-        raise InputError("there are no methods")
+        raise InputError("there are no methods: name at least one")
     check_data(data, column, id_column)
     session = open_session(model, processor, methods, targets, **options)
     source = open_source(data, column, id_column, files=not session.reads_text)
@@ -82,13 +82,13 @@ def explain_many(
         more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
         if on_error == "raise":
             more["max_failures"] = 0
-        if isinstance(data, Iterator):  # only its first row says its columns, and a folder is begun before it is read
+        if isinstance(data, Iterator):  # check the columns of its first row before a folder is created
             next(source.rows(0), None)
         maps = explain_into(session, source, out, **more)
         _check_some(maps)
         return maps
     if keys:
-        raise InputError(f"{', '.join(keys)}: only with out=, the folder to write")
+        raise InputError(f"{', '.join(keys)}: these settings need out=, the output folder")
     return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
 
 
@@ -105,20 +105,20 @@ def _sentence(failure: Failure) -> str:
 
 
 def _check_size(batch_size: Any, workers: Any) -> None:
-    def whole(value: Any) -> bool:
+    def positive(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
-    if batch_size != "auto" and not whole(batch_size):
-        raise InputError(f'batch_size must be "auto" or a whole number of at least 1, not {batch_size!r}')
-    if not whole(workers):
-        raise InputError(f"workers must be a whole number of at least 1, not {workers!r}")
+    if batch_size != "auto" and not positive(batch_size):
+        raise InputError(f'batch_size must be "auto" or an integer of at least 1, not {batch_size!r}')
+    if not positive(workers):
+        raise InputError(f"workers must be an integer of at least 1, not {workers!r}")
 
 
 class ExplanationStream(Iterator[Explanation]):
-    """Explanations in the order of the inputs, made as they are asked for.
+    """An iterator that computes explanations in the order of the inputs.
 
     Attributes:
-        failures: of the inputs so far, why there is no explanation.
+        failures: inputs so far that could not be explained, with the reasons.
     """
 
     def __init__(self, session: Session, rows: Any, batch_size: int | str, workers: int, strict: bool) -> None:
@@ -129,22 +129,22 @@ class ExplanationStream(Iterator[Explanation]):
         return next(self._explanations)
 
     def _explained(self, rows: Iterator[Explained], strict: bool) -> Iterator[Explanation]:
-        some = False
-        for one in rows:
-            if one.failures and strict:
-                raise InputError(_sentence(one.failures[0]))
-            self.failures += one.failures
-            some |= bool(one.explanations)
-            yield from one.explanations
-        if self.failures and not some:
+        any_explained = False
+        for row in rows:
+            if row.failures and strict:
+                raise InputError(_sentence(row.failures[0]))
+            self.failures += row.failures
+            any_explained |= bool(row.explanations)
+            yield from row.explanations
+        if self.failures and not any_explained:
             raise InputError(f"no input could be explained. The first: {_sentence(self.failures[0])}")
 
 
 def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: int) -> Iterator[Explained]:
-    """What comes of each row, in order; a batch that does not fit is halved, for this and all later ones.
+    """Yield the result of each row, in order. If a batch does not fit into memory, the batch size is halved.
 
     Raises:
-        WhyformerError: a method has no meaning on this model.
+        WhyformerError: a method is not applicable to this model.
     """
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]

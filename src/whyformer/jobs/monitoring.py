@@ -1,4 +1,4 @@
-"""What a run says of itself while it works: lines of JSON in ``log.jsonl``, and figures for Prometheus on request."""
+"""Monitoring of a run: JSON lines in ``log.jsonl``, and optional metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from whyformer.jobs.rows import needed
 
 
 class Monitor(ExitStack):
-    """The log of a run, and its figures.
+    """The log and the metrics of a run.
 
     Args:
-        folder: the job's, where ``log.jsonl`` lies; a run adds to it.
-        port: serve ``/metrics`` there, on this machine alone; needs ``whyformer[serve]``.
-        total: rows of the job, where that is known.
+        folder: output folder of the job; a run appends to its ``log.jsonl``.
+        port: port of this machine at which to serve ``/metrics``; needs ``whyformer[serve]``.
+        total: number of rows of the job, if known.
     """
 
     def __init__(self, folder: Folder, port: int | None = None, total: int | None = None) -> None:
@@ -37,29 +37,36 @@ class Monitor(ExitStack):
                 raise
 
     def log(self, event: str, **facts: Any) -> None:
-        """One line: when, which process, what happened, and how fast it goes."""
+        """Write a line with the time, the process, the event and the rate."""
         who = {"job": self._job, "time": round(time.time(), 3), "pid": os.getpid()}
         line = {**who, "event": event, **facts, **self.rate()}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
 
     def begin(self, there: int) -> None:
-        """Work begins; so many rows are there from an earlier run."""
+        """Log the start of the run, with the number of rows finished by earlier runs."""
         self.done = self._before = there
         self._start = time.monotonic()
         self.log("started", there=there, total=self.total)
 
     def rate(self) -> dict[str, Any]:
-        """Rows a second of this run, and the seconds that are left at this rate."""
-        made, passed = self.done - self._before, time.monotonic() - self._start
-        if made <= 0 or passed <= 0:
+        """Return the rows per second of this run, and the remaining seconds at this rate."""
+        finished, passed = self.done - self._before, time.monotonic() - self._start
+        if finished <= 0 or passed <= 0:
             return {}
-        speed = made / passed
+        speed = finished / passed
         left = {} if self.total is None else {"seconds_left": float(f"{max(0, self.total - self.done) / speed:.3g}")}
         return {"rows_per_second": round(speed, 3), **left}
 
     def part(self, count: int, explanations: int, failures: int, warned: int) -> None:
-        """So many rows of the input were handled, and what came of them; ``warned``: explanations with warnings."""
+        """Count a finished part.
+
+        Args:
+            count: rows of the input.
+            explanations: explanations.
+            failures: rows, or methods of a row, that failed.
+            warned: explanations with warnings.
+        """
         self.done += count
         if not self._figures:
             return
@@ -75,21 +82,21 @@ class Monitor(ExitStack):
         client = needed("prometheus_client", "metrics_port")
         registry = client.CollectorRegistry()
 
-        def made(kind: Any, name: str, what: str) -> Any:
-            return kind(f"whyformer_{name}", what, registry=registry)
+        def metric(kind: Any, name: str, description: str) -> Any:
+            return kind(f"whyformer_{name}", description, registry=registry)
 
         self._figures = {
-            "rows": made(client.Counter, "rows", "rows of the input that were handled"),
-            "explanations": made(client.Counter, "explanations", "explanations made"),
-            "failures": made(client.Counter, "failures", "rows, or methods of a row, that failed"),
-            "warnings": made(client.Counter, "warnings", "explanations with warnings"),
-            "rate": made(client.Gauge, "rows_per_second", "rows a second since this run began"),
-            "left": made(client.Gauge, "rows_left", "rows that are still to do"),
+            "rows": metric(client.Counter, "rows", "processed rows of the input"),
+            "explanations": metric(client.Counter, "explanations", "computed explanations"),
+            "failures": metric(client.Counter, "failures", "rows, or methods of a row, that failed"),
+            "warnings": metric(client.Counter, "warnings", "explanations with warnings"),
+            "rate": metric(client.Gauge, "rows_per_second", "rows per second since the start of this run"),
+            "left": metric(client.Gauge, "rows_left", "remaining rows"),
         }
         try:
             server, thread = client.start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as error:
-            raise InputError(f"metrics_port {port} cannot be listened to: {error.strerror or error}") from error
+            raise InputError(f"cannot listen at metrics_port {port}: {error.strerror or error}") from error
         self.callback(thread.join)
         self.callback(server.server_close)
         self.callback(server.shutdown)

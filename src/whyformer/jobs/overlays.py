@@ -1,4 +1,4 @@
-"""A picture of each explanation of a part: a PNG where it is of a picture, a page where it is of a text."""
+"""Write a picture of each explanation of a part: a PNG for a picture, an HTML page for a text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whyformer.show.words import target_name
 
 
 def write_overlays(out: Path, explained: Explained) -> None:
-    """Write those of one row, under names of its number, the method and the class; each appears whole.
+    """Write the overlays of one row atomically; names consist of the row's index, the method and the class.
 
     Raises:
-        LoadError: the disk is full, or may not be written to.
+        LoadError: the disk is full or not writable.
     """
     contents = {}
     for number, e in enumerate(explained.explanations):

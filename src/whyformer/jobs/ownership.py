@@ -1,8 +1,8 @@
-"""Whose files are in a folder: each file that a job writes says which job it is of.
+"""Ownership of the files in a folder: each file that a job writes contains the id of the job.
 
-Parts and the table of failures say it in their metadata, the manifest by what it describes, the journal, the log and
-the notes of rows in each line, files under passing names in the name. A file that was damaged says nothing; it is the
-job's where another file of the folder is, and it has a name that only the job gives.
+The id is in the metadata of parts and of the table of failures, in each line of the journal, the log and the notes of
+rows, and in the names of temporary files; that of the manifest is computed from its content. A damaged file has no id:
+it belongs to the job if another file of the folder does, and if its name is one that the job uses.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _HEAD = 2**16
 
 @dataclass
 class Holdings:
-    """What a folder holds of one job.
+    """The files of one job in a folder.
 
     Attributes:
-        manifest: what it says, None where it is lost or damaged.
-        parts: those whose bytes are as they were written, by name; sizes: of their batches, by the parts' numbers,
-            where there is no manifest that says them.
-        damaged: names of files, and what else was not as it was written.
-        passing: files that a run that was killed left under passing names.
+        manifest: the manifest; None if it is missing or damaged.
+        parts: intact parts by name.
+        sizes: batch size of each part by its number, if there is no manifest.
+        damaged: names of damaged files, and descriptions of other damage.
+        passing: temporary files that a killed run left.
     """
 
     manifest: dict[str, Any] | None = None
@@ -60,108 +60,109 @@ class Holdings:
 
 
 def holdings(folder: Path, facts: Mapping[str, Any]) -> Holdings:
-    """What a folder holds of a job; it is only read.
+    """Return the files of a job in a folder, without changing them.
 
     Args:
-        facts: what decides the bytes of the job's parts, as :func:`whyformer.jobs.manifest.described` gives it.
+        folder: the folder.
+        facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.described`.
 
     Raises:
-        InputError: it holds another job, files of something else, or files that do not say what they are of.
+        InputError: the folder contains another job, other files, or files that cannot be identified.
     """
-    found, own = Holdings(), job_id(facts)
+    contents, job = Holdings(), job_id(facts)
     paths = [p for p in sorted(folder.iterdir()) if not _is_hidden(p.name)] if folder.is_dir() else []
-    found.manifest = _manifest(folder, facts)
+    contents.manifest = _manifest(folder, facts)
     if not paths:
-        return found
-    listed = _listed(folder, found)
-    found.parts = {name: part for name, part in listed.items() if holds(folder / name, part)}
-    says = {path: own if path.name in found.parts else _says(path) for path in paths}
-    foreign = [path.name for path, said in says.items() if said == ""]
+        return contents
+    listed = _listed(folder, contents)
+    contents.parts = {name: part for name, part in listed.items() if holds(folder / name, part)}
+    ids = {path: job if path.name in contents.parts else _id_in(path) for path in paths}
+    foreign = [path.name for path, id_ in ids.items() if id_ == ""]
     if foreign:
-        raise InputError(f"{folder} holds other files ({_few(foreign)}): give another folder as out")
-    others = [path.name for path, said in says.items() if said not in (None, own)]
+        raise InputError(f"{folder} contains other files ({_few(foreign)}): use another folder as out")
+    others = [path.name for path, id_ in ids.items() if id_ not in (None, job)]
     if others:
-        raise InputError(f"{folder} holds files of another job ({_few(others)}): give another folder as out")
-    proven = own in says.values()
-    silent = [path.name for path, said in says.items() if said is None and not (proven and _is_known(path, listed))]
-    if silent:
+        raise InputError(f"{folder} contains files of another job ({_few(others)}): use another folder as out")
+    is_owned = job in ids.values()
+    unknown = [path.name for path, id_ in ids.items() if id_ is None and not (is_owned and _is_known(path, listed))]
+    if unknown:
         raise InputError(
-            f"{folder} holds files that do not say which job they are of ({_few(silent)}): give another folder as out, "
-            f"or delete them if they are of this job, which makes them again"
+            f"{folder} contains files of an unknown job ({_few(unknown)}): use another folder as out, or delete them "
+            "if they are files of this job, which then rewrites them"
         )
-    _sort(found, says, listed, str(facts["job"]["scores"]))
-    return found
+    _sort(contents, ids, listed, str(facts["job"]["scores"]))
+    return contents
 
 
 def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         manifest = read_manifest(folder)
-    except LoadError:  # lost or damaged: what the other files say decides
+    except LoadError:  # missing or damaged: the other files decide
         return None
     changed = changes(manifest, facts)
     if changed:
         raise InputError(
-            f"{folder} holds another job: {'; '.join(changed)}. Give another folder as out, or delete this one"
+            f"{folder} contains another job: {'; '.join(changed)}. Use another folder as out, or delete this one"
         )
     return manifest
 
 
-def _listed(folder: Path, found: Holdings) -> dict[str, Part]:
-    """The parts that the manifest and the journal list, by name."""
+def _listed(folder: Path, contents: Holdings) -> dict[str, Part]:
+    """Return the parts in the manifest and the journal by name."""
     journal, damaged = journal_parts(folder)
-    found.damaged += ["a line of the journal"] * damaged
-    known = [read_part(p) for p in (found.manifest or {}).get("parts") or []]
-    return {part.file: part for part in [*known, *journal]}
+    contents.damaged += ["a line of the journal"] * damaged
+    in_manifest = [read_part(p) for p in (contents.manifest or {}).get("parts") or []]
+    return {part.file: part for part in [*in_manifest, *journal]}
 
 
-def _sort(found: Holdings, says: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
-    """Tell whole parts from damaged ones, and what a run that was killed left."""
-    for path in says:
-        if path.name == MANIFEST and found.manifest is None:
-            found.damaged.append(path.name)
+def _sort(contents: Holdings, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
+    """Classify the files: intact parts, damaged files, and temporary files of a killed run."""
+    for path in ids:
+        if path.name == MANIFEST and contents.manifest is None:
+            contents.damaged.append(path.name)
         elif _PASSING.fullmatch(path.name):
-            found.passing.append(path)
-        elif re.fullmatch(PART, path.name) and path.name not in found.parts:
-            whole = verified(path, scores)
-            if whole is None:
-                found.damaged.append(path.name)
+            contents.passing.append(path)
+        elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
+            intact = verified(path, scores)
+            if intact is None:
+                contents.damaged.append(path.name)
             else:
-                found.parts[path.name] = whole
-    found.damaged += [name for name in listed if name not in found.parts and name not in found.damaged]
-    if found.manifest is None:
-        facts = [facts_of(path) for path in says if path.name in found.parts]
-        found.sizes = {one.part: one.batch_size for one in facts}
+                contents.parts[path.name] = intact
+    contents.damaged += [name for name in listed if name not in contents.parts and name not in contents.damaged]
+    if contents.manifest is None:
+        facts = [facts_of(path) for path in ids if path.name in contents.parts]
+        contents.sizes = {part.part: part.batch_size for part in facts}
 
 
-# -- what one file says ----------------------------------------------------------------------------------------------
-def _says(path: Path) -> str | None:
-    """The id of the job that a file says it is of; "" where it is of something else, None where it says nothing."""
+# -- id of one file --------------------------------------------------------------------------------------------------
+def _id_in(path: Path) -> str | None:
+    """Return the job id of a file; "" if it is no file of a job, None if it is damaged."""
     name = path.name
     if name == OVERLAYS and path.is_dir():
         return None if all(_OVERLAY.fullmatch(p.name) or _is_hidden(p.name) for p in path.iterdir()) else ""
-    passing = _PASSING.fullmatch(name)
-    if not path.is_file() or passing:
-        return passing[1] if passing else ""
+    temporary = _PASSING.fullmatch(name)
+    if not path.is_file() or temporary:
+        return temporary[1] if temporary else ""
     if name == FAILURES or re.fullmatch(PART, name):
-        return _said_by_table(path)
+        return _id_in_table(path)
     if name == MANIFEST:
-        return _said_by_manifest(path)
+        return _id_in_manifest(path)
     if re.fullmatch(_LINES, name):
-        return _said_by_line(path)
+        return _id_in_lines(path)
     return ""
 
 
-def _said_by_table(path: Path) -> str | None:
+def _id_in_table(path: Path) -> str | None:
     pq, arrow = needed("pyarrow.parquet", "a job"), needed("pyarrow", "a job")
     try:
-        read = pq.read_schema(path)
-    except (OSError, ValueError, TypeError, arrow.ArrowException):  # not all of arrow's errors are of one kind
+        table_schema = pq.read_schema(path)
+    except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types
         return None
-    facts = stamp_of(read)
-    return str(facts["job"]) if facts is not None and "job" in facts else None if is_stamped(read) else ""
+    facts = stamp_of(table_schema)
+    return str(facts["job"]) if facts is not None and "job" in facts else None if is_stamped(table_schema) else ""
 
 
-def _said_by_manifest(path: Path) -> str | None:
+def _id_in_manifest(path: Path) -> str | None:
     try:
         return job_id(read_manifest(path.parent))
     except LoadError:
@@ -173,8 +174,8 @@ def _said_by_manifest(path: Path) -> str | None:
     return None if isinstance(facts, dict) and {"job", "model", "source"} <= facts.keys() else ""
 
 
-def _said_by_line(path: Path) -> str | None:
-    """By the first whole line that says something."""
+def _id_in_lines(path: Path) -> str | None:
+    """Return the job id of the first line that is valid JSON."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     for line in head.splitlines():
@@ -188,12 +189,12 @@ def _said_by_line(path: Path) -> str | None:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def _is_hidden(name: str) -> bool:
-    """Whether a file is the system's, or the lock: these are let be."""
+    """Return True for files of the system and for the lock, which are ignored."""
     return name.startswith(".") or name in ("Thumbs.db", "desktop.ini")
 
 
 def _is_known(path: Path, listed: Mapping[str, Part]) -> bool:
-    """Whether a file that says nothing has a name that the job gives: of parts, that of one that it has listed."""
+    """Return True if a damaged file has a name of the job; parts must be in the manifest or the journal."""
     return path.name in listed if re.fullmatch(PART, path.name) else True
 
 

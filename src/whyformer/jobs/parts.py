@@ -1,4 +1,4 @@
-"""The file of a part: a table whose metadata says which job and which rows it is of, so that it stands by itself."""
+"""The file of a part: a table whose metadata identifies its job and its rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ _KEY = b"whyformer"
 
 
 class PartFacts(BaseModel):
-    """What a part says of itself.
+    """The metadata of a part.
 
     Attributes:
-        job: the job's id; part: its number; first, rows: of the input; batch_size: of its batches; failures: as
-            :class:`whyformer.jobs.batching.Failure` has them.
+        job: id of the job.
+        part: number of the part.
+        first: index of its first row in the input.
+        rows: number of its rows in the input.
+        batch_size: batch size.
+        failures: fields of each :class:`whyformer.jobs.batching.Failure`.
     """
 
     job: StrictStr
@@ -37,65 +41,65 @@ class PartFacts(BaseModel):
 
 
 def stamped(table: Any, **facts: Any) -> Any:
-    """A table whose metadata is ``facts``, with a checksum; ``job`` is one of them."""
+    """Return a table with the metadata ``facts``, which include ``job``, and their checksum."""
     return table.replace_schema_metadata({_KEY: lines.written(facts)})
 
 
 def stamp_of(table_schema: Any) -> dict[str, Any] | None:
-    """The facts of a stamped table; None where there are none, or they are damaged."""
+    """Return the facts of a stamped table; None if they are missing or damaged."""
     return lines.read((table_schema.metadata or {}).get(_KEY, b""))
 
 
 def is_stamped(table_schema: Any) -> bool:
-    """Whether there are facts, be they damaged."""
+    """Return True if a table has facts, even if they are damaged."""
     return _KEY in (table_schema.metadata or {})
 
 
 def failures_of(table_schema: Any) -> list[Failure]:
-    """The failures that a part carries in its schema."""
-    found = (table_schema.metadata or {}).get(_KEY, b'{"failures": []}')
-    return [Failure(**one) for one in json.loads(found)["failures"]]
+    """Return the failures in the metadata of a part."""
+    facts = (table_schema.metadata or {}).get(_KEY, b'{"failures": []}')
+    return [Failure(**failure) for failure in json.loads(facts)["failures"]]
 
 
 def write_part(path: Path, table: Any, facts: PartFacts) -> Part:
-    """Write a part whole; once more gives the same bytes."""
+    """Write a part atomically; writing it again gives the same bytes."""
     write_table(path, stamped(table, **facts.model_dump()), facts.job)
     return entry_of(path, facts, table.num_rows)
 
 
 def entry_of(path: Path, facts: PartFacts, written: int) -> Part:
-    """The journal's entry for a file."""
+    """Return the journal entry of a file."""
     failed = len(facts.failures)
     return Part(path.name, facts.first, facts.rows, written, failed, path.stat().st_size, checksum(path))
 
 
 def facts_of(path: Path) -> PartFacts:
-    """What a part says of itself.
+    """Read the metadata of a part.
 
     Raises:
-        InputError: it says nothing.
+        InputError: the metadata are missing or damaged.
     """
     pq = needed("pyarrow.parquet", "a part")
     return checked(PartFacts, stamp_of(pq.read_schema(path)), f"{path.name}'s metadata")
 
 
 def verified(path: Path, scores: str) -> Part | None:
-    """The entry of a part that no list names; None where its bytes are not those that were written.
+    """Verify a part that neither manifest nor journal lists, and return its entry; None if it is damaged.
 
-    There is no checksum of the file to compare it with. Its pages have checksums, and what was read of it, written
-    again, must give the same bytes.
+    Without a checksum of the file, the checksums of its pages are verified, and writing its content again must give
+    the same bytes.
     """
     pq, arrow = needed("pyarrow.parquet", "a part"), needed("pyarrow", "a part")
-    known = schema(scores)
+    expected = schema(scores)
     try:
         content = path.read_bytes()
         table = pq.read_table(BytesIO(content), page_checksum_verification=True)
         facts = facts_of(path)
-    except (OSError, ValueError, TypeError, arrow.ArrowException):  # not all of arrow's errors are of one kind
+    except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types
         return None
-    if not table.schema.equals(known) or path.name != part_name(facts.part):
+    if not table.schema.equals(expected) or path.name != part_name(facts.part):
         return None
-    again = BytesIO()
-    whole = arrow.table(table.combine_chunks().columns, schema=known)
-    write_parquet(stamped(whole, **facts.model_dump()), again)
-    return entry_of(path, facts, table.num_rows) if again.getvalue() == content else None
+    rewritten = BytesIO()
+    combined = arrow.table(table.combine_chunks().columns, schema=expected)
+    write_parquet(stamped(combined, **facts.model_dump()), rewritten)
+    return entry_of(path, facts, table.num_rows) if rewritten.getvalue() == content else None

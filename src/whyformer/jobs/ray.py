@@ -1,8 +1,7 @@
-"""The same job on a Ray cluster: actors that each hold the model make the parts, and this process keeps the journal.
+"""The Ray engine: actors that each hold the model compute the parts, and this process writes the journal.
 
-A part is written under its own name by whichever actor has it; made twice, it has the same bytes. So it does not
-matter that Ray runs a task again when an actor dies in the middle of one. All machines see ``out`` and the input under
-the same names.
+Each actor writes its parts under their final names. A part that is computed twice has the same bytes, so Ray may
+repeat a task whose actor died. All machines must see ``out`` and the input under the same names.
 """
 
 from __future__ import annotations
@@ -22,34 +21,35 @@ from whyformer.jobs.reading import Maps
 
 
 class Maker:
-    """An actor: the model, loaded once, and the input; makes one part after another."""
+    """An actor that loads the model once and computes parts one after another."""
 
     def __init__(self, job: Job) -> None:
         self.opened = open_job(job)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Columns of what came of each part of a batch.
+        """Compute the parts of a batch, and return a record of each part as columns.
 
-        ``part`` is what the journal says of the part, as JSON; empty where the batches did not fit into memory, and
-        where the input ended with the part before.
+        ``part`` is the journal entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
+        input ended with the previous part.
         """
-        made = [self._made(*one) for one in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
-        return {name: [one[name] for one in made] for name in made[0]}
+        records = [self._made(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
+        return {name: [record[name] for record in records] for name in records[0]}
 
     def _made(self, number: int, size: int) -> dict[str, Any]:
-        made = make_part(self.opened, number, size)
-        record = {"number": number, "fits": made is not None, "warned": 0, "part": ""}
-        if made is None or (not made.count and number):
+        explained = make_part(self.opened, number, size)
+        record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
+        if explained is None or (not explained.count and number):
             return record
-        part = made.write(self.opened)
-        return {**record, "warned": made.rows.warned, "part": json.dumps(asdict(part))}
+        part = explained.write(self.opened)
+        return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
 
 
 def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
-    """As :func:`whyformer.jobs.engines.run_job`, on Ray Data.
+    """Run a job (see :func:`whyformer.jobs.engines.run_job`) on Ray Data.
 
     Raises:
-        MissingExtra: Ray is not installed. LoadError: the cluster does not answer, or actors died too often.
+        MissingExtra: Ray is not installed.
+        LoadError: the cluster does not answer, actors died too often, or the number of rows is unknown.
     """
     with ExitStack() as stack:
         run = stack.enter_context(Run(open_job(job), say))
@@ -64,11 +64,11 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
 
 
 def _known_end(run: Run) -> list[int]:
-    raise LoadError(f'engine = "ray" needs an input that says how many rows it has; {run.opened.source.name} does not')
+    raise LoadError(f'engine = "ray" needs an input with a known number of rows, unlike {run.opened.source.name}')
 
 
 def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
-    """Make the parts that are missing; the first that did not fit into memory, or None."""
+    """Compute the missing parts; return the number of the first that did not fit into memory, or None."""
     device = None if job.options.device is None else str(job.options.device)
     items = [{"number": number, "size": run.size(number)} for number in todo]
     with closing(made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=device)) as records:
@@ -76,14 +76,14 @@ def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) ->
 
 
 def noted(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
-    """Note the parts that actors wrote; the number of the first that did not fit into memory, or None."""
+    """Record the parts of the actors; return the number of the first that did not fit into memory, or None."""
     too_large = None
-    for one in records:
-        if not one["fits"]:
-            too_large = one["number"] if too_large is None else min(too_large, one["number"])
-        elif one["part"] and too_large is None:
-            part = read_part(json.loads(one["part"]))
-            run.monitor.part(part.rows, part.written, part.failed, one["warned"])
+    for record in records:
+        if not record["fits"]:
+            too_large = record["number"] if too_large is None else min(too_large, record["number"])
+        elif record["part"] and too_large is None:
+            part = read_part(json.loads(record["part"]))
+            run.monitor.part(part.rows, part.written, part.failed, record["warned"])
             run.written(part)
             run.failed += part.failed
             run.check_failures([])

@@ -1,7 +1,8 @@
-"""What a job wrote, read back: a table, explanations one by one, failures."""
+"""Read the output of a job: a table, explanations, failures and summaries."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 
 class Maps:
-    """The folder that a job wrote; iterating gives its explanations in order, one part in memory at a time.
+    """The output folder of a job.
+
+    Iteration yields the explanations in the order of the input, with one part in memory at a time.
 
     Attributes:
         path: the folder.
-        manifest: what the job was, and what it wrote (docs/jobs.md).
+        manifest: description of the job and its output (docs/jobs.md).
+        parts: finished parts.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,13 +41,13 @@ class Maps:
 
     @property
     def labels(self) -> dict[int, str] | None:
-        """Class index -> name, where the model names its classes."""
-        found: dict[int, str] | None = self._model["labels"]
-        return found
+        """Class index -> name, if the model names its classes."""
+        labels: dict[int, str] | None = self._model["labels"]
+        return labels
 
     @property
     def complete(self) -> bool:
-        """Whether the job has ended; what an unfinished one wrote can be read too."""
+        """True if the job is finished. The parts of an unfinished job can be read too."""
         return bool(self.manifest["complete"])
 
     def __len__(self) -> int:
@@ -56,9 +60,9 @@ class Maps:
                     yield explanation_of(row, self._model)
 
     def __getitem__(self, index: int) -> Explanation:
-        """The explanation of one row of the table."""
+        """Return the explanation of one row of the table."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"row {index} is out of range for {len(self)} rows")
         index %= len(self)
         for part in self.parts:
             if index < part.written:
@@ -71,7 +75,7 @@ class Maps:
         return f"Maps({str(self.path)!r}, {len(self)} explanations{state})"
 
     def tables(self, columns: list[str] | None = None) -> Iterator[Any]:
-        """The pyarrow tables of the parts, in order, each checked against its checksum.
+        """Yield the pyarrow tables of the parts in order, verified by their checksums.
 
         Raises:
             LoadError: a part is missing or damaged.
@@ -80,68 +84,68 @@ class Maps:
             yield self._table(part, columns)
 
     def table(self, columns: list[str] | None = None) -> Any:
-        """A pyarrow table: one row for each input × method × target, in the order of the input."""
+        """Return a pyarrow table with a row for each input, method and target, in the order of the input."""
         pa = needed("pyarrow", "a table of explanations")
-        found = [t.replace_schema_metadata(None) for t in self.tables(columns)]
-        if found:
-            return pa.concat_tables(found)
+        tables = [t.replace_schema_metadata(None) for t in self.tables(columns)]
+        if tables:
+            return pa.concat_tables(tables)
         from whyformer.jobs.columns import schema
 
         empty = schema(self.manifest["job"]["scores"]).empty_table()
         return empty if columns is None else empty.select(columns)
 
     def failures(self) -> Any:
-        """A pyarrow table of the rows, or methods of a row, for which there is no explanation, and why.
+        """Return a pyarrow table of the inputs, or methods of an input, that failed, with the reasons.
 
         Raises:
-            LoadError: its file is missing or damaged.
+            LoadError: a file is missing or damaged.
         """
         pq = needed("pyarrow.parquet", "a table of failures")
         if self.complete:
-            path, wanted = self.path / FAILURES, self.manifest.get("failures_sha256")
-            if not path.is_file() or wanted not in (None, checksum(path)):
-                raise LoadError(f"{path} is missing or damaged: run the job again, which makes it again")
+            path, expected = self.path / FAILURES, self.manifest.get("failures_sha256")
+            if not path.is_file() or expected not in (None, checksum(path)):
+                raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             return pq.read_table(path).replace_schema_metadata(None)
         listed = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
-        return failures_table([one for own in listed for one in own])
+        return failures_table(list(itertools.chain.from_iterable(listed)))
 
     def _table(self, part: Part, columns: list[str] | None = None) -> Any:
         pq = needed("pyarrow.parquet", "a table of explanations")
         return pq.read_table(self._whole(part), columns=columns)
 
     def _whole(self, part: Part) -> Path:
-        """The file of a part, once it was found to be what was written."""
+        """Return the file of a part after verifying its checksum once."""
         path = self.path / part.file
         if part.file not in self._checked:
             if not holds(path, part):
-                raise LoadError(f"{path} is missing or damaged: run the job again, which makes it again")
+                raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             self._checked.add(part.file)
         return path
 
     # -- summaries ---------------------------------------------------------------------------------------------------
     def words(self, target: int | str | None = None, method: str | None = None, **options: Any) -> Words:
-        """Which words carry most relevance for a class; see :func:`whyformer.jobs.summaries.words`."""
+        """Return the words with the most relevance for a class; see :func:`whyformer.jobs.summaries.words`."""
         from whyformer.jobs.summaries import words
 
         return words(self, target, method, **options)
 
     def mean_map(self, target: int | str | None = None, method: str | None = None) -> MeanMap:
-        """The mean map of aligned pictures; see :func:`whyformer.jobs.summaries.mean_map`."""
+        """Return the mean map of aligned pictures; see :func:`whyformer.jobs.summaries.mean_map`."""
         from whyformer.jobs.summaries import mean_map
 
         return mean_map(self, target, method)
 
     def drift(self, other: Maps, **options: Any) -> Drift:
-        """What changed from this run to another of the same rows; see :func:`whyformer.jobs.summaries.drift`."""
+        """Compare this run with another run over the same rows; see :func:`whyformer.jobs.summaries.drift`."""
         from whyformer.jobs.summaries import drift
 
         return drift(self, other, **options)
 
 
 def read(path: str | Path) -> Maps:
-    """What ``whyformer run`` or :func:`whyformer.explain_many` wrote to a folder.
+    """Open a folder that ``whyformer run`` or :func:`whyformer.explain_many` wrote.
 
     Raises:
-        LoadError: no job has written there, or its manifest is damaged.
+        LoadError: the folder is not the output of a job, or its manifest is damaged.
     """
     return Maps(path)

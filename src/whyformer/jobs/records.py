@@ -1,9 +1,9 @@
-"""The file in which a benchmark keeps what it has measured, one line a sample and configuration.
+"""The file of a benchmark's measurements, with a line for each sample and configuration.
 
-A run that was killed goes on where it stopped: what is in the file is not measured again, and the figures are made from
-the file alone, one record a key, so nothing is lost or counted twice. Each line has a checksum: what was cut off or
-changed is left out, and measured again, with all that was measured beside it. So a run makes the same pieces, with the
-same figures to the last digit, whatever happened to the one before.
+A killed run resumes: records in the file are not measured again, and figures are computed from the file alone with one
+record for each key, so nothing is lost or counted twice. Each line has a checksum. A truncated or changed line is
+ignored and measured again, together with all records that were measured with it. So a resumed run has the same groups,
+and the same figures to the last digit, as a run without interruption.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Key = tuple[str, str]
 
 
 class RecordFile(ExitStack):
-    """Records by (sample, configuration key); open in one process at a time.
+    """Records by (sample, configuration key), open in one process at a time.
 
     Attributes:
-        dropped: how many damaged lines were found and taken out of the file.
-        torn: how many whole lines went with them, which were measured together with what they said.
+        records: the records.
+        dropped: number of damaged lines that were removed from the file.
+        torn: number of intact lines that were removed with them, because they were measured together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,27 +47,27 @@ class RecordFile(ExitStack):
     def _lock(self) -> None:
         if not lines.locked(self._file):
             self.close()
-            raise InputError(f"another run is writing to {self.path.parent}; wait for it, or give another --out")
+            raise InputError(f"another run is writing to {self.path.parent}: wait for it, or use another --out")
 
     def _read(self) -> None:
-        whole: list[tuple[bytes, Record]] = []
+        intact: list[tuple[bytes, Record]] = []
         for line in self.path.read_bytes().splitlines(keepends=True):
-            record = lines.read(line) if line.endswith(b"\n") else None  # the last may have been cut off by a kill
+            record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
             if record is None or not isinstance(record.get("sample"), str) or not isinstance(record.get("key"), str):
                 self.dropped += 1
             else:
-                whole.append((line, record))
-        there: dict[Any, set[Key]] = {}
-        for _, record in whole:
-            there.setdefault(_piece(record), set()).add((record["sample"], record["key"]))
-        kept = [(line, r) for line, r in whole if (piece := _piece(r)) is None or len(there[piece]) == piece[1]]
-        self.torn = len(whole) - len(kept)
-        self.records = {(r["sample"], r["key"]): r for _, r in kept}
+                intact.append((line, record))
+        groups: dict[Any, set[Key]] = {}
+        for _, record in intact:
+            groups.setdefault(_piece(record), set()).add((record["sample"], record["key"]))
+        complete = [(line, r) for line, r in intact if (piece := _piece(r)) is None or len(groups[piece]) == piece[1]]
+        self.torn = len(intact) - len(complete)
+        self.records = {(r["sample"], r["key"]): r for _, r in complete}
         if self.dropped or self.torn:
-            self._rewrite(b"".join(line for line, _ in kept))
+            self._rewrite(b"".join(line for line, _ in complete))
 
     def _rewrite(self, content: bytes) -> None:
-        """Put another file in the place of this one, locked before it is seen."""
+        """Replace the file with another file, which is locked before it is visible."""
         partial = self.path.with_name(self.path.name + ".partial")
         self._file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self.callback(os.close, self._file)
@@ -76,34 +77,36 @@ class RecordFile(ExitStack):
         partial.replace(self.path)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether this was measured; what failed is tried again."""
+        """Return True if the key was measured. Failures are tried again."""
         record = self.records.get(key)
         return record is not None and "error" not in record
 
     def add(self, *records: Record) -> None:
-        """Append what was measured together, in one write of whole lines; it counts whole, or not at all."""
+        """Append records that were measured together, in one write; they count all together or not at all."""
         # six digits are more than the figures show
-        kept = [plain(record, 6) for record in records]
-        piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in kept})).encode()), len(kept)]
-        kept = [{**record, "piece": piece} for record in kept]
-        lines.append(self._file, b"".join(map(lines.written, kept)))
-        self.records |= {(r["sample"], r["key"]): r for r in kept}
+        rows = [plain(record, 6) for record in records]
+        piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in rows})).encode()), len(rows)]
+        rows = [{**record, "piece": piece} for record in rows]
+        lines.append(self._file, b"".join(map(lines.written, rows)))
+        self.records |= {(r["sample"], r["key"]): r for r in rows}
 
     def sync(self) -> None:
-        """Make what was written survive a power cut."""
+        """Flush the file to the disk."""
         os.fsync(self._file)
 
 
 def _piece(record: Record) -> tuple[str, int] | None:
-    """(digest, how many records) of what a record was measured with; of older files, which do not tell, None."""
-    found = record.get("piece")
-    return (str(found[0]), int(found[1])) if isinstance(found, list) and len(found) == 2 else None
+    """Return (digest, size) of the group that a record was measured in; None for files of earlier versions."""
+    piece = record.get("piece")
+    return (str(piece[0]), int(piece[1])) if isinstance(piece, list) and len(piece) == 2 else None
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
-    """Ready for JSON: NaN and infinity as null, tuples as lists, anything else by its words.
+    """Convert a value to JSON values: NaN and infinity to None, tuples to lists, other objects to strings.
 
-    ``digits``: significant ones of floats, all of them by default.
+    Args:
+        value: the value.
+        digits: significant digits of floats; all by default.
     """
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float):

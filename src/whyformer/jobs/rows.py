@@ -1,4 +1,4 @@
-"""The rows of a job: one input each, with what stands beside it, read only when its turn has come."""
+"""The rows of a job: one input each with its other columns, read lazily."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.jobs.tables import CONTENT, TENSORS, check_columns, described, is_sliced, sliced
 
 PAIR = "text_pair"
-"""The column of the second text, where there is one beside "text", of a model that reads two."""
+"""Column of the second text beside "text", for models that read pairs of texts."""
 _FILES = ("image", "picture", "path", "file")
 
 
@@ -33,10 +33,10 @@ class Row:
     """One input.
 
     Attributes:
-        index: its number in the input, from 0.
-        id: what it is called: the file's name below the folder, the id column, or its number.
-        read: gives the picture, the text, or a mapping of tensors with a batch axis of 1; raises what is wrong with it.
-        columns: what stands beside it, for targets such as ``"column:label"``.
+        index: index in the input, from 0.
+        id: file name relative to the folder, value of the id column, or index.
+        read: function that returns the picture, the text, or a mapping of tensors with a batch axis of 1, or raises.
+        columns: the other columns, for targets such as ``"column:label"``.
     """
 
     index: int
@@ -47,13 +47,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """A source of rows.
 
     Attributes:
-        name: as it was given.
-        rows: (number of the first row that is wanted) -> the rows from there on.
-        count: how many there are, None where that is not known beforehand.
-        digest: of what the rows are, so that another input is told from this one.
+        name: name of the input, as passed by the user.
+        rows: function of the index of the first row that returns an iterator from there.
+        count: number of rows; None if it is unknown.
+        digest: digest that distinguishes this input from others; None if there is none.
     """
 
     name: str
@@ -62,8 +62,12 @@ class Source:
     digest: str | None = None
 
 
-def needed(package: str, what: str) -> Any:
-    """An optional library, or an error that says how to install it."""
+def needed(package: str, purpose: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MissingExtra: it is not installed; the message names the command that installs it.
+    """
     import importlib
 
     try:
@@ -71,20 +75,23 @@ def needed(package: str, what: str) -> Any:
     except ImportError as error:
         name = package.partition(".")[0]
         extra = name if name == "ray" else "jobs"
-        raise MissingExtra(f'{what} needs the package {name}: pip install "whyformer[{extra}]"') from error
+        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[{extra}]"') from error
 
 
-# -- what a user has in Python ---------------------------------------------------------------------------------------
+# -- Python objects ---------------------------------------------------------------------------------------
 def from_python(data: Any, column: str | None = None, id_column: str | None = None, files: bool = True) -> Source:
-    """Rows of an iterable: a list, a generator, a table, a ``Dataset``; batches of a ``DataLoader`` are taken apart.
+    """Return the rows of an iterable: a list, a generator, a table, a ``Dataset``, or the samples of a ``DataLoader``.
 
     Args:
-        data: items are pictures, arrays, files, texts, tensors of one sample, mappings (columns, or tensors as the
-            model's forward takes them), or (one of these, label).
-        column: which column, or entry of a mapping, is the input; by default the first of
-            :data:`whyformer.jobs.tables.CONTENT` that is there.
-        id_column: which one names a row.
-        files: whether a text that ends like the name of a picture is meant as a file.
+        data: items are pictures, arrays, files, texts, tensors of one sample, mappings (columns, or tensors for the
+            model's forward), or (item, label) pairs.
+        column: column, or key of a mapping, that holds the input; by default the first existing of
+            :data:`whyformer.jobs.tables.CONTENT`.
+        id_column: column that identifies a row.
+        files: treat a text that ends like the name of a picture as a file name.
+
+    Raises:
+        InputError: ``data`` is not iterable.
     """
     if isinstance(data, Mapping | Tensor) or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
         raise InputError(
@@ -110,33 +117,33 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
                 check_columns(described(data), item, column, id_column, (*CONTENT, *TENSORS))
             yield from_item(index, item, column, id_column, files)
 
-    listed = isinstance(data, list | tuple) and all(isinstance(one, str | Path) for one in data)
-    digest = hashlib.sha256(json.dumps([str(one) for one in data]).encode()).hexdigest() if listed else None
+    listed = isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
+    digest = hashlib.sha256(json.dumps([str(item) for item in data]).encode()).hexdigest() if listed else None
     return Source(type(data).__name__, rows, count, digest)
 
 
 HEAD = 64
-"""So many of an iterator's first items are kept: a trial may look at them before the work begins."""
+"""Number of an iterator's first items that are stored, because a trial reads them before the run."""
 
 
 @dataclass
 class _Once:
-    """An iterator, which can be read once: a generator, a file, a stream."""
+    """An iterator that can be read only once, such as a generator or a stream."""
 
     data: Iterator[Any]
     head: list[Any] = field(default_factory=list)
     taken: int = 0
 
     def items(self, start: int) -> Iterator[Any]:
-        """Its items from one on.
+        """Yield the items from index ``start``.
 
         Raises:
-            InputError: they were read before, and are gone.
+            InputError: an item was read before and is not stored.
         """
         for at in itertools.count(start):
             if at >= len(self.head) and at < self.taken:
                 raise InputError(
-                    f"an iterator can be read once, and item {at} is wanted again: hand over a list or a Dataset"
+                    f"item {at} of an iterator cannot be read twice: pass a list or a Dataset instead"
                 )
             while at >= self.taken:
                 try:
@@ -150,7 +157,7 @@ class _Once:
 
 
 def _from(data: Any, start: int) -> Iterator[Any]:
-    """The items of what has numbers, from one on; what one of them raises is that row's own failure."""
+    """Yield the items of an indexable object from ``start``; an exception of an item is a failure of its row."""
     last = len(data) if isinstance(data, Sized) else None
     for index in itertools.count(start) if last is None else range(start, last):
         try:
@@ -165,10 +172,10 @@ def _from(data: Any, start: int) -> Iterator[Any]:
 
 
 def _apart(batch: Any) -> Iterator[Any]:
-    """The samples of one batch of a loader."""
+    """Yield the samples of one batch of a ``DataLoader``."""
     if isinstance(batch, Mapping):
         names, columns = list(batch), [list(_each(v)) for v in batch.values()]
-        yield from (dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True))
+        yield from (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     elif isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor | list | tuple):
         yield from zip(*map(_each, batch), strict=True)
     else:
@@ -187,15 +194,15 @@ def from_item(
     files: bool = True,
     base: Path | None = None,
 ) -> Row:
-    """A row of what one item is; ``base`` is the folder that names of files are relative to."""
+    """Return the row of an item; file names are relative to ``base``. Other arguments: :func:`from_python`."""
     if isinstance(item, Row):
         return item
     columns: Mapping[str, Any] = {}
     if isinstance(item, tuple) and len(item) == 2:
         item, columns = item[0], {"label": _plain(item[1])}
     row = _as_row(index, item, columns, column, files, base)
-    called = item.get(id_column) if isinstance(item, Mapping) and id_column is not None else None
-    return row if called is None else replace(row, id=str(_plain(called)))
+    row_id = item.get(id_column) if isinstance(item, Mapping) and id_column is not None else None
+    return row if row_id is None else replace(row, id=str(_plain(row_id)))
 
 
 def _as_row(
@@ -223,12 +230,12 @@ def _as_row(
 
 
 def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
-    wanted = "one of text, image, path ..." if column is None else repr(column)
-    return f"there is no column {wanted}; there are {', '.join(map(repr, item)) or 'none'}: name it with column"
+    expected = "one of text, image, path ..." if column is None else repr(column)
+    return f"there is no column {expected}: choose one of {', '.join(map(repr, item)) or 'no columns'} with column="
 
 
 def raising(error: Exception) -> Any:
-    """What reads a row that is known to be bad."""
+    """Raise an error: the ``read`` of a row that is known to be invalid."""
     raise error
 
 
@@ -237,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_bytes(data: bytes, name: str) -> Any:
-    """The picture or the text that lies in memory."""
+    """Decode the picture or the text of a file from its bytes."""
     if is_picture_name(name) or not name.lower().endswith(".txt"):
         return open_picture(io.BytesIO(data))
     try:
@@ -247,10 +254,10 @@ def read_bytes(data: bytes, name: str) -> Any:
 
 
 def _taken(item: Any) -> Any:
-    """An item as the model's inputs are made of it; tensors get a batch axis of 1."""
+    """Convert an item to a picture, a text or a mapping; tensors get a batch axis of 1."""
     if isinstance(item, bytes):
         return open_picture(io.BytesIO(item))
-    if isinstance(item, Mapping) and isinstance(item.get("bytes"), bytes):  # as data sets keep pictures in columns
+    if isinstance(item, Mapping) and isinstance(item.get("bytes"), bytes):  # as in picture columns of data sets
         return open_picture(io.BytesIO(item["bytes"]))
     if isinstance(item, Mapping) and isinstance(item.get("path"), str):
         return read_file(Path(item["path"]))
@@ -277,22 +284,22 @@ def _taken(item: Any) -> Any:
         return item
     if item is None:
         raise InputError("the value is missing")
-    raise InputError(f"a row is a picture, a file, a text or tensors, not {type(item).__name__}")
+    raise InputError(f"a row must be a picture, a file, a text or tensors, not {type(item).__name__}")
 
 
 def _with_batch(value: Tensor, least: int) -> Tensor:
-    """``[1, ...]``; one that has this axis (a picture of four axes, ids of two) keeps it."""
+    """Add a batch axis of 1, unless the tensor has one (a picture of four axes, ids of two)."""
     has = value.dim() > 0 and len(value) == 1 and least >= (4 if value.is_floating_point() else 2)
     return value if has else value[None]
 
 
 def digest_of(content: Any) -> str:
-    """Sixteen hex digits of what a row holds."""
+    """Return a digest of a row's content, 16 hexadecimal digits of SHA-256."""
     if not isinstance(content, Mapping):
         return checksum(content)[:16]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in sorted(content.items()):
-        found.update(f"{name}{getattr(value, 'shape', value)}".encode())
+        digest.update(f"{name}{getattr(value, 'shape', value)}".encode())
         if isinstance(value, Tensor):
-            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

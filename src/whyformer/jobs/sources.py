@@ -1,4 +1,4 @@
-"""What a job's ``input`` names: a folder, a glob, files, a table, a Hugging Face data set, or a URL of these."""
+"""Open the ``input`` of a job: a folder, a glob, files, a table, a Hugging Face data set, or a URL of these."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from whyformer.jobs.tables import check_columns, check_data
 
 TABLES = (".jsonl", ".csv", ".parquet")
 _KINDS = "a folder of pictures or .txt files, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these"
-Open = Callable[[], Any]  # a file opened for reading bytes
+Open = Callable[[], Any]  # opens a file for reading bytes
 
 
 def open_source(place: Any, column: str | None = None, id_column: str | None = None, files: bool = True) -> Source:
-    """The rows behind a name (see :mod:`whyformer.jobs.sources`), a list of files, or any iterable.
+    """Return the rows of a named input, a list of files, or any iterable.
 
     Args:
-        place: what was given.
-        column: which column of a table is the input; by default one of :data:`whyformer.jobs.tables.CONTENT`.
-        id_column: which column names a row.
-        files: for iterables, whether a text that ends like the name of a picture is meant as a file.
+        place: a path, a glob, ``"hf:NAME"`` or a URL; a list of paths; or an iterable, see
+            :func:`~whyformer.jobs.rows.from_python`.
+        column: column of a table that holds the input; by default one of :data:`whyformer.jobs.tables.CONTENT`.
+        id_column: column that identifies a row.
+        files: in iterables, treat a text that ends like the name of a picture as a file name.
 
     Raises:
-        LoadError: nothing is there. InputError: it is of another kind, or holds no row.
+        LoadError: the input does not exist or cannot be read.
+        InputError: the input is of an unsupported kind, or has no rows.
     """
     if isinstance(place, Path):
         place = str(place)
@@ -51,17 +53,17 @@ def open_source(place: Any, column: str | None = None, id_column: str | None = N
     if path.is_dir():
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             return _of_data_set(f"hf:{place}", column, id_column)
-        found = sorted(p for p in path.rglob("*") if _explained(p.name) and p.is_file())
-        return _of_files([(p.relative_to(path).as_posix(), p) for p in found], place)
+        paths = sorted(p for p in path.rglob("*") if _explained(p.name) and p.is_file())
+        return _of_files([(p.relative_to(path).as_posix(), p) for p in paths], place)
     if any(sign in place for sign in "*?["):
         return _of_files([(name, Path(name)) for name in sorted(glob.glob(place, recursive=True))], place)
     if not path.is_file():
-        raise LoadError(f"there is no input {place!r}: expected {_KINDS}")
+        raise LoadError(f"the input {place!r} does not exist: expected {_KINDS}")
     if path.suffix.lower() in TABLES:
         return _of_table(place, partial(path.open, "rb"), path.parent, column, id_column)
     if _explained(path.name):
         return _of_files([(path.name, path)], place)
-    raise InputError(f"{place} is of another kind: expected {_KINDS}")
+    raise InputError(f"{place} is not supported as an input: expected {_KINDS}")
 
 
 def _explained(name: str) -> bool:
@@ -69,22 +71,22 @@ def _explained(name: str) -> bool:
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
-def _of_files(found: Sequence[tuple[str, Path]], name: str) -> Source:
-    if not found:
+def _of_files(files: Sequence[tuple[str, Path]], name: str) -> Source:
+    if not files:
         raise InputError(f"{name} holds no picture and no .txt file")
 
     def rows(start: int) -> Iterator[Row]:
-        for index in range(start, len(found)):
-            called, path = found[index]
-            yield Row(index, called, partial(read_file, path))
+        for index in range(start, len(files)):
+            row_id, path = files[index]
+            yield Row(index, row_id, partial(read_file, path))
 
-    sizes = [path.stat().st_size if path.is_file() else -1 for _, path in found]
-    listing = json.dumps([(called, size) for (called, _), size in zip(found, sizes, strict=True)])
-    return Source(name, rows, len(found), hashlib.sha256(listing.encode()).hexdigest())
+    sizes = [path.stat().st_size if path.is_file() else -1 for _, path in files]
+    listing = json.dumps([(row_id, size) for (row_id, _), size in zip(files, sizes, strict=True)])
+    return Source(name, rows, len(files), hashlib.sha256(listing.encode()).hexdigest())
 
 
 def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
-    """Files that fsspec reaches: s3://, gs://, https://, memory:// ..."""
+    """Return the rows of files that fsspec can open: s3://, gs://, https://, memory:// ..."""
     fsspec = needed("fsspec", f"the input {url}")
     try:
         system, path = fsspec.core.url_to_fs(url)
@@ -101,8 +103,8 @@ def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
 
     def rows(start: int) -> Iterator[Row]:
         for index in range(start, len(names)):
-            called = names[index].removeprefix(base).lstrip("/")
-            yield Row(index, called, partial(_fetched, partial(system.open, names[index], "rb"), called))
+            row_id = names[index].removeprefix(base).lstrip("/")
+            yield Row(index, row_id, partial(_fetched, partial(system.open, names[index], "rb"), row_id))
 
     digest = hashlib.sha256(json.dumps(list(sizes.items())).encode()).hexdigest()
     return Source(url, rows, len(names), digest)
@@ -135,7 +137,7 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
         check_columns(name, first, column, id_column)
 
     def rows(start: int) -> Iterator[Row]:
-        for index, item in enumerate(_told(read(open_file, start), name), start):
+        for index, item in enumerate(_readable(read(open_file, start), name), start):
             if isinstance(item, InputError):
                 yield Row(index, str(index), partial(raising, item))
                 continue
@@ -144,8 +146,8 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
     return Source(name, rows, count, digest.hexdigest())
 
 
-def _told(items: Iterator[Any], name: str) -> Iterator[Any]:
-    """What is wrong with a table in the middle of it, as a LoadError."""
+def _readable(items: Iterator[Any], name: str) -> Iterator[Any]:
+    """Turn errors in the middle of a table into LoadError."""
     try:
         yield from items
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -153,32 +155,32 @@ def _told(items: Iterator[Any], name: str) -> Iterator[Any]:
 
 
 def _json_lines(open_file: Open, start: int) -> Iterator[Any]:
-    """The objects of a .jsonl file; a line that is none is an error in its place. Empty lines do not count."""
+    """Yield the objects of a .jsonl file, or an error for an invalid line. Empty lines are ignored."""
     with open_file() as file:
         lines = (line for line in file if line.strip())
         for line in itertools.islice(lines, start, None):
             try:
                 item = json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield InputError(f"the line is no JSON: {error}")
+                yield InputError(f"the line is not valid JSON: {error}")
                 continue
-            yield item if isinstance(item, dict) else InputError("the line is no JSON object {...}")
+            yield item if isinstance(item, dict) else InputError("the line is not a JSON object {...}")
 
 
 def _csv_rows(open_file: Open, start: int) -> Iterator[Any]:
-    """The rows of a .csv file with a header; UTF-8, and a row of another length is an error in its place."""
+    """Yield the rows of a UTF-8 .csv file with a header, or an error for a row of another length."""
     with open_file() as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines)
         header = next(reader, [])
         for cells in itertools.islice(filter(None, reader), start, None):
             if len(cells) != len(header):
-                yield InputError(f"the row has {len(cells)} cells, and the header {len(header)}")
+                yield InputError(f"the row has {len(cells)} cells, and the header has {len(header)}")
                 continue
             yield dict(zip(header, cells, strict=True))
 
 
 def _parquet_rows(open_file: Open, start: int) -> Iterator[Any]:
-    """The rows of a .parquet file, one group of rows in memory at a time."""
+    """Yield the rows of a .parquet file, with one row group in memory at a time."""
     with _parquet(open_file) as file:
         first = 0
         for group in range(file.num_row_groups):
@@ -195,32 +197,32 @@ def _parquet_count(open_file: Open) -> int:
 
 @contextmanager
 def _parquet(open_file: Open) -> Iterator[Any]:
-    """A .parquet file; whatever is wrong with it is an OSError."""
+    """Open a .parquet file; all errors become OSError."""
     pq, arrow = needed("pyarrow.parquet", "a Parquet file"), needed("pyarrow.lib", "a Parquet file")
     with open_file() as raw:
         try:
             yield pq.ParquetFile(raw)
-        except (ValueError, TypeError, arrow.ArrowException) as error:  # not all of arrow's errors are of one kind
+        except (ValueError, TypeError, arrow.ArrowException) as error:  # Arrow raises unrelated types
             raise OSError(str(error)) from error
 
 
 # -- Hugging Face data sets ------------------------------------------------------------------------------------------
 def _of_data_set(place: str, column: str | None, id_column: str | None) -> Source:
-    """``hf:NAME``, ``hf:NAME:SPLIT`` or ``hf:FOLDER`` that ``save_to_disk`` wrote."""
+    """Return the rows of ``hf:NAME``, ``hf:NAME:SPLIT``, or ``hf:FOLDER`` written by ``save_to_disk``."""
     datasets = needed("datasets", f"the input {place}")
     name, _, split = place.removeprefix("hf:").partition(":")
     try:
-        found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
-    except Exception as error:  # of many kinds, for all that can be wrong with a data set
+        data = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
+    except Exception as error:  # datasets raises many unrelated types
         raise LoadError(f"cannot load the data set {name!r}: {str(error).strip().splitlines()[0][:300]}") from error
-    if hasattr(found, "keys"):
-        if (not split and len(found) > 1) or (split and split not in found):
+    if hasattr(data, "keys"):
+        if (not split and len(data) > 1) or (split and split not in data):
             raise InputError(
-                f"which part of {name}? It has {', '.join(found)}: write {place.split(':')[0]}:{name}:PART"
+                f"{name} has the splits {', '.join(data)}: choose one with {place.split(':')[0]}:{name}:SPLIT"
             )
-        found = found[split or next(iter(found))]
+        data = data[split or next(iter(data))]
     elif split:
-        raise InputError(f"{name} is not in parts, so there is no '{split}'")
-    check_data(found, column, id_column)
-    made = from_python(found, column, id_column)
-    return Source(place, made.rows, len(found), str(found._fingerprint))
+        raise InputError(f"{name} has no splits, so there is no '{split}'")
+    check_data(data, column, id_column)
+    source = from_python(data, column, id_column)
+    return Source(place, source.rows, len(data), str(data._fingerprint))

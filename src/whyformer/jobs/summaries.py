@@ -1,4 +1,4 @@
-"""What a whole data set's explanations say together: words, mean maps, and what changed between two runs."""
+"""Summaries of the explanations of a data set: words, mean maps, and the drift between two runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MARKS = "".join(chr(c) for c in range(33, 127) if not chr(c).isalnum()) + "“�
 
 @dataclass(frozen=True)
 class WordShare:
-    """A word over all texts that have it.
+    """The relevance of a word over all texts that contain it.
 
     Attributes:
-        share: mean of the share of a text's Σ |score| that the word holds, with its sign; 95 % bootstrap interval over
-            texts, whose count is how many have it.
-        examples: texts in which it holds most, the largest share first.
+        word: the word.
+        share: mean over texts of the word's signed share of Σ |score|, with a 95 % bootstrap interval; its count is
+            the number of texts that contain the word.
+        examples: texts with the largest shares, in descending order.
     """
 
     word: str
@@ -42,7 +43,7 @@ class WordShare:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of one method and class, the largest mean share first; ``texts`` were looked at."""
+    """The words of one method and class over ``texts`` texts, in descending order of their mean share."""
 
     method: str
     target: str
@@ -51,9 +52,9 @@ class Words:
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.target}: {self.texts} texts"]
-        for one in self.words:
-            s = one.share
-            lines.append(f"{s.value:+8.3f}  [{s.low:+.3f}, {s.high:+.3f}]  {s.count:5d}  {one.word}")
+        for row in self.words:
+            s = row.share
+            lines.append(f"{s.value:+8.3f}  [{s.low:+.3f}, {s.high:+.3f}]  {s.count:5d}  {row.word}")
         return "\n".join(lines)
 
 
@@ -61,47 +62,53 @@ def words(
     maps: Maps, target: int | str | None = None, method: str | None = None, *, count: int = 20, least: int = 3,
     examples: int = 3,
 ) -> Words:  # fmt: skip
-    """Which words carry most relevance for a class over a data set.
+    """Return the words with the most relevance for a class over a data set.
 
-    A word's share in a text is Σ score over its tokens and occurrences / Σ |score| of the tokens of all words (special
-    tokens are none); words are compared without regard to case. The figure is the mean over texts that have the word.
+    The share of a word in a text is Σ score over all tokens of all its occurrences / Σ |score| over the tokens of all
+    words, without special tokens. Case is ignored. The result is the mean share over the texts that contain the word.
 
     Args:
-        target: class, by name or number; the only one there is by default.
-        method: the only one there is by default.
-        count: how many words; least: texts that must have a word; examples: texts that are kept of each.
+        maps: explanations.
+        target: class, by name or index; may be omitted if there is only one.
+        method: method; may be omitted if there is only one.
+        count: largest number of words.
+        least: number of texts that must contain a word.
+        examples: number of example texts for each word.
+
+    Raises:
+        InputError: there are no such explanations of texts, or the class or the method is ambiguous.
     """
     shares: dict[str, list[float]] = defaultdict(list)
-    seen: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    texts, named = 0, ""
+    best_texts: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    texts, name = 0, ""
     for e in chosen(maps, target, method):
-        listed, text = words_of(e)
+        entries, text = words_of(e)
         values: dict[str, float] = defaultdict(float)
-        for one in listed:
-            word = one.text.casefold().strip(_MARKS)
+        for entry in entries:
+            word = entry.text.casefold().strip(_MARKS)
             if word:
-                values[word] += one.score
-        held = [place for one in listed for place in one.places]
-        total = float(e.scores[0, held].abs().sum()) or 1.0
-        texts, named, method = texts + 1, _target_of(e), e.method
+                values[word] += entry.score
+        places = [place for entry in entries for place in entry.places]
+        total = float(e.scores[0, places].abs().sum()) or 1.0
+        texts, name, method = texts + 1, _target_of(e), e.method
         for word, value in values.items():
             shares[word].append(value / total)
             if examples:
-                best = [*seen[word], (value / total, e.texts[0] if e.texts else text)]
-                seen[word] = sorted(best, key=lambda pair: -pair[0])[:examples]
+                candidates = [*best_texts[word], (value / total, e.texts[0] if e.texts else text)]
+                best_texts[word] = sorted(candidates, key=lambda pair: -pair[0])[:examples]
     if not texts:
         raise InputError("there are no explanations of texts for this class and method")
-    found = [
-        WordShare(word, bootstrap(own), tuple(text for _, text in seen[word]))
-        for word, own in sorted(shares.items(), key=lambda pair: (-float(np.mean(pair[1])), pair[0]))
-        if len(own) >= least
+    rows = [
+        WordShare(word, bootstrap(shares_of_word), tuple(text for _, text in best_texts[word]))
+        for word, shares_of_word in sorted(shares.items(), key=lambda pair: (-float(np.mean(pair[1])), pair[0]))
+        if len(shares_of_word) >= least
     ]
-    return Words(str(method), named, texts, tuple(found[:count]))
+    return Words(str(method), name, texts, tuple(rows[:count]))
 
 
 @dataclass(frozen=True)
 class MeanMap:
-    """``mean`` and ``deviation``, ``[rows, columns]``, of ``count`` pictures' maps, each scaled to Σ|score| = 1."""
+    """The ``mean`` and standard ``deviation`` ``[rows, columns]`` of ``count`` maps, each scaled to Σ |score| = 1."""
 
     method: str
     target: str
@@ -111,40 +118,46 @@ class MeanMap:
 
 
 def mean_map(maps: Maps, target: int | str | None = None, method: str | None = None) -> MeanMap:
-    """The mean map of pictures that are aligned (all faces in the middle, all scans in one position).
+    """Return the mean map of aligned pictures, such as centered faces or scans of equal position.
 
     Args:
-        target: class, by name or number; all that there are, together, by default. method: the only one by default.
+        maps: explanations.
+        target: class, by name or index; all classes together by default.
+        method: method; may be omitted if there is only one.
+
+    Raises:
+        InputError: there are no such explanations of pictures, the maps differ in shape, or the method is ambiguous.
     """
     total = squares = None
-    count, named = 0, set()
+    count, names = 0, set()
     for e in chosen(maps, target, method, every=True):
         if e.level == "token":
-            raise InputError("mean maps are of pictures, and these are texts: words() is for them")
-        own = e.scores[0].double().numpy().reshape(e.grid or e.scores.shape[1:])
-        own = own / (np.abs(own).sum() or 1.0)
-        if total is not None and own.shape != total.shape:
-            raise InputError(f"maps of {total.shape} and of {own.shape} are not aligned, so they have no mean")
-        total = own if total is None else total + own
-        squares = own**2 if squares is None else squares + own**2
+            raise InputError("texts have no mean map: use words() instead")
+        scores = e.scores[0].double().numpy().reshape(e.grid or e.scores.shape[1:])
+        scores = scores / (np.abs(scores).sum() or 1.0)
+        if total is not None and scores.shape != total.shape:
+            raise InputError(f"maps of shapes {total.shape} and {scores.shape} are not aligned, so they have no mean")
+        total = scores if total is None else total + scores
+        squares = scores**2 if squares is None else squares + scores**2
         count, method = count + 1, e.method
-        named.add(_target_of(e))
+        names.add(_target_of(e))
     if total is None or squares is None:
         raise InputError("there are no explanations of pictures for this class and method")
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return MeanMap(str(method), ", ".join(sorted(named)[:5]), count, mean, deviation)
+    return MeanMap(str(method), ", ".join(sorted(names)[:5]), count, mean, deviation)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What changed from one run to another of the same rows.
+    """The differences between two runs over the same rows.
 
     Attributes:
-        rows: that both runs have; changed: of them with another predicted class.
-        agreement: mean rank correlation (Spearman) of the scores of one row, method and class in both runs.
-        probability: mean change of the explained class's probability.
-        largest: (row's id, correlation) of those that agree least.
+        rows: number of rows that both runs have.
+        changed: number of these rows with another predicted class.
+        agreement: mean rank correlation (Spearman) of the scores of a row, method and class in both runs.
+        probability: mean change of the probability of the explained class.
+        largest: (id of the row, correlation) of the maps with the lowest correlations.
     """
 
     rows: int
@@ -155,17 +168,25 @@ class Drift:
 
 
 def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
-    """What changed between two runs over the same input: two models, two dates, two versions.
+    """Compare two runs over the same input, such as those of two models or two versions.
 
-    Rows are matched by number and content (their SHA-256), explanations by method and class.
+    Rows are matched by index and content (SHA-256), explanations by method and class.
+
+    Args:
+        before: the first run.
+        after: the second run.
+        count: number of maps in :attr:`Drift.largest`.
+
+    Raises:
+        InputError: the runs have no row in common, or contain only the top scores.
     """
     columns = ["row", "id", "method", "target", "scores", "shape", "logits", "features", "probability", "input_sha256"]
     if any(str(m.manifest["job"]["scores"]).startswith("top-") for m in (before, after)):
-        raise InputError("drift compares whole maps, and one of these runs kept only the top of them")
-    agreement, moved, pairs = [], [], []
+        raise InputError("drift compares all scores of a map, and one of these runs stored only the top scores")
+    agreement, changes, pairs = [], [], []
     rows: dict[int, bool] = {}
-    for old, new in _together(_rows(before, columns), _rows(after, columns)):
-        predicted = [_predicted(one) for one in (old, new)]
+    for old, new in _paired(_rows(before, columns), _rows(after, columns)):
+        predicted = [_predicted(row) for row in (old, new)]
         rows[old["row"]] = rows.get(old["row"], False) or predicted[0] != predicted[1]
         if (old["method"], old["target"]) != (new["method"], new["target"]) or old["shape"] != new["shape"]:
             continue
@@ -173,16 +194,16 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
         pairs.append((old["id"], value))
         agreement.append(value)
         if old["probability"] is not None and new["probability"] is not None:
-            moved.append(new["probability"] - old["probability"])
+            changes.append(new["probability"] - old["probability"])
     if not rows:
-        raise InputError("the two runs have no row in common: drift is for two runs over the same input")
+        raise InputError("the two runs have no row in common: drift needs two runs over the same input")
     pairs.sort(key=lambda pair: pair[1])
     changed = sum(rows.values())
-    return Drift(len(rows), changed, bootstrap(agreement), bootstrap(moved), tuple(pairs[:count]))
+    return Drift(len(rows), changed, bootstrap(agreement), bootstrap(changes), tuple(pairs[:count]))
 
 
 def _predicted(row: Mapping[str, Any]) -> int:
-    """The class with the highest logit."""
+    """Return the class with the highest logit."""
     best, classes = int(np.argmax(row["logits"])), json.loads(row["features"]).get("classes")
     return best if classes is None else int(classes[best])
 
@@ -193,10 +214,10 @@ def _rows(maps: Maps, columns: list[str]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _together(
+def _paired(
     before: Iterable[dict[str, Any]], after: Iterable[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pairs of the same input, method and place among its targets; both are in the order of the input."""
+    """Yield pairs of rows of the same input, with the same method and target if possible; both in input order."""
     left, right = _by_row(before), _by_row(after)
     old, new = next(left, None), next(right, None)
     while old is not None and new is not None:
@@ -205,20 +226,20 @@ def _together(
         elif new[0] < old[0]:
             new = next(right, None)
         else:
-            mine = {(r["method"], r["target"]): r for r in new[1]}
+            by_key = {(r["method"], r["target"]): r for r in new[1]}
             for row in old[1]:
                 if row["input_sha256"] == new[1][0]["input_sha256"]:
-                    yield row, mine.get((row["method"], row["target"]), new[1][0])
+                    yield row, by_key.get((row["method"], row["target"]), new[1][0])
             old, new = next(left, None), next(right, None)
 
 
 def _by_row(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    for number, own in groupby(rows, key=lambda r: int(r["row"])):
-        yield number, list(own)
+    for number, group in groupby(rows, key=lambda r: int(r["row"])):
+        yield number, list(group)
 
 
 def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Rank correlation, ties at their mean rank; 1 where both are constant."""
+    """Return the rank correlation with mean ranks for ties; 1 if both are constant, 0 if one is."""
     ranks = [_ranks(v) for v in (a, b)]
     spread = [r.std() for r in ranks]
     if not all(spread):
@@ -233,29 +254,35 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean
 
 
-# -- which explanations are meant --------------------------------------------------------------------------------------
+# -- selection of explanations ----------------------------------------------------------------------------------------
 def chosen(maps: Maps, target: Any, method: str | None, *, every: bool = False) -> Iterator[Explanation]:
-    """The explanations of one method and class.
+    """Yield the explanations of one method and class.
+
+    Args:
+        maps: explanations.
+        target: class, by name or index.
+        method: method.
+        every: without a ``target``, use all classes.
 
     Raises:
-        InputError: there are several, and none was named (``every``: all classes are meant then), or there is no such.
+        InputError: the method or the class is missing or ambiguous.
     """
-    there: Mapping[tuple[str, int], None] = {
+    pairs: Mapping[tuple[str, int], None] = {
         (row["method"], row["target"]): None for row in maps.table(["method", "target"]).group_by(
             ["method", "target"], use_threads=False).aggregate([]).to_pylist()
     }  # fmt: skip
-    methods = list(dict.fromkeys(m for m, _ in there))
+    methods = list(dict.fromkeys(m for m, _ in pairs))
     if method is None and len(methods) > 1:
-        raise InputError(f"which method? There are {', '.join(methods)}")
+        raise InputError(f"there are several methods: choose one of {', '.join(methods)}")
     if method is not None and method not in methods:
-        raise InputError(f"there is no method '{method}' in {maps.path}; there are {', '.join(methods) or 'none'}")
-    wanted = None if target is None else class_index(target, maps.labels, None)
-    classes = sorted({t for m, t in there if method in (None, m)})
-    if wanted is None and len(classes) > 1 and not every:
+        raise InputError(f"there is no method '{method}' in {maps.path}; its methods: {', '.join(methods) or 'none'}")
+    class_ = None if target is None else class_index(target, maps.labels, None)
+    classes = sorted({t for m, t in pairs if method in (None, m)})
+    if class_ is None and len(classes) > 1 and not every:
         names = [(maps.labels or {}).get(c, str(c)) for c in classes[:10]]
-        raise InputError(f"which class? There are {', '.join(names)}")
+        raise InputError(f"there are several classes: choose one of {', '.join(names)}")
     for e in maps:
-        if method in (None, e.method) and wanted in (None, int(e.target[0])):
+        if method in (None, e.method) and class_ in (None, int(e.target[0])):
             yield e
 
 

@@ -1,6 +1,6 @@
-"""Data with columns: their names, checked before any work, and its rows as plain values.
+"""Data with columns: validation of column names, and rows as plain values.
 
-Tables are known by what they offer, so that no library of tables is needed to read none.
+Tables are recognized by their attributes, so that no table library has to be imported.
 """
 
 from __future__ import annotations
@@ -12,54 +12,57 @@ from typing import Any
 from whyformer.errors import InputError
 
 CONTENT = ("text", "sentence", "input", "prompt", "image", "picture", "path", "file")
-"""Names of the column that holds the input, the likeliest first, where none is named."""
+"""Default names of the column that holds the input, in order of preference."""
 TENSORS = ("input_ids", "pixel_values")
-"""Names of columns that the model's forward takes as they are."""
+"""Names of columns that are arguments of the model's forward."""
 _SLICE = 256
 
 
 def column_names(data: Any) -> list[Any] | None:
-    """The names of the columns of data in Python; None where it has none, or only its rows say which.
+    """Return the column names of a pandas DataFrame, an Arrow table, a Hugging Face data set or a list of mappings.
 
-    Of a DataFrame of pandas, a table of Arrow, a data set of Hugging Face, and a list of mappings: of all of them.
+    The result is None if the data has no columns, or if they are known only from its rows.
     """
     if hasattr(data, "iloc"):
         return list(data.columns) if hasattr(data, "columns") else None
     if isinstance(data, list | tuple):
-        listed = bool(data) and all(isinstance(one, Mapping) for one in data)
+        listed = bool(data) and all(isinstance(item, Mapping) for item in data)
         return list(dict.fromkeys(itertools.chain.from_iterable(data))) if listed else None
     form, names = getattr(data, "format", None), getattr(data, "column_names", None)
-    if isinstance(form, Mapping) and form.get("type") == "custom":  # a transform gives rows of other columns
+    if isinstance(form, Mapping) and form.get("type") == "custom":  # a transform may change the columns
         return None
     return names if isinstance(names, list) else None
 
 
 def check_columns(
-    name: str, there: Iterable[Any], column: str | None, id_column: str | None, content: tuple[str, ...] = CONTENT
+    name: str, existing: Iterable[Any], column: str | None, id_column: str | None, content: tuple[str, ...] = CONTENT
 ) -> None:
-    """Refuse columns that are not there.
+    """Check that the named columns exist.
 
     Args:
-        name: what the data is called; there: the names of its columns.
-        content: names of which one must be there, where no ``column`` is named.
+        name: name of the data, for error messages.
+        existing: names of its columns.
+        column: column that holds the input.
+        id_column: column that identifies a row.
+        content: names of which at least one must exist if ``column`` is None.
 
     Raises:
-        InputError: with the columns that are there.
+        InputError: a column does not exist; the message lists the existing columns.
     """
-    names = list(there)
-    listed = ", ".join(map(repr, names)) or "none"
-    for wanted in (column, id_column):
-        if wanted is not None and wanted not in names:
-            raise InputError(f"{name} has no column {wanted!r}; it has {listed}")
-    if column is None and not any(one in names for one in content):
-        raise InputError(f"which column of {name} is the input? It has {listed}: name it with column")
+    names = list(existing)
+    listing = ", ".join(map(repr, names)) or "none"
+    for required in (column, id_column):
+        if required is not None and required not in names:
+            raise InputError(f"{name} has no column {required!r}; it has {listing}")
+    if column is None and not any(default in names for default in content):
+        raise InputError(f"{name} has no column with a default name of the input; choose one of {listing} with column=")
 
 
 def check_data(data: Any, column: str | None, id_column: str | None) -> None:
-    """Refuse columns that data in Python does not have, as far as it says without being read.
+    """Check that the named columns of Python data exist, if its columns are known without reading it.
 
     Raises:
-        InputError: with the columns that are there.
+        InputError: a column does not exist; the message lists the existing columns.
     """
     names = column_names(data)
     if names is not None:
@@ -67,21 +70,21 @@ def check_data(data: Any, column: str | None, id_column: str | None) -> None:
 
 
 def described(data: Any) -> str:
-    """What an error calls data in Python."""
+    """Return the name of Python data for error messages."""
     return f"the {type(data).__name__}"
 
 
 def is_sliced(data: Any) -> bool:
-    """Whether this is a table or a column of pandas or Arrow, which gives its rows in slices."""
+    """Return True for a table or a column of pandas or Arrow, whose rows are read in slices."""
     return hasattr(data, "iloc") or (hasattr(data, "to_pylist") and hasattr(data, "slice"))
 
 
 def sliced(data: Any, start: int) -> Iterator[Any]:
-    """The rows of such data as plain values, None where one is missing: mappings of a table, values of a column."""
-    for at in range(start, len(data), _SLICE):
+    """Yield rows as plain values: mappings of a table, values of a column; missing values are None."""
+    for first in range(start, len(data), _SLICE):
         if not hasattr(data, "iloc"):
-            yield from data.slice(at, _SLICE).to_pylist()
+            yield from data.slice(first, _SLICE).to_pylist()
             continue
-        part = data.iloc[at : at + _SLICE]
+        part = data.iloc[first : first + _SLICE]
         part = part.astype(object).where(part.notna(), None)
         yield from part.to_dict("records") if hasattr(part, "columns") else part.tolist()

@@ -1,4 +1,4 @@
-"""What runs beside the model on one machine: threads that read ahead, and one that writes what came before."""
+"""Threads beside the model: several that read ahead, and one that writes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def ahead(items: Iterable[Item], read: Callable[[Item], Found], workers: int, most: int) -> Iterator[Found]:
-    """What is read of items, in their order, by ``workers`` threads; at most ``most`` wait to be taken."""
+def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, most: int) -> Iterator[Result]:
+    """Yield ``read(item)`` for each item in order, computed by ``workers`` threads, at most ``most`` ahead."""
     with ThreadPoolExecutor(workers, "whyformer-read") as pool:
-        waiting: deque[Future[Found]] = deque()
+        waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
                 waiting.append(pool.submit(read, item))
@@ -24,27 +24,27 @@ def ahead(items: Iterable[Item], read: Callable[[Item], Found], workers: int, mo
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for one in waiting:
-                one.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 class Behind(ExitStack):
-    """A thread that writes one thing while the next is made; more never wait."""
+    """A thread that writes one result while the next is computed; at most one result waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pool = self.enter_context(ThreadPoolExecutor(1, "whyformer-write"))
         self._pending: tuple[Future[Any], Callable[[Any], None] | None] | None = None
 
-    def write(self, work: Callable[..., Found], *given: Any, then: Callable[[Found], None] | None = None) -> None:
-        """Begin to write once the one before is written; ``then`` is told of it here, when :meth:`drain` is called."""
+    def write(self, work: Callable[..., Result], *arguments: Any, then: Callable[[Result], None] | None = None) -> None:
+        """Start writing when the previous result is written; :meth:`drain` passes the result to ``then``."""
         self.drain()
-        self._pending = self._pool.submit(work, *given), then
+        self._pending = self._pool.submit(work, *arguments), then
 
     def drain(self) -> None:
-        """Wait for what is being written. An error of the writing is raised here."""
+        """Wait for the writer. Errors of writing are raised here."""
         if self._pending is not None:
             (future, then), self._pending = self._pending, None
-            found = future.result()
+            result = future.result()
             if then is not None:
-                then(found)
+                then(result)

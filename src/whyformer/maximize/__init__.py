@@ -1,4 +1,4 @@
-"""Activation maximisation: the picture that a class, a neuron or a token of a model answers to most."""
+"""Activation maximisation: the picture that maximizes a class, a neuron or a token of a model."""
 
 from whyformer.maximize.climbing import RECIPES, Maximized, maximize_activation
 

@@ -1,4 +1,4 @@
-"""Canvases: the numbers that gradient ascent changes, and the picture that they stand for."""
+"""Canvases: the parametrization of the picture that gradient ascent optimizes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Columns: the principal axes of colour (bright, blue to red, green to purple) times their standard deviations, as
-# measured over the pixels of 500 ImageNet pictures with colours from 0 to 1.
+# Columns: principal axes of colour (brightness, blue to red, green to purple) times their standard deviations, measured
+# over the pixels of 500 ImageNet pictures with colours in 0..1.
 _COLOURS = ((0.244, 0.087, 0.026), (0.250, 0.004, -0.050), (0.255, -0.087, 0.024))
 PARAMETRISATIONS = ("fourier", "pixel")
 
 
 def hartley(pictures: Tensor) -> Tensor:
-    """The orthonormal discrete Hartley transform of the last two axes, real and its own inverse.
+    """Return the orthonormal discrete Hartley transform of the last two axes, which is real and its own inverse.
 
-    X(u, v) = 1/√(HW) Σ_xy I(y, x) cas 2π(uy/H + vx/W), with cas t = cos t + sin t (Bracewell 1983): the real part of
-    the Fourier transform less its imaginary part, as many real numbers as the picture has pixels.
+    X(u, v) = 1/√(HW) Σ_xy I(y, x) cas 2π(uy/H + vx/W) with cas t = cos t + sin t (Bracewell 1983), the real part of the
+    Fourier transform minus its imaginary part. It has as many real numbers as the picture has pixels.
     """
-    found = torch.fft.fft2(pictures, norm="ortho")
-    return found.real - found.imag
+    spectrum = torch.fft.fft2(pictures, norm="ortho")
+    return spectrum.real - spectrum.imag
 
 
 def amplitudes(height: int, width: int) -> Tensor:
-    """``[H, W]`` 1 / max(f, 1 / max(H, W)), with f in cycles a pixel, over its quadratic mean.
+    """Return 1 / max(f, 1 / max(H, W)) ``[H, W]``, f in cycles per pixel, divided by its quadratic mean.
 
-    The spectrum of natural pictures falls off like 1/f; parameters of variance 1 make a picture of variance 1.
+    The spectrum of natural pictures decreases as 1/f. Parameters of variance 1 give a picture of variance 1.
     """
     down, right = torch.fft.fftfreq(height, dtype=torch.float64), torch.fft.fftfreq(width, dtype=torch.float64)
     frequency = (down[:, None].square() + right.square()).sqrt()
@@ -36,13 +36,16 @@ def amplitudes(height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """From parameters z ``[1, C, H, W]`` to the picture I, step by step and each step invertible.
+    """An invertible map from parameters z ``[1, C, H, W]`` to the picture I.
 
-    z → z ⊙ amplitudes → Hartley transform (``fourier``) → colour axes (``decorrelate``, of three channels) → logistic
-    function, stretched to the range of colours that the model knows (``bounded``).
+    z → z ⊙ amplitudes → Hartley transform (``fourier``) → colour axes (``decorrelate``, for three channels) → logistic
+    function scaled to the range from black to white (``bounded``).
 
     Attributes:
         ends: ``[2, C, 1, 1]`` black and white in the model's space.
+        fourier: use the Hartley transform.
+        decorrelate: use the principal axes of colour.
+        bounded: use the logistic function.
     """
 
     ends: Tensor
@@ -51,30 +54,30 @@ class Canvas:
     bounded: bool
 
     def picture(self, parameters: Tensor) -> Tensor:
-        """I of the parameters."""
-        made = parameters
+        """Return the picture of parameters."""
+        values = parameters
         if self.fourier:
-            made = hartley(made * self._amplitudes(made))
-        if self.decorrelate and made.shape[1] == 3:
-            made = torch.einsum("rc,bchw->brhw", self._colours(made), made)
+            values = hartley(values * self._amplitudes(values))
+        if self.decorrelate and values.shape[1] == 3:
+            values = torch.einsum("rc,bchw->brhw", self._colours(values), values)
         if self.bounded:
-            black, white = self.ends.to(made)
-            made = black + (white - black) * torch.sigmoid(made)
-        return made
+            black, white = self.ends.to(values)
+            values = black + (white - black) * torch.sigmoid(values)
+        return values
 
     def parameters(self, picture: Tensor) -> Tensor:
-        """z of a picture; colours beyond black and white (``bounded``) become almost black and white."""
-        found = picture
+        """Return the parameters of a picture; if ``bounded``, colours are clamped to almost black and white."""
+        values = picture
         if self.bounded:
-            found = torch.logit(self.shares(found), eps=1e-4)
-        if self.decorrelate and found.shape[1] == 3:
-            found = torch.einsum("rc,bchw->brhw", torch.linalg.inv(self._colours(found)), found)
+            values = torch.logit(self.shares(values), eps=1e-4)
+        if self.decorrelate and values.shape[1] == 3:
+            values = torch.einsum("rc,bchw->brhw", torch.linalg.inv(self._colours(values)), values)
         if self.fourier:
-            found = hartley(found) / self._amplitudes(found)
-        return found
+            values = hartley(values) / self._amplitudes(values)
+        return values
 
     def shares(self, picture: Tensor) -> Tensor:
-        """The picture with black as 0 and white as 1."""
+        """Return the picture with black as 0 and white as 1."""
         black, white = self.ends.to(picture)
         return (picture - black) / (white - black)
 

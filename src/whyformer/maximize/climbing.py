@@ -1,4 +1,4 @@
-"""Gradient ascent on a picture: feature visualisation, and the plain formula."""
+"""Activation maximisation by gradient ascent on a picture."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Maximized:
-    """The outcome of :func:`maximize_activation`.
+    """The result of :func:`maximize_activation`.
 
     Attributes:
-        image: ``[C, H, W]`` in model space (as the model's forward takes it), on the CPU.
-        activation: S(image), without random changes.
-        history: S before each step (of the picture as it was shifted, turned ... in that step) and at the end.
-        unit: what was maximised, in words.
-        settings: everything needed to repeat it.
-        shown: ``[H, W, 3]`` uint8, the image with its normalisation undone.
+        image: ``[C, H, W]`` picture in model space (an input of the model's forward), on the CPU.
+        activation: activation S(image), without augmentation.
+        history: activation of the augmented picture before each step, and of the final picture.
+        unit: name of the unit.
+        settings: all settings needed to repeat the run.
+        shown: ``[H, W, 3]`` uint8, the image without normalisation.
     """
 
     image: Tensor
@@ -61,12 +61,12 @@ class Maximized:
     shown: Tensor
 
     def picture(self, scale: int = 1) -> Image.Image:
-        """As a PIL picture, each pixel ``scale`` times as wide and high."""
-        made = Image.fromarray(self.shown.numpy())
-        return made.resize((made.width * scale, made.height * scale), Image.Resampling.NEAREST)
+        """Return a PIL picture, enlarged by ``scale`` without interpolation."""
+        picture = Image.fromarray(self.shown.numpy())
+        return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
     def save(self, path: str | Path) -> Path:
-        """Write a ``.png`` (picture; facts in a text chunk) or a ``.safetensors`` (everything): whole or not at all."""
+        """Write a ``.png`` (picture; facts in a text chunk) or ``.safetensors`` (all values) file atomically."""
         path = Path(path)
         facts = {"unit": self.unit, "activation": self.activation, "history": self.history, "settings": self.settings}
         with written_whole(path) as partial:
@@ -78,7 +78,7 @@ class Maximized:
                 tensors = {"image": self.image.contiguous(), "shown": self.shown.contiguous()}
                 save_file(tensors, partial, metadata={"whyformer": json.dumps(facts)})
             else:
-                raise InputError(f"{path.name}: save as .png (the picture) or .safetensors (tensor and history too)")
+                raise InputError(f"{path.name}: use .png (the picture) or .safetensors (tensor and history too)")
         return path
 
 
@@ -97,50 +97,53 @@ def maximize_activation(
     dtype: torch.dtype | str | None = None,
     **settings: Any,
 ) -> Maximized:
-    """argmax_I S(T(I)) − μ TV(I) − λ‖I‖² by gradient ascent (Adam) on the picture I, T a random change in each step.
+    """Compute argmax_I S(T(I)) − μ TV(I) − λ‖I‖² by gradient ascent (Adam) on a picture I.
 
-    ``recipe="feature_visualisation"`` (Olah, Mordvintsev, Schubert 2017; for Vision Transformers Ghiasi et al. 2022)
-    climbs on the picture's spectrum, scaled by 1/f, in uncorrelated colours kept between black and white, and shifts,
-    turns and resizes it at random, so that what is found is no pattern of single pixels. ``recipe="plain"`` is the
-    formula alone, argmax_I S(I) − λ‖I‖² on the pixels: of most models it finds noise that the model answers to.
+    T is a random augmentation, drawn in each step. ``recipe="feature_visualisation"`` (Olah, Mordvintsev, Schubert
+    2017; for Vision Transformers Ghiasi et al. 2022) optimizes the spectrum of the picture, scaled by 1/f, in
+    decorrelated colours between black and white, with random shifts, rotations and sizes, which suppresses patterns of
+    single pixels.
+    ``recipe="plain"`` is argmax_I S(I) − λ‖I‖² on the pixels, which gives adversarial noise for most models.
 
     Args:
-        model: a picture model in eval mode, or a name as in :func:`whyformer.explain`. It is left as it was.
-        unit: S. A class number or name: its logit. ``"module.path:n"``: feature n of that module's output, averaged
-            over its tokens (or positions). ``"module.path:t:n"``: feature n of token t (0 is the CLS token, where there
-            is one). ``"module.path:t:*"``: mean over the features of token t. ``"module.path:*"``: mean of the whole
-            output. Features lie on the last axis, for convolutions on axis 1, where tokens are positions row by row. Of
-            a module that runs several times in a pass, the first time counts.
-        recipe: where settings that are not given come from, "feature_visualisation" or "plain" (``RECIPES``).
-        shape: (C, H, W) or (H, W) of the picture; default what the model's config says.
-        like: a tensor ``[..., C, H, W]`` or a PIL picture (with ``processor``) that gives the shape.
-        start: "noise" (N(0, 0.1²) for pixels, N(0, 0.01²) for the spectrum before 1/f), "zero", or a picture as a
-            tensor; where it is ``bounded``, colours beyond black and white become almost black and white.
-        seed: of the starting noise and all random changes; torch's own random state is not touched.
-        processor: image processor (found by itself for a model given by name), which says what black and white are in
-            the model's space; else the model's own data say so (timm), else they are −1 and 1.
+        model: a picture model in eval mode, or a name as in :func:`whyformer.explain`. It is not modified.
+        unit: activation S. A class (index or name): its logit. ``"module.path:n"``: feature n of the module's output,
+            averaged over its tokens (or positions). ``"module.path:t:n"``: feature n of token t (0 is the CLS token, if
+            there is one). ``"module.path:t:*"``: mean over the features of token t. ``"module.path:*"``: mean of the
+            whole output. Features are on the last axis; for convolutions on axis 1, and tokens are positions in
+            row-major order. If a module runs several times in a forward pass, its first output is used.
+        recipe: "feature_visualisation" or "plain", the defaults of all settings (``RECIPES``).
+        shape: (C, H, W) or (H, W) of the picture; by default that of the model's config.
+        like: a tensor ``[..., C, H, W]`` or a PIL picture (with ``processor``) of the wanted shape.
+        start: "noise" (N(0, 0.1²) for pixels, N(0, 0.01²) for the spectrum before scaling by 1/f), "zero", or a picture
+            as a tensor; if ``bounded``, its colours are clamped to almost black and white.
+        seed: seed of the initial noise and of all augmentations; torch's global random state is not used.
+        processor: image processor, which defines black and white in the model's space; loaded automatically for a model
+            name. Without a processor, the configuration of a timm model is used, otherwise −1 and 1.
         progress: show a progress bar, or a function as in :func:`whyformer.explain`.
-        device, dtype: for a model given by name.
+        device: device of a model that is loaded by name.
+        dtype: data type of a model that is loaded by name.
         **settings: one or more of
 
-            - steps: gradient steps.
-            - learning_rate: of Adam.
+            - steps: number of gradient steps.
+            - learning_rate: learning rate of Adam.
             - parametrisation: "fourier" (orthonormal real basis, scaled by 1/f) or "pixel".
-            - decorrelate: climb along the principal axes of natural colours, of pictures of three channels.
-            - bounded: keep colours between black and white, by a logistic function.
-            - jitter: shift by up to so many pixels, around the edge; None is a seventh of the shorter side.
-            - scale: size between 1 − scale and 1 + scale times.
-            - rotate: turn by up to so many degrees.
-            - colour: shift of each channel by up to ± colour, and a factor e^±colour (Ghiasi et al. 2022 take 1).
-            - noise: standard deviation of noise that is added to each pixel in each step, in the model's units.
-            - total_variation: μ; TV is the mean difference of pixels one above the other plus that side by side, from
-              black to white being 1.
-            - weight_decay: λ; ‖I‖² sums over all channels and pixels.
+            - decorrelate: optimize along the principal axes of natural colours, for pictures of three channels.
+            - bounded: restrict colours to the range from black to white by a logistic function.
+            - jitter: largest shift in pixels, with wrap-around; None is a seventh of the shorter side.
+            - scale: the size is multiplied by a factor between 1 − scale and 1 + scale.
+            - rotate: largest rotation in degrees.
+            - colour: each channel is shifted by up to ± colour and multiplied by up to e^±colour (1 in Ghiasi et al.
+              2022).
+            - noise: standard deviation of the noise added to each pixel in each step, in the model's units.
+            - total_variation: μ; TV is the mean difference of vertical neighbours plus that of horizontal neighbours,
+              with black as 0 and white as 1.
+            - weight_decay: λ; ‖I‖² is the sum over all channels and pixels.
             - blur: standard deviation in pixels of a Gaussian blur of the picture after each step; 0 is none.
 
     Raises:
-        InputError: a text model (token ids cannot be climbed), an unknown unit, setting, shape or start.
-        ModelError: the activation is not finite or has no gradient to the picture.
+        InputError: the model is a text model, or a unit, setting, shape or start is invalid.
+        ModelError: the activation is not finite, or has no gradient with respect to the picture.
     """
     chosen = _settings(recipe, settings)
     model, processor = opened(model, processor, device=device, dtype=dtype)
@@ -157,49 +160,49 @@ def maximize_activation(
     )  # fmt: skip
     chances = Chances(*(chosen[name] for name in ("jitter", "scale", "rotate", "colour", "noise")))
     draws = torch.Generator().manual_seed(seed)
-    # a spectrum has no half precision
+    # the Fourier transform has no half precision
     wide = parameter.dtype if free else torch.promote_types(parameter.dtype, torch.float32)
     history: list[float] = []
     with torch.inference_mode(False), torch.enable_grad():
-        begun = _start(start, sizes, draws, canvas)
-        changed = begun.to(parameter.device, wide).clone().requires_grad_()
-        climber = torch.optim.Adam([changed], lr=chosen["learning_rate"], maximize=True)
+        initial = _start(start, sizes, draws, canvas)
+        variables = initial.to(parameter.device, wide).clone().requires_grad_()
+        optimizer = torch.optim.Adam([variables], lr=chosen["learning_rate"], maximize=True)
 
         def measure(picture: Tensor) -> Tensor:
-            given = picture.to(parameter.dtype)
-            value = goal.value(model, lambda: model(given) if argument is None else model(**{argument: given}))
+            batch = picture.to(parameter.dtype)
+            value = goal.value(model, lambda: model(batch) if argument is None else model(**{argument: batch}))
             if value.isfinite():
                 return value
             raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
 
-        for step in tracking(progress)(range(chosen["steps"]), f"maximising {goal.name}", chosen["steps"]):
-            picture = canvas.picture(changed)
+        for step in tracking(progress)(range(chosen["steps"]), f"maximizing {goal.name}", chosen["steps"]):
+            picture = canvas.picture(variables)
             value = measure(chances.befall(picture, draws))
             history.append(value.item())
-            if step == 0 and not bool(torch.autograd.grad(value, changed, retain_graph=True)[0].any()):
-                raise ModelError(f"{goal.name} has no gradient to the picture at the start, so there is no way up")
+            if step == 0 and not bool(torch.autograd.grad(value, variables, retain_graph=True)[0].any()):
+                raise ModelError(f"{goal.name} has no gradient with respect to the initial picture: use another start")
             if chosen["total_variation"]:
                 value = value - chosen["total_variation"] * total_variation(canvas.shares(picture))
             if chosen["weight_decay"]:
                 value = value - chosen["weight_decay"] * picture.square().sum()
-            (changed.grad,) = torch.autograd.grad(value, changed)
-            climber.step()
+            (variables.grad,) = torch.autograd.grad(value, variables)
+            optimizer.step()
             if chosen["blur"] > 0:
                 with torch.no_grad():
-                    changed.data = canvas.parameters(gaussian_blur(canvas.picture(changed), chosen["blur"]))
+                    variables.data = canvas.parameters(gaussian_blur(canvas.picture(variables), chosen["blur"]))
         with torch.no_grad():
-            final = canvas.picture(changed)
+            final = canvas.picture(variables)
             history.append(measure(final).item())
     image = final.detach().to(parameter.dtype).cpu()
-    kept = {
+    record = {
         "recipe": recipe, **chosen, "seed": seed, "start": start if isinstance(start, str) else "given",
         "shape": list(image.shape[1:]), "range": "unknown" if ends is None else "known",
     }  # fmt: skip
     shares = canvas.shares(image) if chosen["bounded"] or ends is not None else image
-    # without a processor: as it is, or stretched to its own range where that is no colour
+    # without a processor, the picture is shown as it is, or scaled to its range if it exceeds 0..1
     shown = without_normalisation(shares.clamp(0, 1) if shares is not image else image, None)
     assert shown is not None
-    return Maximized(image[0], history[-1], history, goal.name, kept, shown[0])
+    return Maximized(image[0], history[-1], history, goal.name, record, shown[0])
 
 
 def _is_picture(like: Any) -> bool:
@@ -207,7 +210,7 @@ def _is_picture(like: Any) -> bool:
 
 
 def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: Canvas) -> Tensor:
-    """Parameters z ``[1, C, H, W]`` to begin with, in float64."""
+    """Return the initial parameters z ``[1, C, H, W]`` in float64."""
     if isinstance(start, Tensor):
         return canvas.parameters(start.detach().reshape(sizes).double())
     if start not in ("noise", "zero"):
@@ -217,21 +220,21 @@ def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: C
 
 
 # -- settings ----------------------------------------------------------------------------------------------------
-def _settings(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The recipe with what was given, checked."""
+def _settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the recipe with validated changes."""
     if recipe not in RECIPES:
         raise InputError(f"recipe must be {' or '.join(map(repr, RECIPES))}, not {recipe!r}")
-    unknown = [name for name in given if name not in RECIPES[recipe]]
+    unknown = [name for name in changes if name not in RECIPES[recipe]]
     if unknown:
-        raise InputError(f"activation maximisation has no setting {unknown[0]!r}; it has {', '.join(RECIPES[recipe])}")
-    chosen = RECIPES[recipe] | given
+        raise InputError(f"there is no setting {unknown[0]!r}; the settings are {', '.join(RECIPES[recipe])}")
+    chosen = RECIPES[recipe] | changes
     _check(steps=(chosen["steps"], 1))
     if chosen["jitter"] is not None:
         _check(jitter=(chosen["jitter"], 0))
     for name in ("learning_rate", "weight_decay", "total_variation", "blur", "scale", "rotate", "colour", "noise"):
         _check(float, **{name: (chosen[name], 0)})
     if chosen["scale"] >= 1:
-        raise InputError(f"scale must be below 1, where a picture has no size left, not {chosen['scale']}")
+        raise InputError(f"scale must be less than 1, not {chosen['scale']}")
     if chosen["parametrisation"] not in PARAMETRISATIONS:
         raise InputError(f"parametrisation must be {' or '.join(PARAMETRISATIONS)}, not {chosen['parametrisation']!r}")
     for name in ("decorrelate", "bounded"):
@@ -243,4 +246,5 @@ def _settings(recipe: str, given: dict[str, Any]) -> dict[str, Any]:
 def _check(kind: type = int, /, **numbers: tuple[float, float]) -> None:
     for name, (value, low) in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | kind) or not low <= value < float("inf"):
-            raise InputError(f"{name} must be a {'whole ' * (kind is int)}number of at least {low}, not {value!r}")
+            expected = "an integer" if kind is int else "a number"
+            raise InputError(f"{name} must be {expected} of at least {low}, not {value!r}")

@@ -1,4 +1,4 @@
-"""Units: what is maximised, a class or a place in a module's output, and its value in one forward pass."""
+"""Units to maximize: a class, or a part of a module's output."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from whyformer.models.structure import class_count, class_names
 from whyformer.targets import class_index
 
 _UNITS = (
-    'a unit is a class (number or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '
+    'a unit is a class (index or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '
     'of a token) or "module.path:*" (mean of a layer)'
 )
 
 
 class _Reached(Exception):  # noqa: N818
-    """Ends a forward pass early; never leaves this file."""
+    """Ends a forward pass early; it is always caught in this module."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A class (``path`` None, ``neuron`` its index) or a place in a module's output; None is all of an axis."""
+    """A class or a part of a module's output.
+
+    Attributes:
+        name: name of the unit.
+        path: path of the module; None for a class.
+        token: index of the token; None for all tokens.
+        neuron: index of the neuron or the class; None for all neurons.
+    """
 
     name: str
     path: str | None
@@ -36,12 +43,12 @@ class Unit:
     neuron: int | None
 
     def value(self, model: nn.Module, run: Callable[[], Any]) -> Tensor:
-        """S of one pass, which stops where the unit is."""
+        """Return the activation in a forward pass, which stops at the module of the unit."""
         if self.path is None:
             output = run()
             if has_row(Output(model, output)):
                 return read_logits(output)[0, self.neuron]
-            raise InputError(f"the model's output is not one row of logits, so it has no classes: {_UNITS}")
+            raise InputError(f"the model's output is not a row of logits, so it has no classes: {_UNITS}")
         module, thread = model.get_submodule(self.path), threading.get_ident()
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
@@ -58,33 +65,39 @@ class Unit:
         raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
 
     def read(self, module: nn.Module, output: Any) -> Tensor:
-        """S out of the module's output."""
+        """Return the activation from the output of the module."""
         while isinstance(output, tuple | list) and output:
             output = output[0]
         output = getattr(output, "last_hidden_state", output)
         if not isinstance(output, Tensor) or output.dim() < 2:
-            raise InputError(f"the module '{self.path}' puts out {type(output).__name__}, no tensor with features")
+            kind = type(output).__name__
+            raise InputError(f"the output of the module '{self.path}' must be a tensor with features, not {kind}")
         table = output[0] if output.shape[0] == 1 else output.squeeze(1)
         if table.dim() == 3 and isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.MaxPool2d | nn.AvgPool2d):
             table = table.movedim(0, -1)
         table = table.reshape(-1, table.shape[-1])
-        for what, index, count in (("token", self.token, table.shape[0]), ("neuron", self.neuron, table.shape[1])):
+        for axis, index, count in (("token", self.token, table.shape[0]), ("neuron", self.neuron, table.shape[1])):
             if index is not None and not -count <= index < count:
-                raise InputError(f"{what} {index} is outside the output of '{self.path}', which has {count} {what}s")
-        rows, columns = (slice(None) if place is None else place for place in (self.token, self.neuron))
+                raise InputError(f"{axis} {index} is out of range: the output of '{self.path}' has {count} {axis}s")
+        rows, columns = (slice(None) if index is None else index for index in (self.token, self.neuron))
         return table[rows, columns].mean()
 
 
 def unit_of(model: nn.Module, unit: int | str) -> Unit:
+    """Parse a unit.
+
+    Raises:
+        InputError: the unit is not valid for this model.
+    """
     (labels, _), count = class_names(model), class_count(model)
     if isinstance(unit, bool) or not isinstance(unit, int | str):
         raise InputError(f"{_UNITS}; got {unit!r}")
     path, _, places = str(unit).partition(":")
     if places and path in dict(model.named_modules()):
-        found = re.fullmatch(r"(?:(-?\d+):)?(-?\d+|\*)", places)
-        if found is None:
+        match = re.fullmatch(r"(?:(-?\d+):)?(-?\d+|\*)", places)
+        if match is None:
             raise InputError(f"{_UNITS}; got {unit!r}")
-        token, neuron = (None if place in (None, "*") else int(place) for place in found.groups())
+        token, neuron = (None if place in (None, "*") else int(place) for place in match.groups())
         return Unit(str(unit), path, token, neuron)
     if places and path.replace(".", "").isidentifier():
         raise InputError(f"the model has no module '{path}' (see model.named_modules()); {_UNITS}")

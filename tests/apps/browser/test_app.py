@@ -118,7 +118,7 @@ def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
     assert page.locator(".wf-map").count() == 3  # rollout is one map for any class
     assert page.locator(".wf-chart").count() == 4  # of each method and class
     assert "Better than each random map" in page.locator("#wf-trust").inner_text()
-    assert "rollout: the same map for every class" in page.locator("#wf-trust").inner_text()
+    assert "rollout: the map is the same for every class" in page.locator("#wf-trust").inner_text()
     shoot(page, "app-picture")
 
 

@@ -47,7 +47,7 @@ def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) ->
     for name in ("records.jsonl", "table.md", "table.csv", "report.json"):
         assert (out / name).is_file()
     again = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
-    assert "9 of 9 are there" in again.output
+    assert "9 of 9 records of an earlier run" in again.output
     quiet = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target", "--quiet"])
     assert quiet.output == ""
 

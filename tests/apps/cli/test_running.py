@@ -44,7 +44,7 @@ def test_a_job_file_and_the_same_as_options_write_the_same(place):
     for file in sorted((place / "maps").glob("*.parquet")):
         assert file.read_bytes() == (place / "other" / file.name).read_bytes()
     again = asked("run", str(place / "JOB.toml"), "--method", "gae", status=2)
-    assert again.stderr.startswith(f"error: {place / 'maps'} holds another job: methods was")
+    assert again.stderr.startswith(f"error: {place / 'maps'} contains another job: methods was")
     assert whyformer.read(place / "maps").table().num_rows == 22
 
 
@@ -53,7 +53,7 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(place):
     facts = json.loads(found.stdout)
     fits("run", facts)
     assert facts["cost"]["rows"] == 12
-    assert facts["cost"]["warnings"] == ["1 of 12 rows on trial failed; the first: r4: the text is empty"]
+    assert facts["cost"]["warnings"] == ["1 of 12 rows of the trial failed; the first: r4: the text is empty"]
     assert not (place / "dry").exists()
     said = asked("run", str(place / "JOB.toml"), "--out", str(place / "dry"), "--dry-run").stdout
     assert said.startswith("12 rows: about 1 s and ")
@@ -66,7 +66,7 @@ def test_settings_targets_and_numbers_are_read_off_options(place):
     assert (e.method, e.settings["steps"], e.target_names) == ("integrated_gradients", 3, ["good"])
     for wrong, words in [(["--batch-size", "many"], "batch_size must be"), (["--targets", "worst"], "targets must be"), (["--engine", "dask"], "engine must be one of")]:
         assert words in asked("run", str(place / "JOB.toml"), *wrong, status=2).stderr
-    assert "a job lacks its input" in asked("run", "-m", "bundled:sst2", "-o", str(out), status=2).stderr.replace("the job", "a job")
+    assert "a job lacks the key input" in asked("run", "-m", "bundled:sst2", "-o", str(out), status=2).stderr.replace("the job", "a job")
 
 
 def test_several_inputs_and_folders_are_explained_one_by_one(tmp_path):

@@ -129,7 +129,7 @@ def test_the_share_of_a_word_is_read_off_the_attention_map(visitor, catalogue):
 
 def test_warnings_say_what_the_run_says(visitor):
     shown = visitor.explain("digits_37.png", methods=["rollout", "lrp", "auto"])["trust"]
-    assert "rollout: the same map for every class" in shown
+    assert "rollout: the map is the same for every class" in shown
     assert "conserved" not in shown  # neither promises it
 
 

@@ -1,3 +1,3 @@
-"""Metrics: each formula with its row of the registry; importing this package fills the registry."""
+"""Formulas of the metrics. Importing this package registers them."""
 
 from whyformer.evaluation.metrics import faithfulness, localisation, plausibility, relevance  # noqa: F401 - fill METRICS

@@ -1,7 +1,7 @@
-"""Faithfulness: what becomes of the prediction as features are taken out in the order of their scores.
+"""Faithfulness: how the prediction changes as features are removed in the order of their scores.
 
 Positive perturbation (MoRF) removes the highest scores first, negative (LeRF) the lowest (Chefer et al. 2021,
-section 4.1). Each formula takes arrays, and its row of the registry follows it.
+section 4.1). Each formula takes arrays, and is followed by the registration of its metric.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from whyformer.evaluation.case import Case
 from whyformer.evaluation.registry import Array, metric, perturbation
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""The nine steps of the published curves; the clean point 0 is added by :func:`curve_fractions`."""
+"""The nine steps of the published curves; :func:`curve_fractions` adds the clean point 0."""
 STEPS: tuple[float, ...] = tuple(i / 10 for i in range(11))
-"""Fractions revealed or pruned by Ali et al.: 0, 0.1 ... 1."""
+"""Fractions revealed or pruned by Ali et al. 2022: 0, 0.1 ... 1."""
 SHARES: tuple[float, ...] = (0.01, 0.05, 0.10, 0.20, 0.50)
-"""The shares of tokens over which ERASER averages comprehensiveness and sufficiency."""
+"""Fractions of tokens over which ERASER averages comprehensiveness and sufficiency."""
 
 
-# -- which features go, and the area under what follows --------------------------------------------
+# -- order of removal, and area under a curve ------------------------------------------------------
 def removal_order(scores: ArrayLike, *, highest_first: bool = True) -> NDArray[np.int64]:
-    """Flat indices of the features in the order in which they are removed.
+    """Return the flat indices of the features in the order of their removal.
 
-    Equal scores are taken by index (row by row), in both directions, so that the same map always gives the same masks.
+    Equal scores are ordered by index (row-major) in both directions, so that masks are deterministic.
     """
     flat = np.asarray(scores, dtype=np.float64).reshape(-1)
     if not np.isfinite(flat).all():
-        raise ValueError("the scores hold NaN or infinity, so they give no order")
+        raise ValueError("the scores hold NaN or infinity, so they have no order")
     return np.argsort(-flat if highest_first else flat, kind="stable").astype(np.int64)
 
 
 def removed_count(features: int, fraction: float) -> int:
-    """k = ⌊features · fraction⌋, the number removed (Chefer's reference code: ``int(196 * 256 * f)``).
+    """Return the number of removed features ⌊features · fraction⌋ (Chefer's reference code: ``int(196 * 256 * f)``).
 
-    A product that is whole but for rounding (100 · 0.29) counts as whole.
+    Rounding errors are tolerated: 100 · 0.29 gives 29.
     """
     if not 0 <= fraction <= 1:
-        raise ValueError(f"a fraction lies in 0..1, not {fraction}")
+        raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
     return math.floor(features * fraction + 1e-9)
 
 
 def first_masks(order: NDArray[np.int64], counts: Sequence[int]) -> NDArray[np.bool_]:
-    """``[F, n]`` True at the first features of ``order``, exactly ``counts[f]`` of them, whatever the ties."""
+    """Return masks ``[F, n]`` that are True at the first ``counts[f]`` features of ``order``."""
     place = np.empty(order.size, dtype=np.int64)
     place[order] = np.arange(order.size)
     return place < np.asarray(counts)[:, None]
 
 
 def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]:
-    """The clean point 0 followed by the steps."""
+    """Return the clean point 0 followed by the fractions."""
     return (0.0, *fractions) if not fractions or fractions[0] != 0 else tuple(fractions)
 
 
 def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
-    """Trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 under the last axis of ``values``."""
+    """Return the trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 along the last axis of ``values``."""
     x, y = np.asarray(fractions, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"{x.shape[-1]} fractions for {y.shape[-1]} values")
@@ -69,33 +69,33 @@ def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def removal_masks(scores: ArrayLike, fractions: Sequence[float], *, highest_first: bool = True) -> NDArray[np.bool_]:
-    """``[F, n]`` True at the features taken out, :func:`removed_count` of them for each fraction."""
+    """Return masks ``[F, n]`` that are True at the :func:`removed_count` first features for each fraction."""
     order = removal_order(scores, highest_first=highest_first)
     return first_masks(order, [removed_count(order.size, f) for f in fractions])
 
 
 def mean_curve_area(values: ArrayLike) -> NDArray[np.float64]:
-    """(Σy − y_0/2 − y_n/2)/n of n equal steps: the insertion and deletion score in 0..1 (RISE, Petsiuk et al. 2018)."""
+    """Return (Σy − y_0/2 − y_n/2)/n of n equal steps: insertion and deletion in 0..1 (RISE, Petsiuk et al. 2018)."""
     y = np.asarray(values, dtype=np.float64)
     return area(np.linspace(0, 1, y.shape[-1]), y)
 
 
 # -- top-1 accuracy (Chefer et al. 2021, Table 1) --------------------------------------------------
 def accuracy_auc(fractions: ArrayLike, correct: ArrayLike) -> NDArray[np.float64]:
-    """100 · ∫ accuracy df, from the clean point over f = 0..0.9, so at most 90; lower is better for positive
-    perturbation.
+    """Return 100 · ∫ accuracy df over f = 0..0.9, at most 90; lower is better for positive perturbation.
 
-    Not divided by 0.9. Formula of the paper's author; it is not in the published code. Other work
-    leaves out f = 0 or adds y(1) = 0: never compare across conventions.
+    The integral is not divided by 0.9. The formula is from the paper's author, and not in the published code. Other
+    work omits f = 0 or adds y(1) = 0; such values are not comparable.
 
     Args:
-        correct: ``[..., F]`` 1 where the top-1 class is the label, one column a fraction, the clean picture first.
+        fractions: ``[F]`` fractions, from 0.
+        correct: ``[..., F]`` 1 where the top-1 class is the label.
     """
     return 100 * area(fractions, correct)
 
 
 def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tuple[Array, Array]:
-    """Top-1 against ``label`` (the explained class by default), 10–90 % removed; at most 90."""
+    """Top-1 accuracy against ``label`` (the explained class by default) with 10–90 % removed."""
     truth = case.target if label is None else np.broadcast_to(np.asarray(label), (len(case),))
     rows = []
     for i in range(len(case)):
@@ -114,9 +114,9 @@ for _name, _which, _better in (("positive", "highest", "lower"), ("negative", "l
 
 # -- deletion and insertion (RISE) -----------------------------------------------------------------
 def equal_steps(steps: int) -> tuple[float, ...]:
-    """The fractions 0, 1/steps ... 1."""
+    """Return the fractions 0, 1/steps ... 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be a whole number from 1, not {steps!r}")
+        raise InputError(f"steps must be an integer of at least 1, not {steps!r}")
     return tuple(i / steps for i in range(steps + 1))
 
 
@@ -134,20 +134,22 @@ perturbation(
 
 # -- AOPC and LOdds --------------------------------------------------------------------------------
 def aopc(clean: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
-    """Mean over the steps of p(x) − p(x_f), in probability units (Samek et al. 2017); higher is better for MoRF.
+    """Return the mean over the steps of p(x) − p(x_f) (Samek et al. 2017); higher is better for MoRF.
 
-    AttCAT takes the absolute difference instead; so a map that raises the probability gains there and loses here.
+    AttCAT uses the absolute difference, so that there, unlike here, a rise of the probability counts in a map's favor.
 
     Args:
-        clean: ``[...]`` probability of the explained class; perturbed: ``[..., F]`` without the clean point.
+        clean: ``[...]`` probability of the explained class.
+        perturbed: ``[..., F]`` its probability at each step, without the clean point.
     """
     return (np.asarray(clean, dtype=np.float64)[..., None] - np.asarray(perturbed, dtype=np.float64)).mean(-1)
 
 
 def log_odds(clean: ArrayLike, perturbed: ArrayLike, *, floor: float = 1e-12) -> NDArray[np.float64]:
-    """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, as in AttCAT); lower is better for MoRF.
+    """Return LOdds, the mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, as in AttCAT).
 
-    Probabilities below ``floor`` count as ``floor``, so the result is finite.
+    Lower is better for MoRF. Probabilities are clamped to at least ``floor``, so that the result is finite. Arguments
+    are those of :func:`aopc`.
     """
     p = np.maximum(np.asarray(clean, dtype=np.float64), floor)[..., None]
     return (np.log(np.maximum(np.asarray(perturbed, dtype=np.float64), floor)) - np.log(p)).mean(-1)
@@ -169,13 +171,13 @@ perturbation(
 
 # -- comprehensiveness and sufficiency (ERASER, DeYoung et al. 2020) -------------------------------
 def rationale_masks(scores: ArrayLike) -> NDArray[np.bool_]:
-    """``[5, n]`` True at the rationale: the highest max(1, round(share · n)) features for each of :data:`SHARES`."""
+    """Return masks ``[5, n]``, True at the highest max(1, round(share · n)) features for each of :data:`SHARES`."""
     order = removal_order(scores)
     return first_masks(order, [max(1, round(share * order.size)) for share in SHARES])
 
 
 def _drops(a: Array, clean: float, y: Array) -> tuple[float, Array]:
-    """mean over the shares of p(x) − p(x without, or with only, the rationale)."""
+    """Return the mean over :data:`SHARES` of p(x) − p(x without, or with only, the rationale)."""
     return float((clean - y).mean()), clean - y
 
 
@@ -191,32 +193,33 @@ perturbation(
 
 # -- activation and pruning (Ali et al. 2022) -------------------------------------
 def revealed_count(features: int, fraction: float) -> int:
-    """⌈fraction · features⌉, the number revealed; a product whole but for rounding counts as whole."""
+    """Return the number of revealed features ⌈fraction · features⌉; rounding errors are tolerated."""
     return math.ceil(fraction * features - 1e-9)
 
 
 def reveal_masks(scores: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.bool_]:
-    """``[F, N]`` True where a feature shows: in descending signed relevance, from nothing to everything."""
+    """Return masks ``[F, N]`` that are True at revealed features: in descending order of signed relevance."""
     order = removal_order(scores)
     return first_masks(order, [revealed_count(order.size, f) for f in steps])
 
 
 def prune_masks(scores: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.bool_]:
-    """``[F, N]`` True where a feature is removed: in ascending |relevance|, least important first."""
+    """Return masks ``[F, N]`` that are True at removed features: in ascending order of |relevance|."""
     order = removal_order(np.abs(np.asarray(scores, dtype=np.float64)), highest_first=False)
     return first_masks(order, [revealed_count(order.size, f) for f in steps])
 
 
 def auac(probabilities: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.float64]:
-    """Area under the activation curve: ∫ p_true df over f = 0..1, in 0..1; higher is better.
+    """Return the area under the activation curve ∫ p_true df over f = 0..1, in 0..1; higher is better.
 
     Args:
         probabilities: ``[..., F]`` softmax probability of the true class with the top fraction f revealed.
+        steps: the fractions f.
     """
     return area(steps, probabilities)
 
 
-# content tokens alone are hidden and revealed; the benchmark ``activation`` hides the special ones too
+# only content tokens are hidden and revealed; the benchmark ``activation`` hides special tokens too
 perturbation(
     "auac", "area under the activation curve (Ali et al. 2022)", lambda a: ~reveal_masks(a),
     lambda a, clean, y: (auac(y), y), better="higher", baselines=("black", "unk"),
@@ -224,12 +227,12 @@ perturbation(
 
 
 def squared_change(clean: ArrayLike, pruned: ArrayLike) -> NDArray[np.float64]:
-    """Σ_c (f_c(x) − f_c(x_f))² over the logits (a sum over classes, not a mean). ``clean [C]``, ``pruned [F, C]``."""
+    """Return Σ_c (f_c(x) − f_c(x_f))², a sum over the logits of all classes. ``clean [C]``, ``pruned [F, C]``."""
     return ((np.asarray(clean, dtype=np.float64) - np.asarray(pruned, dtype=np.float64)) ** 2).sum(-1)
 
 
 def au_mse(changes: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.float64]:
-    """Area under the pruning curve ∫ MSE df, in squared logits; lower is better. ``changes [..., F]``."""
+    """Return the area under the pruning curve ∫ MSE df, in squared logits; lower is better. ``changes [..., F]``."""
     return area(steps, changes)
 
 
@@ -245,22 +248,24 @@ def _au_mse(case: Case, *, baseline: str) -> tuple[Array, Array]:
 
 # -- ranked faithfulness of single tokens (Mylonas et al. 2022) -------------------
 def worst_ranks(scores: ArrayLike) -> NDArray[np.int64]:
-    """Rank of each |score|, the largest is 1; equal ones all get the worst of their ranks."""
+    """Return the rank of each |score|; the largest has rank 1, and equal values share the worst of their ranks."""
     size = np.abs(np.asarray(scores, dtype=np.float64))
     return (size[None, :] >= size[:, None]).sum(-1)
 
 
 def ranked_faithfulness(scores: ArrayLike, drops: ArrayLike) -> float:
-    """RFT = Σ_t term_t / rank_t; higher is better.
+    """Return RFT = Σ_t term_t / rank_t; higher is better.
 
-    term_t is Δ_t where the score is positive, −Δ_t where negative, −|Δ_t| where 0.
+    term_t is Δ_t for a positive score, −Δ_t for a negative score, and −|Δ_t| for a score of 0. rank_t is the
+    :func:`worst_ranks` of the score.
 
     Args:
-        scores: ``[N]`` signed; drops: ``[N]`` Δ_t = p(x) − p(x with token t replaced), in probability.
+        scores: ``[N]`` signed scores.
+        drops: ``[N]`` decrease of the probability Δ_t = p(x) − p(x with token t replaced).
     """
     a, d = np.asarray(scores, dtype=np.float64), np.asarray(drops, dtype=np.float64)
     if a.shape != d.shape or a.ndim != 1:
-        raise ValueError(f"need one score and one drop a token, got shapes {a.shape} and {d.shape}")
+        raise ValueError(f"each token needs a score and a drop, but the shapes are {a.shape} and {d.shape}")
     term = np.where(a > 0, d, np.where(a < 0, -d, -np.abs(d)))
     return float((term / worst_ranks(a)).sum())
 

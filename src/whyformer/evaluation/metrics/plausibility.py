@@ -1,4 +1,4 @@
-"""Plausibility: agreement with human rationales, in ERASER's terms (DeYoung et al. 2020)."""
+"""Plausibility: agreement with human rationales, as in ERASER (DeYoung et al. 2020)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from whyformer.evaluation.metrics.localisation import precision_recall
 from whyformer.evaluation.registry import Array, metric
 
 TOP_K: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80)
-"""The k of Chefer et al. 2021, Figure 4."""
+"""The values of k in Chefer et al. 2021, Figure 4."""
 
 
 def word_scores(pieces: ArrayLike, words: Sequence[int | None], count: int) -> NDArray[np.float64]:
-    """Score of each word: the maximum over its word pieces, NaN for a word without a piece (cut off by truncation).
+    """Return the score of each word: the maximum over its tokens, NaN for a word without tokens (truncated).
 
     Args:
-        pieces: ``[N]`` scores of the tokens; words: the word of each token, None at special tokens (a fast tokenizer's
-            ``word_ids()``); count: number of words of the document.
+        pieces: ``[N]`` scores of the tokens.
+        words: index of the word of each token, None for special tokens (a fast tokenizer's ``word_ids()``).
+        count: number of words in the document.
     """
     values = np.asarray(pieces, dtype=np.float64)
     if len(words) != values.size:
@@ -36,31 +37,31 @@ def word_scores(pieces: ArrayLike, words: Sequence[int | None], count: int) -> N
 
 
 def top_words(scores: ArrayLike, k: int) -> NDArray[np.int64]:
-    """The k words with the highest scores; words without a score never; equal scores in reading order."""
+    """Return the indices of the k words with the highest scores, NaN excluded; equal scores in reading order."""
     values = np.asarray(scores, dtype=np.float64)
     scored = np.flatnonzero(~np.isnan(values))
     return scored[removal_order(values[scored])[:k]]
 
 
 def token_counts(predicted: ArrayLike, truth: ArrayLike) -> tuple[int, int, int]:
-    """(words in both, words predicted, words in the rationale). ``truth`` is one flag a word of the whole document."""
+    """Return the numbers of words in both, predicted, and in the rationale; ``truth`` has a flag for each word."""
     flags, chosen = np.asarray(truth, dtype=bool), np.asarray(predicted, dtype=np.int64)
     return int(flags[chosen].sum()), int(chosen.size), int(flags.sum())
 
 
 def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.float64]:
-    """Harmonic mean of precision and recall, 2·both/(predicted + true); 0 where both are empty."""
+    """Return the F1 score 2·both/(predicted + true); 0 if both are empty."""
     b = np.asarray(both, dtype=np.float64)
     total = np.asarray(predicted, dtype=np.float64) + np.asarray(true, dtype=np.float64)
     return np.divide(2 * b, total, out=np.zeros_like(b), where=total > 0)
 
 
 def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
-    """Area under the precision-recall curve of the words that have a score, by the trapezoid as in ERASER's code.
+    """Return the area under the precision-recall curve by the trapezoidal rule, as in ERASER's code.
 
-    The curve runs over the distinct thresholds and ends at recall 0, precision 1. The trapezoid is a little too
-    optimistic between its points; :func:`~whyformer.evaluation.metrics.localisation.average_precision` is not.
-    NaN if no scored word is in the rationale.
+    The curve runs over the distinct thresholds of the scored words and ends at recall 0, precision 1. The trapezoidal
+    rule is slightly optimistic; :func:`~whyformer.evaluation.metrics.localisation.average_precision` is not. The result
+    is NaN if no scored word is in the rationale.
     """
     values, flags = np.asarray(scores, dtype=np.float64), np.asarray(truth, dtype=bool)
     scored = ~np.isnan(values)
@@ -71,7 +72,7 @@ def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
 
 
 def _against(figure: Callable[..., Any], case: Case, *, rationale: Any, **settings: Any) -> Array:
-    """One flag a token; the benchmark ``rationales`` works on words."""
+    """Compare tokens with a rationale that has a flag for each token; the benchmark ``rationales`` compares words."""
     flags = case.flags("rationale", rationale)
     truths = flags if case.content is None else [row[content] for row, content in zip(flags, case.content, strict=True)]
     return np.array([figure(case.features(i), truth, **settings) for i, truth in enumerate(truths)])

@@ -1,4 +1,4 @@
-"""Relevance against the output: does it add up to it, in whole (conservation) and in part (infidelity)?"""
+"""Sums of relevance compared with the output: of all features (conservation) and of subsets (infidelity)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whyformer.explanation.result import Explanation
 
 # -- infidelity (Yeh et al. 2019) --------------------------------------------------------------------------------------
 def random_subsets(features: int, count: int, *, share: float = 0.2, seed: int = 0) -> NDArray[np.bool_]:
-    """``[count, features]`` True at the features removed: in each row exactly max(1, ⌊share · features⌋) at random."""
+    """Return masks ``[count, features]``, each True at max(1, ⌊share · features⌋) random features."""
     generator = np.random.default_rng(seed)
     size = max(1, int(share * features + 1e-9))
     masks = np.zeros((count, features), dtype=bool)
@@ -24,23 +24,27 @@ def random_subsets(features: int, count: int, *, share: float = 0.2, seed: int =
 
 
 def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale: bool = True) -> float:
-    """mean_S (β Σ_{i∈S} R_i − (f(x) − f(x without S)))² / mean_S (f(x) − f(x without S))², lower is better.
+    """Return mean_S (β Σ_{i∈S} R_i − (f(x) − f(x without S)))² / mean_S (f(x) − f(x without S))²; lower is better.
 
-    R_i are scores of features, already times the input (the paper's Iᵀ Φ with I = x − baseline on S). β = 1 without
-    ``scale``; with it the β that fits best, as the paper does for methods whose unit is arbitrary. Then 1 is what a
-    map of zeros gets, and 0 is perfect. NaN if removing changes nothing.
+    R_i are scores of features, multiplied by the input (the paper's Iᵀ Φ with I = x − baseline on S). A map of zeros
+    has infidelity 1, a perfect map 0.
 
     Args:
-        scores: ``[N]``; removed: ``[S, N]``, True where a feature is removed; drops: ``[S]`` f(x) − f(x without S),
-            logits.
+        scores: ``[N]`` scores R.
+        removed: ``[S, N]`` True where a feature is removed.
+        drops: ``[S]`` decrease of the logit f(x) − f(x without S).
+        scale: fit β by least squares, as the paper does for methods of arbitrary scale; otherwise β = 1.
+
+    Returns:
+        The infidelity; NaN if no removal changes the logit.
     """
     sums = np.asarray(removed, dtype=np.float64) @ np.asarray(scores, dtype=np.float64).reshape(-1)
-    wanted = np.asarray(drops, dtype=np.float64)
-    if not wanted.any():
+    observed = np.asarray(drops, dtype=np.float64)
+    if not observed.any():
         return float("nan")
     if scale and sums.any():
-        sums = sums * (sums @ wanted / (sums @ sums))
-    return float(((sums - wanted) ** 2).mean() / (wanted**2).mean())
+        sums = sums * (sums @ observed / (sums @ sums))
+    return float(((sums - observed) ** 2).mean() / (observed**2).mean())
 
 
 @metric(
@@ -48,7 +52,7 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
     better="lower", baselines=("black", "unk"), subsets=50, share=0.2, seed=0, scale=True,
 )  # fmt: skip
 def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: bool, baseline: str) -> Array:
-    """Random subsets, of pixels for pictures: where these change nothing, the benchmark ``sanity`` takes patches."""
+    """Infidelity over random subsets of pixels or tokens. The benchmark ``sanity`` uses subsets of patches instead."""
     rows = []
     for i, target in enumerate(case.target):
         scores = case.features(i)
@@ -61,12 +65,13 @@ def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: boo
 # -- conservation (Ali et al. 2022, the scatter of Figure 2) -----------------------------------------------------------
 @dataclass(frozen=True)
 class ConservationFit:
-    """How Σ relevance follows the explained output over samples.
+    """The relation of Σ relevance to the explained output over samples.
 
     Attributes:
-        slope, intercept: least squares Σ R ≈ slope · f + intercept; exact conservation has slope 1, intercept 0.
-        error: mean |ΣR − f| / mean |f|; 0 = conserved, 1 = as bad as no relevance at all.
-        correlation: Pearson's r (NaN where either side does not vary).
+        slope: slope of the least-squares fit Σ R ≈ slope · f + intercept; 1 for exact conservation.
+        intercept: intercept of the fit; 0 for exact conservation.
+        error: mean |ΣR − f| / mean |f|; 0 for exact conservation, 1 for relevance 0.
+        correlation: Pearson's r; NaN if either side is constant.
     """
 
     slope: float
@@ -76,10 +81,10 @@ class ConservationFit:
 
 
 def conservation_fit(relevance: ArrayLike, output: ArrayLike) -> ConservationFit:
-    """Fit of the scatter. ``relevance [n]``: Σ_i R_i a sample; ``output [n]``: f_c of the same sample (logits)."""
+    """Fit Σ_i R_i of each sample, ``relevance [n]``, to its logit f_c, ``output [n]``."""
     r, f = np.asarray(relevance, dtype=np.float64), np.asarray(output, dtype=np.float64)
     if r.shape != f.shape or r.ndim != 1 or not r.size:
-        raise ValueError(f"need one sum and one output a sample, got shapes {r.shape} and {f.shape}")
+        raise ValueError(f"each sample needs a sum and an output, but the shapes are {r.shape} and {f.shape}")
     df, dr = f - f.mean(), r - r.mean()
     spread, wide, both = (df**2).sum(), (dr**2).sum(), (df * dr).sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,9 +94,11 @@ def conservation_fit(relevance: ArrayLike, output: ArrayLike) -> ConservationFit
 
 
 def relevance_sum(explanation: Explanation) -> tuple[float, str]:
-    """(Σ R of one sample, where it was read): all features, special and prefix tokens included, where the method tells.
+    """Return Σ R of one sample, and a description of the features that it covers.
 
-    Relevance that starts from one (instead of the logit) is scaled by the logit.
+    The sum is over all features, special and prefix tokens included, if the method reports it; otherwise over the
+    relevance at the input of the lowest block, or over the scores. Relevance that starts from 1 instead of the logit is
+    multiplied by the logit.
     """
     figure = explanation.diagnostics.get("conservation", {})
     if "sum" in figure:
@@ -107,10 +114,10 @@ def relevance_sum(explanation: Explanation) -> tuple[float, str]:
 
 @metric("conservation", "relative error |ΣR − f| / |f| of the relevance's sum against the logit", better="lower")
 def _conservation(case: Case) -> Array:
-    """Of an Explanation all features (special and prefix tokens too, where the method tells), of an array its sum."""
+    """Relative error of :func:`relevance_sum` of an explanation, or of the sum of an array of scores."""
     output = case.logits[np.arange(len(case)), case.target]
     if case.explanation is not None:
-        sums = np.array([relevance_sum(one)[0] for one in case.explanation])
+        sums = np.array([relevance_sum(e)[0] for e in case.explanation])
     else:
         sums = case.scores.reshape(len(case), -1).sum(-1)
     return np.abs(sums - output) / np.maximum(np.abs(output), 1e-12)

@@ -1,4 +1,4 @@
-"""Sanity checks: how much a map changes with the model's parameters (Adebayo et al. 2018), the class and the input."""
+"""Sanity checks: sensitivity of a map to the model's parameters (Adebayo et al. 2018), the class and the input."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ ORDERS = ("cascading", "independent")
 
 
 def ranks(values: ArrayLike) -> NDArray[np.float64]:
-    """Ranks from 1, equal values share the mean of their ranks."""
+    """Return ranks from 1; equal values share the mean of their ranks."""
     flat = np.asarray(values, dtype=np.float64).reshape(-1)
     _, group, sizes = np.unique(flat, return_inverse=True, return_counts=True)
     ends = np.cumsum(sizes)
     return ((ends - sizes + 1 + ends) / 2)[group]
 
 
-def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> float:
-    """Rank correlation in −1..1 of two maps (of |scores| with ``absolute``); NaN if either is constant."""
-    a, b = (ranks(np.abs(m) if absolute else m) for m in (one, other))
+def spearman(first: ArrayLike, second: ArrayLike, *, absolute: bool = False) -> float:
+    """Return the rank correlation of two maps, or of their absolute values; NaN if either map is constant."""
+    a, b = (ranks(np.abs(m) if absolute else m) for m in (first, second))
     a, b = a - a.mean(), b - b.mean()
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale > 0 else float("nan")
 
 
-def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
-    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = 0.01, 0.03.
+def ssim(first: ArrayLike, second: ArrayLike, *, window: int = 7) -> float:
+    """Return the structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004); NaN for constant maps.
 
-    The mean over all windows that lie wholly inside; variances are unbiased. NaN if a map is constant.
+    The window is uniform, K = 0.01 and 0.03, variances are unbiased, and the mean is over all windows inside the map.
     """
-    a, b = (np.asarray(m, dtype=np.float64) for m in (one, other))
+    a, b = (np.asarray(m, dtype=np.float64) for m in (first, second))
     if a.shape != b.shape or a.ndim != 2:
-        raise ValueError(f"SSIM needs two maps [H, W] of one size, got {a.shape} and {b.shape}")
+        raise ValueError(f"SSIM needs two maps [H, W] of the same size, not {a.shape} and {b.shape}")
     window = min(window, *(s - (s + 1) % 2 for s in a.shape))
     if any(m.max() <= m.min() for m in (a, b)):
         return float("nan")
@@ -54,49 +54,55 @@ def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
 
 
 def relative_change(original: ArrayLike, changed: ArrayLike) -> float:
-    """‖E(x + δ) − E(x)‖ / ‖E(x)‖, Frobenius norms (Yeh et al. 2019); NaN for a map of zeros."""
+    """Return ‖E(x + δ) − E(x)‖ / ‖E(x)‖ in the Frobenius norm (Yeh et al. 2019); NaN for a map of zeros."""
     a, b = np.asarray(original, dtype=np.float64), np.asarray(changed, dtype=np.float64)
     norm = np.linalg.norm(a.reshape(-1))
     return float(np.linalg.norm((b - a).reshape(-1)) / norm) if norm > 0 else float("nan")
 
 
 def max_sensitivity(original: ArrayLike, changed: Sequence[ArrayLike]) -> float:
-    """Max-sensitivity: the largest relative change over the disturbed inputs δ ∈ U[−r, r]; lower is better."""
+    """Return the largest relative change over perturbed inputs, δ ∈ U[−r, r]; lower is better."""
     if not len(changed):
-        raise ValueError("no disturbed maps")
-    return max(relative_change(original, one) for one in changed)
+        raise ValueError("max_sensitivity needs at least one perturbed map")
+    return max(relative_change(original, map_) for map_ in changed)
 
 
 def class_sensitivity(top: ArrayLike, least: ArrayLike) -> float:
-    """Spearman correlation of the maps of the most and the least likely class; 1 = the class does not matter."""
+    """Return the Spearman correlation of the maps of the most and the least likely class (1: no class effect)."""
     return spearman(top, least)
 
 
 def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
-    """What is randomised together, from the output to the input: (name, parameter names).
+    """Return (name, parameter names) of the stages that are randomized together, from the output to the input.
 
-    "head" is everything after the blocks, then each block from the last, then "embeddings": all that comes before.
-    Whether a parameter outside the blocks comes before or after them is read off the order in which modules are listed.
+    The stages are "head" (all parameters after the blocks), each block from the last to the first, and "embeddings"
+    (all parameters before the blocks). The order in which the model lists its parameters decides which parameters come
+    before and after the blocks.
     """
     blocks = find_blocks(model)
     if not blocks:
-        raise InputError("this model lists no blocks, so there is no order in which to randomise it")
+        raise InputError("this model has no known blocks, so there is no order in which to randomize it")
     owner = {id(p): f"block {i}" for i, block in enumerate(blocks) for p in block.parameters()}
-    listed = ["head", *(f"block {i}" for i in reversed(range(len(blocks)))), "embeddings"]
-    found: dict[str, list[str]] = {stage: [] for stage in listed}
+    order = ["head", *(f"block {i}" for i in reversed(range(len(blocks)))), "embeddings"]
+    by_stage: dict[str, list[str]] = {stage: [] for stage in order}
     outside = "embeddings"
     for name, parameter in model.named_parameters():
         stage = owner.get(id(parameter), outside)
-        found[stage].append(name)
+        by_stage[stage].append(name)
         outside = outside if stage == "embeddings" else "head"
-    return [(stage, names) for stage, names in found.items() if names]
+    return [(stage, names) for stage, names in by_stage.items() if names]
 
 
 def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    """Copies of the model with random parameters, one a stage: (stage, model). The model itself is left as it is.
+    """Yield (stage, copy of the model with random parameters) for each stage; the model itself does not change.
 
-    "cascading": all stages up to this one, from the output; "independent": this stage alone. Each tensor is redrawn
-    from a normal distribution with the mean and the spread of its own values, so that activations keep their scale.
+    Each tensor is drawn from a normal distribution with the mean and standard deviation of its values, so that
+    activations keep their scale.
+
+    Args:
+        model: the model.
+        order: "cascading" randomizes all stages from the output up to this stage, "independent" this stage alone.
+        seed: random seed.
     """
     if order not in ORDERS:
         raise InputError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
