@@ -203,6 +203,8 @@ def _check_fit(made: Mapping[str, Any]) -> None:
             raise ValueError(f"its {name} lie outside of its tokens")
     if any(not 0 <= a <= b <= tokens for _, a, b in made["turns"]):
         raise ValueError("its turns lie outside of its tokens")
+    if any(not 0 <= i < tokens for i in made["special"] or ()):
+        raise ValueError("its special tokens lie outside of its tokens")
     for one in made["seen"].values():
         if one.scores.shape[1:] != one.first.scores.shape[1:] or not torch.isfinite(one.scores).all():
             raise ValueError("its maps do not fit its pictures")
