@@ -284,6 +284,8 @@ def test_the_system_message_is_closed_and_the_whole_answer_is_chosen() -> None:
     assert "System, 37 %" in closed[0]
     assert re.findall(r"<label[^>]*>([^<]*)</label>", closed[0]) == ["You", " are", " here", " to", " be", " of", " help"]
     assert re.findall(r'id="\w+-(\w+)" checked', page) == ["all"]
+    buttons = re.findall(r'type="radio"[^>]*id="\w+-(\w+)"', page)
+    assert buttons == ["0", "1", "2", "3", "4", "5", "6", "all", "7", "8", "9", "10", "11"]  # the next one is in sight
     lit = re.search(r"#g\w+-all:checked~\.t \.k8[,{]", page)
     assert lit is not None  # " fruit?"
     assert re.search(r"#g\w+-all:checked~\.t \.s0[,{]", page)  # the system message by its sum

@@ -90,9 +90,9 @@ class _Whole:
         talk, unit = self.talk, self.talk.unit(None)
         for i in message.places:
             piece = visible(talk.g.pieces[i], keep="\n")
-            if talk.in_turns:  # no space and no line break at either end
-                piece = piece.lstrip() if i == message.first else piece
-                piece = piece.rstrip() if i == message.end - 1 else piece
+            # no space and no line break at either end of what stands by itself
+            piece = piece.lstrip() if i == (message.first if talk.in_turns else 0) else piece
+            piece = piece.rstrip() if talk.in_turns and i == message.end - 1 else piece
             on = _on(colours.ground(float(unit[i]), talk.signed))
             text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
 
