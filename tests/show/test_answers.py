@@ -302,3 +302,11 @@ def test_a_picture_has_a_map_for_the_whole_answer() -> None:
     assert ended.picture("pixel_values", None).scores.tolist() == [[[0.0, 0.0], [0.0, 3.0]]]
     assert ended.g.pieces == [" [picture]", " what", " one"]
     assert ended.aside(0) == "special tokens 12 %"  # .5 of 4
+
+
+def test_an_encoder_s_text_and_the_decoder_s_are_set_apart() -> None:
+    g = replace(made(["Hello", " you", "<start>", "Hallo", " du"]), source=2)
+    assert [(m.label, m.text) for m in answers.conversation(replace(g, special=[2])).messages] == [("Prompt", "Hello you"), ("Answer", "Hallo du")]
+    assert [m.label for m in answers.conversation(g).messages] == ["Prompt", "", "Answer"]
+    assert "Hallo" in answer.page(g)
+    assert re.search(r"Answer +Hallo du", str(g))

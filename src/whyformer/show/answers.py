@@ -1,4 +1,4 @@
-"""What is shown of a generated text: its messages without special tokens, scores on scales of their own, reasons."""
+"""A generated text as it is shown: its messages without special tokens, a scale for each step, the strongest words."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Conversation:
     Every figure that belongs to a step is computed once.
 
     Attributes:
-        whole: all of it. g: what is shown of it.
+        whole: the complete answer. g: the part of it that is shown.
         places: of each piece of ``g`` its places in ``whole``.
         steps: of each step of ``g`` its number in ``whole``.
     """
@@ -88,7 +88,7 @@ class Conversation:
     # -- messages ------------------------------------------------------------------------------------------------
     @property
     def in_turns(self) -> bool:
-        """Whether prompt and answer are set apart: messages, or what an encoder read and a decoder wrote."""
+        """Whether prompt and answer are set apart: as messages, or as the texts of an encoder and a decoder."""
         return bool(self.g.turns or self.g.source)
 
     @cached_property
@@ -101,7 +101,7 @@ class Conversation:
                 text, label = "".join(g.pieces[first:end]).strip(), role[:1].upper() + role[1:]
                 made.append(Message(label, first, end, text, role.lower() in _FOLDED))
 
-        turns = g.turns or [("prompt", 0, g.source or g.start), ("answer", g.source or g.start, len(g.pieces))]
+        turns = g.turns or [("prompt", 0, g.source or g.start), ("answer", g.start, len(g.pieces))]
         cursor = 0
         for role, first, end in sorted(turns, key=lambda turn: turn[1:]):
             add("", cursor, first)
@@ -142,7 +142,7 @@ class Conversation:
 
     @cached_property
     def sums(self) -> Array:
-        """``[N]`` of the prompt's pieces what they did for the whole answer, the sum over its steps; else 0."""
+        """``[N]`` scores of the prompt's pieces for the whole answer, the sum over its steps; 0 at all others."""
         return np.where(np.arange(len(self.g.pieces)) < self.g.start, self.matrix.sum(0), 0.0)
 
     @cached_property

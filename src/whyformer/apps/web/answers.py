@@ -80,12 +80,12 @@ def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Wa
 def as_written(
     make: Callable[[Track], Made], watch: Watch, shown: Callable[[str], dict[str, Any]]
 ) -> Generator[dict[str, Any], None, Made]:
-    """What ``make`` makes, in a thread; until then values of parts of the page with the text that the model wrote so
-    far.
+    """Run ``make`` in a thread and return its result; until then yield parts of the page with the text that the model
+    has written so far.
 
     Args:
-        make: takes what it reports its progress to.
-        shown: the parts of the page, of a text.
+        make: called with the function that it reports its progress to.
+        shown: text -> values of parts of the page.
     """
     texts: SimpleQueue[str | None] = SimpleQueue()
 
