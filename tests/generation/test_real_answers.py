@@ -47,7 +47,7 @@ def test_a_conversation_is_answered_and_explained(shared: Path) -> None:
     model, tokenizer = smollm2(shared)
     g: Any = whyformer.explain_generation(model, [{"role": "user", "content": "Name three fruits."}], processor=tokenizer, max_new_tokens=16)
     assert g.text.startswith("1. Bananas\n2. Oranges\n3. Grapes")
-    assert [role for role, _, _ in g.turns] == ["user", "assistant"]
+    assert [role for role, _, _ in g.turns] == ["system", "user", "assistant"]
     words = g.by("word")
     ban = next(t for t in range(len(words)) if words.pieces[words.start + t].strip() == "Bananas")
     best = int(words.matrix[ban, : words.start].argmax())

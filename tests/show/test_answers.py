@@ -34,30 +34,37 @@ def made(pieces: list[str] | None = None, start: int = 3) -> Generation:
     )  # fmt: skip
 
 
+def units(g: Generation) -> np.ndarray:
+    talk = answers.conversation(g)
+    return np.stack([talk.unit(t) for t in range(len(talk.g))])
+
+
 def test_the_token_that_is_read_does_not_drown_the_others() -> None:
-    g = made()
-    scale = answers.scale_of(g, 0)
+    talk = answers.conversation(made())
+    scale = talk.scales[0]
     assert (scale.limit, scale.clipped, scale.signed) == (2.0, True, True)
-    np.testing.assert_allclose(answers.unit(g)[0], [1, -0.5, 1, 0, 0])
-    np.testing.assert_allclose(answers.unit(g)[1], [0, 1, 0.5, -1, 0])
-    np.testing.assert_allclose(answers.served(g)[:, 1], [-1 / 3, 1])
+    np.testing.assert_allclose(talk.unit(0), [1, -0.5, 1, 0, 0])
+    np.testing.assert_allclose(talk.unit(1), [0, 1, 0.5, -1, 0])
+    np.testing.assert_allclose(talk.served[:, 1], [-1 / 3, 1])
+    np.testing.assert_allclose(talk.sums, [2, 2, 91.5, 0, 0])  # of the answer nothing: what it was made from
+    np.testing.assert_allclose(talk.unit(None), [1, 1, 1, 0, 0])
 
 
 @pytest.mark.parametrize("noise", [1e-7, 0.01])
 def test_a_step_of_which_nothing_has_much_of_a_score_is_pale(noise: float) -> None:
     g = made()
-    weak = replace(g, matrix=g.matrix * torch.tensor([[1.0], [noise]]))
-    before, after = answers.unit(g), answers.unit(weak)
+    before, after = units(g), units(replace(g, matrix=g.matrix * torch.tensor([[1.0], [noise]])))
     np.testing.assert_allclose(after[0], before[0])  # the others stay as they are
     assert np.abs(after[1, :2]).max() == pytest.approx(10 * noise * 3 / 2)  # of the larger of both, 2 beside 3
-    zero = replace(g, matrix=g.matrix * 0)
-    assert not answers.unit(zero).any()
+    assert not units(replace(g, matrix=g.matrix * 0)).any()
 
 
 def test_reasons_are_the_strongest_words_and_the_one_that_is_read_comes_last() -> None:
-    assert [r.text for r in answers.reasons(made(), 0)] == ["One", "two", "three"]
-    assert [r.text for r in answers.reasons(made(), 0, 2)] == ["One", "two"]
-    assert [r.text for r in answers.reasons(made(), 1)] == ["two", "three", "four"]
+    talk = answers.conversation(made())
+    assert [r.text for r in talk.reasons(0)] == ["One", "two", "three"]
+    assert [r.text for r in talk.reasons(0, 2)] == ["One", "two"]
+    assert [r.text for r in talk.reasons(1)] == ["two", "three", "four"]
+    assert [(r.text, r.score) for r in talk.reasons(None)] == [("three", 91.5), ("One", 2), ("two", 2)]
 
 
 def test_candidates_are_those_that_were_not_written() -> None:
@@ -71,8 +78,9 @@ def test_warnings_that_differ_by_numbers_stand_once() -> None:
 
 def test_plain_text_and_a_terminal_without_colours() -> None:
     text = str(made())
-    assert "prompt  One two three" in text
-    assert re.search(r"' four' +50\.0%  One 2, two -1, three 90", text)
+    assert "Prompt  One two three" in text
+    assert "whole answer  three 91.5, One 2, two 2" in text
+    assert re.search(r"' four' +50\.0 %  One 2, two -1, three 90", text)
     assert "'⏎'" in text
     console = Console(width=100, no_color=True, force_terminal=False)
     with console.capture() as captured:
@@ -92,12 +100,12 @@ def test_the_page_has_no_script_escapes_and_lights_up_what_was_chosen() -> None:
     name = mark.group(1)
     rules = re.findall(r"([^\n{}]+)\{background:(rgb\(var\(--(?:for|against)\)[^}]*)\}", page)
     lit = {place for where, _ in rules for place in where.split(",")}
-    assert f"#{name}-3:checked~p .k0" in lit  # step 0 by its first token
-    assert f"#{name}-4:checked~p .k0" not in lit  # which step 1 does not use
-    assert f"#{name}-1:checked~p .k4" in lit  # what the second token served
-    assert f"#{name}-0:checked~p .k4" not in lit
+    assert f"#{name}-3:checked~.t .k0" in lit  # step 0 by its first token
+    assert f"#{name}-4:checked~.t .k0" not in lit  # which step 1 does not use
+    assert f"#{name}-1:checked~.t .k4" in lit  # what the second token served
+    assert f"#{name}-0:checked~.t .k4" not in lit
     card = answer.fragment(g)
-    assert card.count('type="radio"') == 5
+    assert card.count('type="radio"') == 5 + 1  # the whole answer too
     assert re.search(r"\{background:#[0-9a-f]{6}\}", card)  # a notebook's own colours are not known
     assert "var(--for)" not in card
     assert re.findall(r'id="(g\w+)"', card) != re.findall(r'id="(g\w+)"', answer.fragment(g))  # shown twice in one notebook
@@ -110,7 +118,7 @@ def test_of_a_long_text_the_strongest_words_are_coloured() -> None:
         pieces=[f" w{i}" for i in range(count)], tokens=[f"w{i}" for i in range(count)], ids=list(range(count)), logits=torch.zeros(1, count),
     )  # fmt: skip
     card = answer.fragment(g)
-    lit = re.findall(rf"-{count - 1}:checked~p .k(\d+)(?=[,{{][^}}]*background)", card)
+    lit = re.findall(rf"-{count - 1}:checked~.t .k(\d+)(?=[,{{][^}}]*background)", card)
     assert sorted(map(int, lit)) == list(range(count - 150 - 1, count - 1))
     assert "the strongest words alone" in card
     assert "the strongest words alone" not in answer.fragment(made())
@@ -147,42 +155,44 @@ SEEING = [[0.5, 0, 0, 0, 0, 0.5, 0, 0], [0, 0, 0, 0, 0, 1.0, 1.0, 0]]
 
 
 def test_tokens_that_stand_for_a_picture_are_one_piece() -> None:
-    g = answers.folded(seeing(SEEING))
+    g = answers.conversation(seeing(SEEING)).g
     assert g.pieces == ["<s>", " [picture]", " what", " one", " two"]
     assert (g.start, g.prompt, g.text, g.probability(1)) == (3, "<s> [picture] what", " one two", seeing(SEEING).probability(1))
     assert g.matrix.tolist() == [[0.5, 0, 0.5, 0, 0], [0, 0, 1.0, 1.0, 0]]
     scored = [[0.5, 0, 0.1, 0, 0, 0.4, 0, 0], SEEING[1]]
-    assert answers.folded(seeing(scored)).pieces == ["<s>", " <image>", " <image>", " [picture]", " what", " one", " two"]  # no score is lost
-    assert answers.folded(made()).pieces == made().pieces
+    assert answers.conversation(seeing(scored)).g.pieces == ["<s>", " <image>", " <image>", " [picture]", " what", " one", " two"]  # no score is lost
+    assert answers.conversation(made()).g.pieces == made().pieces
 
 
 def test_what_is_on_the_picture_stands_beside_each_step() -> None:
     g = seeing(SEEING)
-    assert [answers.share_seen(g, t) for t in range(2)] == [3 / 4, 2 / 4]
+    talk = answers.conversation(g)
+    assert [talk.share_seen(t) for t in (0, 1, None)] == [3 / 4, 2 / 4, 5 / 7]
     text = str(g)
-    assert re.search(r"' one' .*picture 75% \(most at x 1\d, y 1\d\)  <s> 0.5, what 0.5", text)
-    assert re.search(r"' two' .*picture 50% \(most at x \d, y \d\)", text)
+    assert re.search(r"' one' .*picture 75 % \(most at x 1\d, y 1\d\)  <s> 0.5, what 0.5", text)
+    assert re.search(r"' two' .*picture 50 % \(most at x \d, y \d\)", text)
     page = answer.page(g)
-    maps = re.findall(r'<figure class="m m(\d)"><img alt="where on the picture: ([^"]+)"', page)
-    assert maps == [("3", " one"), ("4", " two")]
+    maps = re.findall(r'<figure class="m m(\w+)"><img alt="where on the picture: ([^"]+)"', page)
+    assert maps == [("all", "the whole answer"), ("3", " one"), ("4", " two")]
     assert re.search(r"#g\w+-3:checked~.seen .m3\{visibility:visible\}", page)
     assert re.search(r"#g\w+:has\(.k4:hover\) .seen .m4\{visibility:visible\}", page)
 
 
 def test_colours_claim_no_more_than_the_method_knows() -> None:
-    assert not answers.signed(seeing(SEEING))
+    assert not answers.conversation(seeing(SEEING)).signed
     assert "green: mattered (no sign)" in answer.page(seeing(SEEING))
     assert "var(--for)" not in answer.page(seeing(SEEING)).partition("</head>")[2]
     known = seeing(SEEING, [{"signed": True}, {"signed": True}])
-    assert answers.signed(known)
+    assert answers.conversation(known).signed
     assert "orange: for it, blue: against it" in answer.page(known)
 
 
 def test_a_page_writes_the_matrix_s_legend_beside_it() -> None:
     g = made()
-    assert answer.page(g).count(grid.claim(g)) == len(re.findall("<img", answer.page(g))) >= 1
+    claim = grid.claim(answers.conversation(g))
+    assert answer.page(g).count(claim) == len(re.findall("<img", answer.page(g))) >= 1
     whole, bare = ({t.get_text() for t in grid.figure(g, bare=one).texts} for one in (False, True))
-    assert whole - bare == {answers.title(g), grid.claim(g), *answers.remarks(g)}
+    assert whole - bare == {answers.title(g), claim, *answers.remarks(g)}
 
 
 def test_the_matrix_as_a_picture() -> None:
@@ -196,3 +206,107 @@ def test_the_matrix_as_a_picture() -> None:
     assert paper.encode(drawing).startswith(b"\x89PNG")
     words = [t.get_text() for t in drawing.texts]
     assert {"One", "two", "three", "four", "⏎"} <= set(words) or "□" in "".join(words)
+
+
+def talking(special: list[int] | None = None, diagnostics: list[dict[str, object]] | None = None) -> Generation:
+    """A conversation with the tokens of a template: a system message of seven words, a question and an answer."""
+    pieces = ["<s>", "system\n", *"You are here to be of help".replace(" ", "| ").split("|"), "<e>", "<s>", "user\n", "Which", " fruit?", "<e>", "<s>", "assistant\n", "An", " apple", ".", "<e>"]
+    count, start = len(pieces), 17
+    matrix = torch.zeros(4, count)
+    matrix[:, 0], matrix[:, 2:9], matrix[:, 12], matrix[:, 13] = 2.0, 0.5, 1.0, 3.0
+    matrix[1, 17], matrix[2, 18], matrix[3, 19] = 0.25, -4.0, 5.0
+    marks = [i for i, piece in enumerate(pieces) if piece in ("<s>", "<e>") or piece.endswith("\n")]
+    return Generation(
+        matrix=matrix, tokens=pieces, pieces=pieces, ids=list(range(count)), start=start, method="attnlrp", settings={},
+        explained="log-probability", value=torch.zeros(4), target=torch.arange(start, count), target_names=pieces[start:],
+        logits=torch.zeros(4, count), turns=[("system", 0, 10), ("user", 10, 15), ("assistant", start, count)],
+        special=marks if special is None else special, diagnostics=diagnostics or [],
+    )  # fmt: skip
+
+
+def test_messages_have_roles_and_no_tokens_of_the_template() -> None:
+    talk = answers.conversation(talking())
+    assert [(m.label, m.text, m.folded) for m in talk.messages] == [
+        ("System", "You are here to be of help", True), ("User", "Which fruit?", False), ("Assistant", "An apple.", False),
+    ]  # fmt: skip
+    assert "".join(talk.g.pieces) == "You are here to be of helpWhich fruit?An apple."
+    assert talk.g.text == "An apple."  # the token that ends it has no row
+    assert talk.aside(0) == "template tokens 21 %"  # 2 of 9.5
+    assert talk.aside(None) == "template tokens 21 %"
+    assert talk.share(talk.messages[0], 0) == pytest.approx(3.5 / 9.5)
+    assert talk.scales[0].limit == 3.0  # the step is read at a token of the template: nothing is left out of the limit
+    assert talk.scales[1].limit == 3.0
+    assert talk.scales[2].clipped  # read at " apple", which has more than all before it
+    for view in (str(talking()), answer.page(talking()), answer.fragment(talking())):
+        assert "&lt;s&gt;" not in view
+        assert "<e>" not in view
+        assert "template tokens 21 %" in view
+    assert answers.conversation(talking(diagnostics=[{"identity": True}] * 4)).aside(0) == "template tokens left out"
+
+
+def test_where_special_tokens_are_not_known_all_are_shown() -> None:
+    old = replace(talking(), special=None)
+    talk = answers.conversation(old)
+    assert talk.g is old
+    assert [m.label for m in talk.messages] == ["System", "User", "", "Assistant"]
+    assert talk.aside(None) == ""
+
+
+def test_an_answer_of_special_tokens_alone_is_shown() -> None:
+    g = talking()
+    nothing = replace(g, special=[*(g.special or ()), 17, 18, 19])
+    assert answers.conversation(nothing).g.text == "An apple.<e>"
+
+
+@pytest.mark.parametrize("unit", ["word", "sentence", "turn"])
+def test_merged_answers_leave_the_same_out(unit: str) -> None:
+    merged = answers.conversation(talking().by(unit))
+    assert [m.label for m in merged.messages] == ["System", "User", "Assistant"]
+    assert "".join(merged.g.pieces) == "You are here to be of helpWhich fruit?An apple."
+    assert merged.g.text == "An apple."
+
+
+def test_a_long_system_message_is_one_column() -> None:
+    talk = answers.conversation(talking()).narrow()
+    assert talk.g.pieces == ["System", "Which", " fruit?", "An", " apple", "."]
+    assert talk.matrix[:, 0].tolist() == [3.5, 3.5, 3.5]
+    short = replace(talking(), pieces=["<s>", "system\n", "You", *[""] * 6, *talking().pieces[9:]], special=[*(talking().special or ()), *range(3, 9)])
+    assert answers.conversation(short).narrow().g.pieces[0] == "You"
+    texts = [t.get_text() for t in grid.figure(talking()).texts]
+    assert {"System", "User"} <= set(texts)
+    assert any("template tokens 21 %" in text for text in texts)
+
+
+def test_the_system_message_is_closed_and_the_whole_answer_is_chosen() -> None:
+    page = answer.page(talking())
+    closed = re.search(r"<details>.*?</details>", page, re.S)
+    assert closed is not None
+    assert "System, 37 %" in closed[0]
+    assert re.findall(r"<label[^>]*>([^<]*)</label>", closed[0]) == ["You", " are", " here", " to", " be", " of", " help"]
+    assert re.findall(r'id="\w+-(\w+)" checked', page) == ["all"]
+    buttons = re.findall(r'type="radio"[^>]*id="\w+-(\w+)"', page)
+    assert buttons == ["0", "1", "2", "3", "4", "5", "6", "all", "7", "8", "9", "10", "11"]  # the next one is in sight
+    lit = re.search(r"#g\w+-all:checked~\.t \.k8[,{]", page)
+    assert lit is not None  # " fruit?"
+    assert re.search(r"#g\w+-all:checked~\.t \.s0[,{]", page)  # the system message by its sum
+    console = Console(width=100, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(speaking.render(talking()))
+    assert re.search(r"System +You are here to be of help +37 %\n *User +Which fruit\?\n *Assistant +An apple\.", captured.get())
+
+
+def test_a_picture_has_a_map_for_the_whole_answer() -> None:
+    talk = answers.conversation(seeing(SEEING))
+    assert talk.picture("pixel_values", None).scores.tolist() == [[[2.0, 0.0], [0.0, 3.0]]]
+    ended = answers.conversation(replace(seeing(SEEING), special=[0, 7]))
+    assert ended.picture("pixel_values", None).scores.tolist() == [[[0.0, 0.0], [0.0, 3.0]]]
+    assert ended.g.pieces == [" [picture]", " what", " one"]
+    assert ended.aside(0) == "special tokens 12 %"  # .5 of 4
+
+
+def test_an_encoder_s_text_and_the_decoder_s_are_set_apart() -> None:
+    g = replace(made(["Hello", " you", "<start>", "Hallo", " du"]), source=2)
+    assert [(m.label, m.text) for m in answers.conversation(replace(g, special=[2])).messages] == [("Prompt", "Hello you"), ("Answer", "Hallo du")]
+    assert [m.label for m in answers.conversation(g).messages] == ["Prompt", "", "Answer"]
+    assert "Hallo" in answer.page(g)
+    assert re.search(r"Answer +Hallo du", str(g))

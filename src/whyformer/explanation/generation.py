@@ -41,7 +41,10 @@ class Generation(Displayed):
         logits: ``[T, V]`` the model's output for each step; of more than 1,000 tokens ``[T, K]``: the 20 highest and
             those of the tokens that were generated or are explained, the highest first. classes: ``[T, K]`` the
             numbers of these tokens; normalizer: ``[T]`` log Σ exp over the whole vocabulary; None where all are there.
-        turns: (role, first token, one after the last) of each message of a conversation, its answer included.
+        turns: (role, first token, one after the last) of each message of a conversation, its answer included; that
+            which a chat template puts before the first message too.
+        special: places of tokens that stand for no text: the tokenizer's special ones, and those that a chat template
+            writes around messages. None where they are not known.
         labels: number -> text of the likeliest tokens.
         input, part: what the model's forward calls the tokens that it reads, and the decoder's own where they differ.
         unit: "token"; or "word", "sentence", "turn" of what :meth:`by` made. groups: (first, one after the last) token
@@ -64,6 +67,7 @@ class Generation(Displayed):
     logits: Tensor
     source: int = 0
     turns: list[tuple[str, int, int]] = field(default_factory=list)
+    special: list[int] | None = None
     labels: dict[int, str] | None = None
     model: str | None = None
     input: str = "input_ids"
@@ -127,7 +131,8 @@ class Generation(Displayed):
 
         def one(first: int, last: int, name: str, **more: Any) -> Explanation:
             text, offsets = units.joined(self.pieces[first:last])
-            features = Features([self.tokens[first:last]], [offsets], [text])
+            special = None if self.special is None else [[i - first for i in self.special if first <= i < last]]
+            features = Features([self.tokens[first:last]], [offsets], [text], special=special)
             return Explanation(
                 self.matrix[t : t + 1, first:last], "token", self.method, self.settings, self.target[t : t + 1],
                 target_names=[self.target_names[t]], features=features, labels=self.labels, model=self.model,
@@ -159,6 +164,8 @@ class Generation(Displayed):
         rows is what explains the word's log-probability, for every method whose scores are linear in its target
         (gradient × input, all that carry multipliers, so ``attnlrp`` too).
 
+        Special tokens are words and sentences of their own, and belong to the scores of a turn but not to its text.
+
         Raises:
             InputError: no such unit.
         """
@@ -168,19 +175,26 @@ class Generation(Displayed):
             raise InputError(f"these are {self.unit}s already: call by() of the tokens")
         if unit == "token":
             return self
-        breaks = {self.source, self.start, *(a for _, a, _ in self.turns)}
+        special = frozenset(self.special or ())
+        breaks = {self.source, self.start, *(i for _, a, b in self.turns for i in (a, b) if i < len(self.ids))}
         if unit == "turn":
             listed = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
             merged = _filled(listed, len(self.ids), breaks)
         else:
+            breaks |= {i for own in special for i in (own, own + 1) if i < len(self.ids)}
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
         columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)
         value = torch.stack(units.unit_scores(self.value, (range(a, b) for a, b in steps)))
-        texts = ["".join(self.pieces[a:b]) for a, b in merged]
+        alone = [i for i, own in enumerate(merged) if special.issuperset(range(*own))]
+        texts = [
+            "".join(p for n, p in enumerate(self.pieces[a:b], a) if i in alone or n not in special)
+            for i, (a, b) in enumerate(merged)
+        ]
+        at = {a: i for i, (a, _) in enumerate(merged)} | {len(self.ids): len(merged)}
         claims: list[dict[str, Any]] = [
-            {k: own[k] for k in ("signed", "class_specific") if k in own} for own in self.diagnostics[:1]
+            {k: own[k] for k in ("signed", "class_specific", "identity") if k in own} for own in self.diagnostics[:1]
         ]
         roles = {(a, b): role for role, a, b in self.turns} if unit == "turn" else {}
         return replace(
@@ -191,8 +205,10 @@ class Generation(Displayed):
             source=sum(b <= self.source for _, b in merged) if self.source else 0,
             value=value, logits=value[:, None], classes=None, normalizer=None,
             target=torch.zeros(len(steps), dtype=torch.long), labels=None,
-            target_names=[f"'{''.join(self.pieces[self.start + a : self.start + b]).strip()}'" for a, b in steps],
-            turns=[], unit=unit, groups=merged, diagnostics=[dict(c) for c in claims for _ in steps],
+            target_names=[f"'{text.strip()}'" for text in texts[first:]],
+            turns=[(role, at[a], at[b]) for role, a, b in self.turns],
+            special=None if self.special is None else alone, unit=unit, groups=merged,
+            diagnostics=[dict(c) for c in claims for _ in steps],
             seen={name: own.merged(steps) for name, own in self.seen.items()},
         )  # fmt: skip
 

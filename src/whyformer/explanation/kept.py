@@ -203,6 +203,8 @@ def _check_fit(arguments: Mapping[str, Any]) -> None:
             raise ValueError(f"its {name} are out of range")
     if any(not 0 <= a <= b <= tokens for _, a, b in arguments["turns"]):
         raise ValueError("its turns are out of range")
+    if any(not 0 <= i < tokens for i in arguments["special"] or ()):
+        raise ValueError("its special tokens are out of range")
     for maps in arguments["seen"].values():
         if maps.scores.shape[1:] != maps.first.scores.shape[1:] or not torch.isfinite(maps.scores).all():
             raise ValueError("its maps do not fit its pictures, or hold NaN or infinity")

@@ -77,6 +77,7 @@ class HeldGeneration(Held):
     target_names: list[StrictStr]
     notes: list[StrictStr]
     turns: list[tuple[StrictStr, StrictInt, StrictInt]]
+    special: list[StrictInt] | None = None
     diagnostics: list[dict[str, Any]]
     groups: list[Pair] | None = None
     labels: dict[int, StrictStr] | None = None

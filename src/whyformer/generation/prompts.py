@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.generation.pictures import Beside, fitted
 from whyformer.generation.watching import Watched
-from whyformer.inputs.prepare import check_vocabulary, longest_text
+from whyformer.inputs.prepare import check_vocabulary, longest_text, named_special
 from whyformer.models.output import decodes
 from whyformer.targets.naming import behind
 
 Turn = tuple[str, int, int]
+_MARK = "\ufdd0whyformer\ufdd0"  # a message's text, to see where a template puts it
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Prompt:
         ids: numbers of its tokens.
         text: it as text, where it was given so (or as messages, of which a chat template made it).
         special: whether the tokenizer put special tokens of its own around it.
-        turns: (role, first character, one after the last) of each message.
+        turns: (role, first character, one after the last) of each message. contents: (first character, one after the
+            last) of each message's text, without what a chat template writes around it.
         beside: what the model reads beside them: pictures.
     """
 
@@ -36,6 +39,7 @@ class Prompt:
     text: str | None = None
     special: bool = True
     turns: list[Turn] = field(default_factory=list)
+    contents: list[tuple[int, int]] = field(default_factory=list)
     beside: Beside = field(default_factory=Beside)
 
 
@@ -47,6 +51,7 @@ class Written:
         prompt, answer: numbers of tokens; of an encoder–decoder ``prompt`` is what the encoder reads, and ``begin``
             what the decoder begins with (else empty).
         turns: (role, first token, one after the last) of each message.
+        special: places of special tokens, the template's among them, in prompt, begin and answer; None if unknown.
         notes: what was done, in sentences.
         beside: what the model reads beside them: pictures.
     """
@@ -55,6 +60,7 @@ class Written:
     answer: list[int]
     begin: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    special: list[int] | None = None
     notes: list[str] = field(default_factory=list)
     beside: Beside = field(default_factory=Beside)
 
@@ -136,23 +142,42 @@ def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("this tokenizer has no chat template, so messages cannot be written down: give a text")
 
-    def written(count: int, answer: bool) -> str:
-        text = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=answer)
-        return str(text)
+    def written(messages: list[Mapping[str, Any]], answer: bool = True) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
 
     try:
-        whole = written(len(messages), True)
-        ends = [written(i + 1, False) for i in range(len(messages))]
+        whole = written(messages)
+        ends = [written(messages[: i + 1], False) for i in range(len(messages))]
     except Exception as error:  # a template's own, of whatever kind
         raise InputError(f"the tokenizer's chat template refuses these messages: {error}") from error
-    turns, cursor = [], 0
-    for message, so_far in zip(messages, ends, strict=True):
-        end = len(so_far) if whole.startswith(so_far) else whole.find(message["content"], cursor)
-        end = end if whole.startswith(so_far) or end < 0 else end + len(message["content"])
+
+    def place(marked: list[Mapping[str, Any]]) -> tuple[int, int] | None:
+        with suppress(Exception):  # the template refuses these: a system message, or the mark
+            return _differing(whole, written(marked))
+        return None
+
+    turns, contents, cursor = list[Turn](), list[tuple[int, int]](), 0
+    system: Mapping[str, Any] = {"role": "system", "content": _MARK}
+    if (found := place([system, *messages])) is not None and found[0] < found[1]:  # one of the template's own
+        behind = written([system], False).partition(_MARK)[2]
+        cursor = found[1] + (len(behind) if whole.startswith(behind, found[1]) else 0)
+        turns, contents = [("system", 0, cursor)], [found]
+    for i, (message, so_far) in enumerate(zip(messages, ends, strict=True)):
+        found = place([*messages[:i], {**message, "content": _MARK}, *messages[i + 1 :]])
+        end = max(found[1] if found else 0, len(so_far) if whole.startswith(so_far) else 0)
         if end > cursor:
             turns.append((message["role"], cursor, end))
+            contents.append(found or (cursor, end))
             cursor = end
-    return Prompt(_encoded(tokenizer, whole, False), whole, False, turns)
+    return Prompt(_encoded(tokenizer, whole, False), whole, False, turns, contents)
+
+
+def _differing(whole: str, marked: str) -> tuple[int, int] | None:
+    """(first character, one after the last) of what stands in ``whole`` where the other has the mark; None where they
+    differ elsewhere too."""
+    before, found, after = marked.partition(_MARK)
+    first, last = len(before), len(whole) - len(after)
+    return (first, last) if found and first <= last and whole == before + whole[first:last] + after else None
 
 
 def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
@@ -205,7 +230,9 @@ def answered(
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)
     _fitting(len(answer) if decoder else len(ids) + len(answer), limit, "prompt and continuation together")
-    return Written(ids, answer, begin, _turns(prompt, ids, answer, tokenizer), notes, prompt.beside)
+    turns, template = _turns(prompt, ids, answer, tokenizer)
+    special = None if tokenizer is None else _special([*ids, *begin, *answer], template, tokenizer)
+    return Written(ids, answer, begin, turns, special, notes, prompt.beside)
 
 
 def _fitting(tokens: int, limit: int | None, what: str) -> None:
@@ -287,14 +314,29 @@ def _pad(config: Any) -> int:
     return int(ends[0] if isinstance(ends, list) else ends or 0)
 
 
-def _turns(prompt: Prompt, ids: list[int], answer: list[int], tokenizer: Any) -> list[Turn]:
-    """The messages by tokens: one that begins inside of a message belongs to it; the answer is the last."""
+def _turns(prompt: Prompt, ids: list[int], answer: list[int], tokenizer: Any) -> tuple[list[Turn], set[int]]:
+    """The messages by tokens, and which tokens the template writes around them.
+
+    A token that begins inside of a message belongs to it; the answer is the last message.
+    """
     if not prompt.turns or prompt.text is None or not getattr(tokenizer, "is_fast", False):
-        return []
-    offsets = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True)["offset_mapping"]
+        return [], set()
+    encoded = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True)
+    offsets = encoded["offset_mapping"][: len(ids)]
     found: list[Turn] = []
     for role, begin, end in prompt.turns:
-        inside = [i for i, (a, b) in enumerate(offsets[: len(ids)]) if begin <= a < end and a <= b]
+        inside = [i for i, (a, b) in enumerate(offsets) if begin <= a < end and a <= b]
         if inside:
             found.append((role, inside[0], inside[-1] + 1))
-    return [*found, ("assistant", len(ids), len(ids) + len(answer))]
+    written = {i for i, (a, b) in enumerate(offsets) if any(a < end and begin < b for begin, end in prompt.contents)}
+    template = {i for i, (a, b) in enumerate(offsets) if a < b} - written
+    return [*found, ("assistant", len(ids), len(ids) + len(answer))], template
+
+
+def _special(ids: list[int], template: set[int], tokenizer: Any) -> list[int]:
+    """Places of special tokens and of the template's; [UNK] and [MASK] stand for content."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    listed = {*getattr(tokenizer, "all_special_ids", ()), *(i for i, token in added.items() if token.special)}
+    listed -= {getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "mask", "image", "video", "audio")}
+    listed |= set(named_special(tokenizer))
+    return [place for place, i in enumerate(ids) if i in listed or place in template]

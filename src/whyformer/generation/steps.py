@@ -282,7 +282,7 @@ class Steps:
             source=self.source, method=method, settings=full, model=self.opened.name, labels=labels or None,
             explained=named[0] if named else str(target), value=values, **kept,
             target=torch.cat([e.target for e in found]), target_names=[(e.target_names or ["?"])[0] for e in found],
-            turns=self.written.turns, input=found[0].input or "input_ids", part=decoded,
+            turns=self.written.turns, special=self.written.special, input=found[0].input or "input_ids", part=decoded,
             seen={name: Pictured.of([e.parts[name] for e in found]) for name in pictures},
             diagnostics=[e.diagnostics for e in found], notes=self.written.notes,
         )  # fmt: skip

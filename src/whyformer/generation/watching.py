@@ -12,8 +12,8 @@ class Watched:
     """What ``generate`` of transformers hands its tokens to, as it does to its streamers.
 
     Args:
-        track: a function (iterable, description, total) -> iterable; its items are the text so far, and what it raises
-            ends the writing.
+        track: a function (iterable, description, total) -> iterable; its items are the text so far, without special
+            tokens, and what it raises ends the writing.
         tokenizer: what makes text of tokens; None for none.
         count: the most tokens.
     """
@@ -25,7 +25,8 @@ class Watched:
 
     def _texts(self) -> Iterator[str]:
         while True:
-            yield "" if self.tokenizer is None else str(self.tokenizer.decode(self.tokens or []))
+            tokens = self.tokens or []
+            yield "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def put(self, tokens: Tensor) -> None:
         """The prompt, and then each token."""

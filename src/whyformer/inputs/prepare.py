@@ -268,10 +268,14 @@ def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
     return min(limits) if limits else None
 
 
-def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
+def named_special(tokenizer: Any) -> list[int]:
     """[CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] stand for content."""
     names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
-    found = [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
+    return [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
+
+
+def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
+    found = named_special(tokenizer)
     return (
         torch.isin(ids, torch.tensor(found, dtype=ids.dtype, device=ids.device))
         if found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
+    from whyformer.show.answers import Conversation
 
 _PAGE, _WIDE, _GAP = 11.0, 1.8, 0.12  # inches: of a line of pictures, of a picture at most, between pictures
 _TOP, _FOOT = 0.5, 0.44  # above the first line (the prompt), and below each picture (its word)
@@ -42,6 +43,8 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     Look.of(look)
     if not g.seen:
         raise InputError("this text was generated without a picture, so there is no film strip: show its words instead")
+    talk = answers.conversation(g)
+    g = talk.g
     shown = [[g[t].part(name) for t in range(len(g))] for name in g.seen]
     ratio = max(high / wide for own in shown for high, wide in [drawn_size(own[0])])
     wide = _WIDE / max(1.0, ratio / 1.5)
@@ -55,7 +58,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     said = textwrap.wrap(f"{claim}; each map by its own largest score", int(width * 19))
     above = _TOP + 0.12 * len(said)
     paper = Paper(width, above + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
-    paper.write(short(visible(_question(g)), int(width * 13)), _GAP, 0.08, 9, va="top")
+    paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
     paper.write(answers.title(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
     for i, line in enumerate(said):
         paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color=colours.SOFT)
@@ -72,10 +75,12 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     return paper.figure
 
 
-def _question(g: Generation) -> str:
-    """The prompt without the places for its pictures, which are as many tokens as the pictures have rows."""
-    small = answers.folded(g)
-    return "".join(p for p in small.pieces[: small.start] if p.strip() != answers.PICTURE).strip()
+def _question(talk: Conversation) -> str:
+    """The prompt without the places for its pictures, of a conversation the message that is answered."""
+    asked = [m for m in talk.messages if m.first < talk.g.start]
+    places = asked[-1].places if talk.g.turns else range(talk.g.start)
+    pieces = [talk.g.pieces[i] for i in places if i < talk.g.start]
+    return "".join(p for p in pieces if p.strip() != answers.PICTURE).strip()
 
 
 def _plain(paper: Paper, e: Explanation, x: float, y: float, wide: float, high: float) -> None:

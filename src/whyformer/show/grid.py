@@ -8,20 +8,23 @@ import numpy as np
 
 from whyformer.show import answers, colours
 from whyformer.show.paper import Paper, measure
-from whyformer.show.words import short
+from whyformer.show.words import short, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from whyformer.explanation.generation import Generation
+    from whyformer.show.answers import Conversation
 
 _CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
 _MOST = 90  # columns; beyond that words, then sentences
+_ROLES = 0.24  # inches, of the roles below the columns of each message
 
 
-def claim(g: Generation) -> str:
-    """What the colours of the matrix mean."""
-    return f"{colours.legend(answers.signed(g), 'what was written')}; weak rows are paler"
+def claim(talk: Conversation) -> str:
+    """What the colours of the matrix mean, and what is left out of it."""
+    said = f"{colours.legend(talk.signed, 'what was written')}; weak rows are paler"
+    return f"{said}; not shown: {aside}" if (aside := talk.aside(None)) else said
 
 
 def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
@@ -31,20 +34,26 @@ def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
         most: columns, beyond which words are merged.
         bare: without title, legend and remarks, for a page that writes them beside it.
     """
-    g = answers.readable(g, most)
-    names = [short(answers.shown(piece).strip() or "␣", _LONGEST) for piece in g.pieces]
+    return drawn(answers.conversation(g, most), bare)
+
+
+def drawn(talk: Conversation, bare: bool = False) -> Figure:
+    """:func:`figure` of what is shown already."""
+    talk = talk.narrow()
+    g = talk.g
+    names = [short(answers.shown(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
     shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25
     top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.5)
-    wide, high = shown * _CELL, len(g) * _CELL
-    lines, said = ([], "") if bare else (answers.remarks(g), claim(g))
+    wide, high, below = shown * _CELL, len(g) * _CELL, _ROLES if talk.in_turns else 0.0
+    lines, said = ([], "") if bare else (answers.remarks(g), claim(talk))
     if bare:
-        paper = Paper(left + wide + 0.1, top + high + 0.1)
+        paper = Paper(left + wide + 0.1, top + high + below + 0.1)
     else:
-        paper = Paper(max(left + wide, left + measure(said, 6.5), 3.8) + 0.2, top + high + 0.35 + 0.14 * len(lines))
+        tall = top + high + below + 0.35 + 0.14 * len(lines)
+        paper = Paper(max(left + wide, left + measure(said, 6.5), 3.8) + 0.2, tall)
         paper.write(short(answers.title(g), 90), 0.1, 0.1, 8.5, va="top", weight="bold")
-    unit, signed = answers.unit(g)[:, :shown], answers.signed(g)
-    painted = colours.paint(unit, signed)
+    painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
     later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94
     axes = paper.axes(left, top, wide, high)
@@ -54,8 +63,23 @@ def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
         paper.write(name, left + (j + 0.5) * _CELL, top - 0.05, _SIZE, va="bottom", ha="center", rotation=90, **style)
     for t, name in enumerate(names[g.start :]):
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
+    if talk.in_turns:
+        _roles(paper, talk, left, top + high, shown)
+    under = top + high + below
     if said:
-        paper.write(said, left, top + high + 0.08, 6.5, va="top", color=colours.SOFT)
+        paper.write(said, left, under + 0.08, 6.5, va="top", color=colours.SOFT)
     for i, line in enumerate(lines):
-        paper.write(short(line, 140), 0.1, top + high + 0.28 + 0.14 * i, 6.5, va="top", color=colours.WARN)
+        paper.write(short(line, 140), 0.1, under + 0.28 + 0.14 * i, 6.5, va="top", color=colours.WARN)
     return paper.figure
+
+
+def _roles(paper: Paper, talk: Conversation, left: float, y: float, columns: int) -> None:
+    """A line below the columns of each message, and whose it is, where there is room for it."""
+    for message in talk.messages:
+        first, end = message.first, min(message.end, columns)
+        if end <= first or (end == first + 1 and message.folded):  # its column has its name
+            continue
+        x, wide = left + first * _CELL, (end - first) * _CELL
+        paper.box(x + 0.02, y + 0.05, wide - 0.04, 0.012, colours.SOFT)
+        if measure(label := visible(message.label), _SIZE) <= wide:
+            paper.write(label, x + wide / 2, y + 0.09, _SIZE, va="top", ha="center", color=colours.SOFT)

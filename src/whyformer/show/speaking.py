@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -12,31 +11,39 @@ from rich.table import Table
 from rich.text import Text
 
 from whyformer.show import answers, colours
-from whyformer.show.colours import array
 from whyformer.show.words import figure_of, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
+    from whyformer.show.answers import Conversation, Message
 
 _STEPS = 40  # in a listing
+_QUIET = "rgb({},{},{})".format(*bytes.fromhex(colours.SOFT[1:]))
 
 
 def plain(g: Generation) -> str:
-    """The answer token by token: its probability, how much of its scores is on pictures, and the words before it that
-    made it so."""
-    g = answers.folded(g)
-    lines = [f"{answers.title(g)}:", f"  prompt  {_cut(answers.shown(g.prompt), 100)}",
-             f"  answer  {_cut(answers.shown(g.text), 100)}", ""]  # fmt: skip
+    """The messages, and the answer token by token: its probability, how much of its scores is on pictures, and the
+    words before it that made it so."""
+    talk = answers.conversation(g)
+    g = talk.g
+    wide = max(cell_len(visible(m.label)) for m in talk.messages)
+    said = [f"  {visible(m.label):{wide}}  {_cut(answers.shown(m.text), 100)}" for m in talk.messages]
+    lines = [f"{answers.title(g)}:", *said]
+    whole = "  ".join(part for part in (talk.seen(None), _named(talk, None), talk.aside(None)) if part)
     names = [_name(g, t) for t in range(min(len(g), _STEPS))]
     wide = max(map(cell_len, names))
+    lines += ["", f"  whole answer  {whole}", ""]
     for t, name in enumerate(names):
-        made = ", ".join(f"{r.text} {figure_of(r.score)}" for r in answers.reasons(g, t))
-        made = "  ".join(part for part in (answers.seen(g, t), made) if part)
-        share = f"{100 * g.probability(t):5.1f}%  " if g.unit == "token" else ""
+        made = "  ".join(part for part in (talk.seen(t), _named(talk, t)) if part)
+        share = f"{100 * g.probability(t):5.1f} %  " if g.unit == "token" else ""
         lines.append(f"  {name}{' ' * (wide - cell_len(name))}  {share}{made}")
     if len(g) > _STEPS:
         lines.append(f"  ({_STEPS} of {len(g)} {g.unit}s shown)")
     return "\n".join([*lines, *answers.remarks(g)])
+
+
+def _named(talk: Conversation, step: int | None) -> str:
+    return ", ".join(f"{r.text} {figure_of(r.score)}" for r in talk.reasons(step))
 
 
 def _name(g: Generation, step: int) -> str:
@@ -48,55 +55,70 @@ def _cut(text: str, cells: int) -> str:
 
 
 def render(g: Generation) -> RenderableType:
-    """The prompt with what each of its words did for the whole answer, then each step with its reasons."""
-    g = answers.folded(g)
-    return Group(Text(answers.title(g), style="bold"), _Whole(g), Text(), _Steps(g), *map(Text, answers.remarks(g)))
+    """The messages, with what each word of the prompt did for the whole answer; then each step with its reasons."""
+    talk = answers.conversation(g)
+    notes = map(Text, answers.remarks(talk.g))
+    return Group(Text(answers.title(talk.g), style="bold"), _Whole(talk), Text(), _Steps(talk), *notes)
 
 
 class _Whole:
-    """Prompt and answer as text, the prompt coloured by the sum over all steps."""
+    """Prompt and answer as text, the prompt coloured by the sum over all steps; a line below says what they hold."""
 
-    def __init__(self, g: Generation) -> None:
-        self.g = g
+    def __init__(self, talk: Conversation) -> None:
+        self.talk = talk
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        g, text = self.g, Text(overflow="fold")
-        sums = array(g.matrix).sum(0)
-        scale, signed = colours.scale(sums[: max(1, g.start - 1)]), answers.signed(g)
-        for i, piece in enumerate(g.pieces):
-            if i < g.start:
-                value = float(scale.unit(np.array(sums[i])))
-                text.append(visible(piece, keep="\n"), style=f"{colours.INK} {_on(colours.ground(value, signed))}")
+        talk, bare = self.talk, console.color_system is None or console.no_color
+        text = Text(overflow="fold")
+        for message in talk.messages:
+            if talk.in_turns:
+                text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_QUIET)
+            if message.folded:
+                said = f"{_cut(answers.shown(message.text), 60)}  {100 * talk.share(message):.0f} %"
+                text.append(said, style=_QUIET)
             else:
-                text.append(visible(piece, keep="\n"), style=f"bold {colours.INK}")
-        if console.color_system is None or console.no_color:
+                self._write(text, message)
+        if bare:
             yield Text(text.plain)
         else:
             yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
+        parts = ["colours: the whole answer", talk.seen(None), talk.aside(None)]
+        yield Text(" · ".join(part for part in parts if part), style="dim")
+
+    def _write(self, text: Text, message: Message) -> None:
+        """The words of a message, those of the prompt on their colours."""
+        talk, unit = self.talk, self.talk.unit(None)
+        for i in message.places:
+            piece = visible(talk.g.pieces[i], keep="\n")
+            # no space and no line break at either end of what stands by itself
+            piece = piece.lstrip() if i == (message.first if talk.in_turns else 0) else piece
+            piece = piece.rstrip() if talk.in_turns and i == message.end - 1 else piece
+            on = _on(colours.ground(float(unit[i]), talk.signed))
+            text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
 
 
 class _Steps:
     """A line a step: the token, its probability, what else was likely, and its reasons on their colours."""
 
-    def __init__(self, g: Generation) -> None:
-        self.g = g
+    def __init__(self, talk: Conversation) -> None:
+        self.talk = talk
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        g, bare = self.g, console.color_system is None or console.no_color
-        signed = answers.signed(g)
+        talk, g, bare = self.talk, self.talk.g, console.color_system is None or console.no_color
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         heads = ["written", "prob", "or else", "because of"] if g.unit == "token" else ["written", "because of"]
         for head in heads:
             table.add_column(head, no_wrap=head in ("written", "prob"), justify="right" if head == "prob" else "left")
         for t in range(min(len(g), _STEPS)):
-            because = Text(f"{answers.seen(g, t)}  " if g.seen else "")
-            for r in answers.reasons(g, t):
-                because.append(r.text, style="" if bare else f"{colours.INK} {_on(colours.ground(r.unit, signed))}")
+            because = Text(f"{talk.seen(t)}  " if g.seen else "")
+            for r in talk.reasons(t):
+                on = _on(colours.ground(r.unit, talk.signed))
+                because.append(r.text, style="" if bare else f"{colours.INK} {on}")
                 because.append(f" {figure_of(r.score)}  ", style="dim")
             cells = [Text(_name(g, t))]
             if g.unit == "token":
-                else_ = "  ".join(f"{visible(name)} {100 * share:.0f}%" for name, share in answers.others(g, t))
-                cells += [Text(f"{100 * g.probability(t):.1f}%"), Text(else_, style="dim")]
+                else_ = "  ".join(f"{visible(name)} {100 * share:.0f} %" for name, share in answers.others(g, t))
+                cells += [Text(f"{100 * g.probability(t):.1f} %"), Text(else_, style="dim")]
             table.add_row(*cells, because)
         yield table
         if len(g) > _STEPS:

@@ -122,12 +122,16 @@ def folded(e: Explanation, sample: int = 0) -> Word | None:
         return None
     special = frozenset(e.special[sample] if e.special is not None else ())
     said = "special tokens" if special.issuperset(places) else "tokens outside of words"
-    share = 100 * float(np.abs(scores[places]).sum() / np.abs(scores).sum())
-    holds_one = e.diagnostics.get("identity") is True
-    said += " left out" if holds_one else f" {share:.0f} %" if share >= 1 else " < 1 %"
+    share = float(np.abs(scores[places]).sum() / np.abs(scores).sum())
+    said = share_of(said, share, e.diagnostics.get("identity") is True)
     names = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     parts = tuple((names[i], float(scores[i])) for i in places)
     return Word(said, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
+
+
+def share_of(name: str, share: float, left_out: bool = False) -> str:
+    """``special tokens 12 %``: how much of all |score| some tokens hold; "left out" where no share is given."""
+    return f"{name} left out" if left_out else f"{name} {100 * share:.0f} %" if share >= 0.01 else f"{name} < 1 %"
 
 
 def unread(e: Explanation, sample: int = 0) -> list[Unread]:

@@ -18,7 +18,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 MAPS = "[...document.querySelectorAll('.m')].map((one) => getComputedStyle(one).visibility)"
-LIT = """[...document.querySelectorAll('.wf-generated label')]
+KEPT = """() => new MutationObserver(() => {
+    const last = document.querySelector('.wf-writing p:last-child');
+    if (last) window.written = last.innerText;
+}).observe(document, {childList: true, subtree: true, characterData: true})"""
+LIT = """[...document.querySelectorAll('.wf-generated .t p label')]
     .filter((one) => !/, 0\\)$|transparent/.test(getComputedStyle(one).backgroundColor)).map((one) => one.innerText.trim())"""
 
 
@@ -48,18 +52,20 @@ def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     written = page.locator(".wf-generated label.w")
     assert written.first.inner_text().strip() == "8"  # what is on the left of that picture
+    assert written.count() == 1  # the token that ends the answer is no word of it
+    assert page.locator(".wf-generated .dall").is_visible()  # the whole answer is chosen
     assert page.evaluate(MAPS) == ["visible", "hidden"]
     written.last.hover()
     assert page.evaluate(MAPS) == ["hidden", "visible"]  # the map of the word under the pointer
     page.locator(".wf-head").hover()
     assert page.evaluate(MAPS) == ["visible", "hidden"]
-    first = page.evaluate(LIT)
-    assert "left" in first
+    assert "left" in page.evaluate(LIT)
     page.locator(".wf-generated label", has_text="on").first.click()
     assert page.evaluate(MAPS) == ["hidden", "hidden"]  # a word of the prompt has no map: the picture itself
-    served = page.evaluate(LIT)
-    assert served
-    assert set(served) <= {"8", "</s>"}  # only words of the answer
+    assert set(page.evaluate(LIT)) == {"8"}  # only words of the answer
+    assert not page.locator(".wf-generated .dall").is_visible()
+    page.locator(".wf-generated label", has_text="Whole answer").click()
+    assert page.evaluate(MAPS) == ["visible", "hidden"]
     assert axe(page) == []
     said = page.locator("#wf-code").inner_text()
     assert "whyformer.explain_generation(" in said
@@ -81,14 +87,18 @@ def test_a_language_model_by_keyboard(site, visit):
     page.locator("#wf-model input").click()
     page.get_by_role("option", name="folder:stories260k").click()
     says(page, "Ready")
+    page.evaluate(KEPT)
     page.get_by_role("button", name="Explain", exact=True).click()
     finished(page)
+    assert page.evaluate("window.written").strip().startswith(", there was a little girl")  # it stood on the page while it was written
     assert page.locator(".wf-generated .seen").count() == 0
     written = page.locator(".wf-generated label.w")
     assert written.count() == 16
-    first = page.evaluate(LIT)
+    assert written.evaluate_all("all => all.some((one) => getComputedStyle(one).outlineStyle === 'solid')") is False
     page.locator(".wf-generated input:checked").focus()
-    page.keyboard.press("ArrowRight")
+    first = page.evaluate(LIT)
+    assert set(first) <= {"Once", "upon", "a", "time"}  # what made the whole answer: words of the prompt
+    page.keyboard.press("ArrowLeft")  # before the whole answer stands the last word
     assert re.match(r"written: ", page.locator(".wf-generated input:checked").get_attribute("aria-label"))
     assert page.evaluate(LIT) != first
     with page.expect_download() as started:

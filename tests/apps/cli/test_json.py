@@ -13,12 +13,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from waiting import HANG
 from whyformer.apps import cli
 from whyformer.apps.cli.output import COMMANDS
 from whyformer.apps.cli.schema import make_schema
+from whyformer.apps.cli.telling import Working
 
 ROOT = Path(__file__).parents[3]
 PICTURE = str(ROOT / "examples" / "pictures" / "digits_37.png")
@@ -221,3 +223,11 @@ def test_bars_tell_rate_and_time_left():
     )
     _, seen = in_terminal(program)
     assert re.search(rb"\d(\.\d+)?/s", seen) and b"left" in seen
+
+
+def test_a_bar_shows_the_end_of_a_text_that_is_being_written():
+    bars = Progress(disable=True)
+    track = Working(bars).track(("Once", "Once upon\n a \x1b[2Jtime" + " and" * 20), "writing", 2)
+    said = [bars.tasks[0].description for _ in track]
+    assert said[0] == "writing: … Once"
+    assert said[1] == "writing: … " + ("x" + " and" * 20)[-40:]

@@ -31,8 +31,8 @@ def test_answers_are_drawn_with_their_matrices_and_texts(tmp_path):
     assert "tiny-lm" in page.text
     assert "/some/where" not in page.text
     assert [i["alt"] for i in page.all("img")].count("rows: what was written; columns: what stands before it") == 3  # of one the words too
-    assert len([i for i in page.all("img") if (i["alt"] or "").startswith("where on the picture: ")]) == 2
-    assert len([i for i in page.all("input") if i.get("type") == "radio"]) == 5 + 5  # of a picture's tokens there is one
+    assert len([i for i in page.all("img") if (i["alt"] or "").startswith("where on the picture: ")]) == 3  # one of the whole answer
+    assert len([i for i in page.all("input") if i.get("type") == "radio"]) == 1 + 5 + 1 + 5  # of a picture's tokens there is one
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert {"attnlrp", "gae"} <= set(page.text.split())
@@ -59,8 +59,8 @@ def test_answers_saved_as_json_are_drawn_as_those_of_safetensors(tmp_path, wrap)
     assert first == second
     for page in pages.values():
         assert "1 answer." in page.text
-        assert "50.0%" in page.text
-        assert "60.0%" in page.text
+        assert "50.0 %" in page.text
+        assert "60.0 %" in page.text
 
 
 def test_of_both_forms_of_one_answer_the_fuller_is_drawn(tmp_path):

@@ -1,8 +1,11 @@
 """Asking a model on the page: the answer, what is refused, and how to have the same again elsewhere."""
 
 import base64
+import html
 import json
+import re
 import shlex
+from itertools import count, pairwise
 from urllib.parse import urlencode
 
 import numpy as np
@@ -16,6 +19,7 @@ from whyformer.apps.web import answers, examples
 from whyformer.apps.web.handlers import FIELDS, RESULTS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.telling import CANCELLED
+from whyformer.apps.web.work import VisitorSession
 
 QUESTION = "what is on the left ?"
 ASKED = {"kind": "answer", "picture": "digits_37.png", "methods": ["attnlrp"], "length": 2}
@@ -50,8 +54,9 @@ def test_a_question_about_a_picture(visitor):
     assert g.pieces[g.start] == " 7"  # which is on the left
     assert "2 tokens" in shown["status"]
     board = shown["board"]
-    assert board.count('alt="where on the picture: ') == len(g) == 2
-    assert board.count('type="radio"') == len(g.pieces) - 195  # 196 tokens of the picture are one piece
+    assert len(g) == 2
+    assert board.count('alt="where on the picture: ') == 2  # of the whole answer, and of its one word: the other token ends it
+    assert board.count('type="radio"') == 1 + len(g.pieces) - 195 - 2  # 196 tokens of the picture are one piece; <s> and </s> are none
     assert "<script" not in board
     assert "[picture]" in board
     assert shown["looks"]["visible"] is False
@@ -175,11 +180,33 @@ def test_nothing_is_called_ready_that_explain_refuses(visitor, case):
 def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
     monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
     said = []
-    entered = writer.entered("Once upon a time", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
-    list(writer.handlers.explain(writer.session, *entered, progress=lambda share, desc: said.append((share, desc))))
-    writing = [one for one in said if one[1].startswith("writing: ")]
-    assert [share for share, _ in writing] == [(i, 4) for i in range(4)]
-    assert writing[-1][1].split()[2:] == written(writer).text.split()
+    entered = writer.entered("Once upon a time <b>", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
+    steps = list(writer.handlers.explain(writer.session, *entered, progress=lambda share, desc: said.append((share, desc))))
+    assert [share for share, desc in said if desc == "writing"] == [(i, 4) for i in range(4)]
+    *boards, last = [board for step in steps if isinstance(board := step[RESULTS.index("board")], str)]
+    assert "wf-generated" in last
+    assert all("<p dir=\"auto\">Once upon a time &lt;b&gt;</p>" in board for board in boards)
+    texts = [re.findall(r"<p[^>]*>(.*?)</p>", board, re.DOTALL)[1] for board in boards]
+    assert len(texts) == 4
+    assert all(after.startswith(before) and after != before for before, after in pairwise(texts))
+    assert html.unescape(texts[-1]).split() == written(writer).text.split()
+
+
+def test_an_answer_that_nobody_waits_for_is_not_written_to_its_end():
+    ended = []
+
+    def make(track):
+        try:
+            for _ in track((str(i) for i in count()), "writing"):
+                pass
+        finally:
+            ended.append(True)
+
+    session = VisitorSession()
+    shown = answers.as_written(make, session.track(), lambda text: {"board": text})
+    assert [next(shown)["board"], next(shown)["board"]] == ["0", "1"]
+    shown.close()
+    assert ended == [True]
 
 
 def test_cancelling_ends_the_writing(writer):

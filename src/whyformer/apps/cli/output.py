@@ -142,6 +142,7 @@ class GenerationOutput(_Record):
     probabilities: list[float] = _required("Of each token of the answer.")
     candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step, and the answer's.")
     turns: list[list[Any]] = _optional("(role, first token, one after the last) of each message.")
+    special: list[int] | None = _optional("Places of special tokens and of those that a chat template writes.")
     notes: list[str] = _optional("What was done to the prompt.")
     method: str
     settings: dict[str, Any] = _optional()

@@ -70,11 +70,11 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
     raise typer.Exit(status)
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and control characters."""
+def one_line(said: object) -> str:
+    """An error's message, or a text, without line breaks and control characters."""
     from whyformer.show.words import visible
 
-    return visible(re.sub(r"\s+", " ", str(error)).strip()) or type(error).__name__
+    return visible(re.sub(r"\s+", " ", str(said)).strip()) or type(said).__name__
 
 
 class Bars:
@@ -93,6 +93,8 @@ class Bars:
         task = self._bars.add_task(description, total=total)
         try:
             for item in work:
+                if isinstance(item, str):  # the end of a text that is being written
+                    self._bars.update(task, description=f"{description}: … {one_line(item)[-40:]}")
                 yield item
                 self._bars.advance(task)
         finally:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -17,7 +20,7 @@ import whyformer
 from whyformer.apps.web import controls
 from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.telling import piece, status
-from whyformer.apps.web.work import Track, View, VisitorSession
+from whyformer.apps.web.work import Made, Track, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
@@ -55,12 +58,15 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 
 
-def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Track) -> Iterator[dict[str, Any]]:
+def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Watch) -> Iterator[dict[str, Any]]:
     """Values of parts of the page: while the model answers, and then the answer."""
     began = time.monotonic()
     loaded, view = view_of(handlers, asked)
     yield {"status": status(f"{view.model} answers …", busy=True)}
-    g = session.once(_key(view), partial(_answered, loaded, view, track))
+    key = _key(view)
+    if (g := session.made.get(key)) is None:
+        g = yield from as_written(partial(_answered, loaded, view), track, partial(_writing, view))
+    session.keep(key, g)
     session.asked, session.view, session.results = asked, view, [g]
     drawn = render("web/answer.html", card=Markup(answer.card(g)))
     yield {
@@ -69,6 +75,43 @@ def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Tr
         "more": gr.update(visible=True), "looks": gr.update(visible=False),
         "block": gr.update(visible=False, value="mean"),
     }  # fmt: skip
+
+
+def as_written(
+    make: Callable[[Track], Made], watch: Watch, shown: Callable[[str], dict[str, Any]]
+) -> Generator[dict[str, Any], None, Made]:
+    """Run ``make`` in a thread and return its result; until then yield parts of the page with the text that the model
+    has written so far.
+
+    Args:
+        make: called with the function that it reports its progress to.
+        shown: text -> values of parts of the page.
+    """
+    texts: SimpleQueue[str | None] = SimpleQueue()
+
+    def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
+        for item in watch(work, description, total):
+            if isinstance(item, str):
+                texts.put(item)
+            yield item
+
+    with ThreadPoolExecutor(1, "whyformer-answer") as pool:
+        future = pool.submit(copy_context().run, make, track)
+        future.add_done_callback(lambda _: texts.put(None))
+        try:
+            while (text := texts.get()) is not None:
+                yield shown(text)
+        finally:
+            if not future.done():  # nobody waits for it any longer
+                watch.stop.set()
+    return future.result()
+
+
+def _writing(view: View, text: str) -> dict[str, Any]:
+    """The prompt and the answer so far, where the answer will be."""
+    labels = ("User", "Assistant") if view.chat else ("Prompt", "Answer")
+    said = zip(labels, (view.source.content, text), strict=True)
+    return {"board": render("web/writing.html", messages=list(said)), "trust": "", "code": ""}
 
 
 def _answered(loaded: Loaded, view: View, track: Track) -> Generation:

@@ -171,8 +171,7 @@ class Watch:
                 raise InputError(f"{long}: choose a cheaper method or settings")
             if self.progress is not None and now - self.last > PAUSE:
                 self.last = now
-                said = f"{description}: … {item[-60:]}" if isinstance(item, str) else description
-                self.progress((done, total) if total else None, desc=said)
+                self.progress((done, total) if total else None, desc=description)
             yield item
 
 

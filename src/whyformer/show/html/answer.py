@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from whyformer.explanation.generation import Generation
+    from whyformer.show.answers import Conversation
 
 _LEAST = 0.04  # of a scale, below which a word stays white
 _LEVELS = 12
@@ -24,6 +25,7 @@ _DOTS = 150
 _COLUMNS = 200  # of a matrix
 _MOST = 2000  # words that can be chosen
 _LONGEST = 400  # pixels of a map: there is one for each word
+WHOLE, _WHOLE_NAME = "all", "the whole answer"
 
 
 def fragment(g: Generation) -> str:
@@ -40,10 +42,10 @@ def card(g: Generation, mark: str | None = None) -> str:
     Args:
         mark: what ids begin with, where a page may hold the same answer twice.
     """
-    units = [answers.readable(g, _COLUMNS)]
-    if units[0].unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
-        units.append(by_word)
-    figures = [(one.unit, grid.claim(one), *_matrix(grid.figure(one, _COLUMNS, bare=True))) for one in units]
+    shown = [answers.conversation(g, _COLUMNS)]
+    if shown[0].g.unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
+        shown.append(answers.conversation(by_word, _COLUMNS))
+    figures = [(one.g.unit, grid.claim(one), *_matrix(grid.drawn(one, bare=True))) for one in shown]
     return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark))
 
 
@@ -59,12 +61,13 @@ def _matrix(figure: Figure) -> tuple[Markup, int]:
 
 
 def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
-    g = answers.readable(whole, _MOST)
+    talk = answers.conversation(whole, _MOST)
+    g = talk.g
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
-        "g": g, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title,
-        "shown": answers.shown, "reasons": answers.reasons, "others": answers.others, "answer_remarks": answers.remarks,
-        "figure_of": words.figure_of, "signed": answers.signed(g), "seen": answers.seen, "pictures": _pictures(g),
+        "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title,
+        "shown": answers.shown, "others": answers.others, "answer_remarks": answers.remarks,
+        "figure_of": words.figure_of, "signed": talk.signed, "pictures": _pictures(talk),
         "behind": _behind, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
     }  # fmt: skip
 
@@ -74,19 +77,21 @@ def _name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def _pictures(g: Generation) -> list[tuple[Markup | None, list[tuple[int, Markup, str]]]]:
-    """Of each picture of the prompt: the picture itself, and for each step (its token, the map, the largest score)."""
-    made = []
+def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | str, str, Markup, str]]]]:
+    """Of each picture of the prompt: the picture itself, and its maps for the whole answer and for each step: (the
+    choice, its name, the map, the largest score)."""
+    g, made = talk.g, []
     for name in g.seen:
-        own = [g[t].part(name) for t in range(len(g))]
-        if not painting.drawable(own[0]) and painting.base(own[0]) is None:
+        own = {step: talk.picture(name, step) for step in (None, *range(len(g)))}
+        first = own[None]
+        if not painting.drawable(first) and painting.base(first) is None:
             continue
-        maps = [
-            (g.start + t, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e))
-            for t, e in enumerate(own)
-        ]
-        plain = painting.base(own[0])
-        size = painting.drawn_size(own[0], 0, _LONGEST)[::-1]
+        maps = []
+        for t, e in own.items():
+            choice, said = (WHOLE, _WHOLE_NAME) if t is None else (g.start + t, answers.shown(g.pieces[g.start + t]))
+            maps.append((choice, said, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e)))
+        plain = painting.base(first)
+        size = painting.drawn_size(first, 0, _LONGEST)[::-1]
         made.append((None if plain is None else _compressed(np.asarray(plain.convert("RGB").resize(size))), maps))
     return made
 
@@ -95,29 +100,33 @@ def _compressed(pixels: Any) -> Markup:
     return html.data_uri(painting.encoded(pixels, "JPEG", quality=85), "jpeg")
 
 
-def style(g: Generation, mark: str, themed: bool) -> Markup:
+def style(talk: Conversation, mark: str, themed: bool) -> Markup:
     """The rules that colour the words for each choice, and show its map: numbers and colours alone."""
-    ink = "currentColor" if themed else colours.INK
+    ink, g = "currentColor" if themed else colours.INK, talk.g
     rules = [
         f"#{mark} input{{position:absolute;opacity:0;pointer-events:none}}",
         f"#{mark} label{{cursor:pointer;border-radius:3px;padding:2px 0}}#{mark} .w{{font-weight:600}}",
         f"#{mark} .d{{display:none;min-height:2.2em}}",
+        f"#{mark} .t p{{line-height:2;margin:0 0 6px;white-space:pre-wrap;overflow-wrap:anywhere}}",
+        f"#{mark} summary{{cursor:pointer;width:fit-content;border-radius:3px;padding:0 3px}}",
+        f"#{mark} .all{{display:inline-block;border:1px solid;border-radius:1em;padding:0 .8em;margin:4px 0}}",
         f"#{mark} .seen{{display:grid;float:left;width:clamp(140px,38%,300px);margin:6px 14px 6px 0}}",
         f"#{mark} .seen>*{{grid-area:1/1;margin:0;align-self:start}}#{mark} .m{{visibility:hidden}}",
         f"#{mark} .seen img{{display:block;width:100%;margin:0;border-radius:4px}}",
     ]
-    one = answers.signed(g)
-    for t, row in enumerate(answers.unit(g)):
-        rules += _coloured(mark, g.start + t, row, one, themed, _COLOURED)
-    for j, column in enumerate(answers.served(g)[:, : g.start].T):
-        rules += _coloured(mark, j, np.concatenate([np.zeros(g.start), column]), one, themed, _SERVED)
-    for i in range(len(g.pieces)):
-        chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~p .k{i}"
-        rules.append(f"{chosen}p .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
+    rules += _coloured(talk, mark, WHOLE, talk.sums, talk.scale_of(None), themed)
+    for t in range(len(g)):
+        rules += _coloured(talk, mark, g.start + t, talk.row(t), talk.scale_of(t), themed)
+    served = colours.Scale(1.0, talk.signed)
+    for j, column in enumerate(talk.served[:, : g.start].T):
+        rules += _coloured(talk, mark, j, np.concatenate([np.zeros(g.start), column]), served, themed, _SERVED)
+    for i in (WHOLE, *range(len(g.pieces))):
+        chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~.t .k{i}"
+        rules.append(f"{chosen}.t .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
         rules.append(f"{focused}{{outline:3px solid var(--accent,{colours.LIGHT['accent']})}}")
     if g.seen:  # the map of the word under the pointer stands for that of the chosen one
         steps = range(g.start, len(g.pieces))
-        rules += [f"#{mark}-{i}:checked~.seen .m{i}{{visibility:visible}}" for i in steps]
+        rules += [f"#{mark}-{i}:checked~.seen .m{i}{{visibility:visible}}" for i in (WHOLE, *steps)]
         rules.append(f"#{mark}:has(.w:hover) .seen .m{{visibility:hidden}}")
         rules += [f"#{mark}:has(.k{i}:hover) .seen .m{i}{{visibility:visible}}" for i in steps]
     return Markup("\n".join(rules))
@@ -131,15 +140,27 @@ def _behind(unit: float, signed: bool, themed: bool) -> str:
     return f"rgb(var(--{ink})/calc({abs(unit):.2f}*var(--strong)))"
 
 
-def _coloured(mark: str, choice: int, units: Any, signed: bool, themed: bool, most: int) -> list[str]:
-    """The strongest words of one choice, so many at most; those of like colour in one rule."""
-    alike: dict[float, list[int]] = {}
-    least = max(_LEAST, float(np.sort(np.abs(units))[-most - 1])) if len(units) > most else _LEAST
-    for i, value in enumerate(units.tolist()):
-        if abs(value) > least:
-            alike.setdefault(round(value * _LEVELS) / _LEVELS, []).append(i)
+def _coloured(
+    talk: Conversation,
+    mark: str,
+    choice: int | str,
+    row: Any,
+    scale: colours.Scale,
+    themed: bool,
+    most: int = _COLOURED,
+) -> list[str]:
+    """The strongest words of one choice, so many at most, and system messages by their sums; those of like colour in
+    one rule."""
+    folded = {f"s{m.first}": float(row[m.first : m.end].sum()) for m in talk.messages if m.folded}
+    units = np.abs(scale.unit(row))
+    least = max(_LEAST, float(np.sort(units)[-most - 1])) if len(units) > most else _LEAST
+    alike: dict[float, list[str]] = {}
+    scores = {f"k{i}": float(row[i]) for i in np.flatnonzero(units > least)} | folded
+    for name, value in zip(scores, scale.unit(np.array([*scores.values()])).tolist(), strict=True):
+        if abs(value) > _LEAST:
+            alike.setdefault(round(value * _LEVELS) / _LEVELS, []).append(name)
     made = []
-    for value, places in alike.items():
-        chosen = ",".join(f"#{mark}-{choice}:checked~p .k{i}" for i in places)
-        made.append(f"{chosen}{{background:{_behind(value, signed, themed)}}}")
+    for value, names in alike.items():
+        chosen = ",".join(f"#{mark}-{choice}:checked~.t .{name}" for name in names)
+        made.append(f"{chosen}{{background:{_behind(value, talk.signed, themed)}}}")
     return made
