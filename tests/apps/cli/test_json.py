@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from waiting import HANG
 from whyformer.apps import cli
 from whyformer.apps.cli.output import COMMANDS
+from whyformer.apps.cli.printing import Working
 from whyformer.apps.cli.schema import make_schema
-from whyformer.apps.cli.telling import Working
 
 ROOT = Path(__file__).parents[3]
 PICTURE = str(ROOT / "examples" / "pictures" / "digits_37.png")
