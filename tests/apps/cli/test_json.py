@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from waiting import HANG
 from whyformer.apps import cli
 from whyformer.apps.cli.output import COMMANDS
-from whyformer.apps.cli.printing import Working
+from whyformer.apps.cli.printing import Bars
 from whyformer.apps.cli.schema import make_schema
 
 ROOT = Path(__file__).parents[3]
@@ -227,7 +227,7 @@ def test_bars_tell_rate_and_time_left():
 
 def test_a_bar_shows_the_end_of_a_text_that_is_being_written():
     bars = Progress(disable=True)
-    track = Working(bars).track(("Once", "Once upon\n a \x1b[2Jtime" + " and" * 20), "writing", 2)
+    track = Bars(bars).track(("Once", "Once upon\n a \x1b[2Jtime" + " and" * 20), "writing", 2)
     said = [bars.tasks[0].description for _ in track]
     assert said[0] == "writing: … Once"
     assert said[1] == "writing: … " + ("x" + " and" * 20)[-40:]
