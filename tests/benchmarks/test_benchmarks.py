@@ -203,7 +203,7 @@ def test_the_leaderboard_of_texts(tmp_path: Path, vit, bert) -> None:
 def test_what_is_taken_out_is_pixels_or_whole_patches(per: str, tmp_path: Path, vit, bert) -> None:
     data = picture_folder(tmp_path / "data")
     report = run("perturbation", tmp_path / "out", data, vit, bert, False, methods="rollout", per=per).report
-    said = {"pixel": "upsampled bilinearly", "nearest": "score of the patch", "patch": "per patch by its own score"}
+    said = {"pixel": "bilinearly upsampled", "nearest": "score of its patch", "patch": "patches by their score"}
     assert said[per] in report.conventions["removed"]
 
 
@@ -393,7 +393,7 @@ def test_ties_may_go_as_topk_takes_them(tmp_path: Path, vit) -> None:
     data = picture_folder(tmp_path / "data")
     outcome = run_benchmark("perturbation", vit, data, tmp_path / "topk", methods="rollout", processor=processor(), ties="topk")
     assert outcome.report.counts["rollout"]["scored"]
-    assert outcome.report.conventions["ties"] == "equal scores are taken as torch.topk picks them on a CPU"
+    assert outcome.report.conventions["ties"] == "equal scores are ordered as by torch.topk on a CPU"
     with pytest.raises(InputError, match="ties must be one of index, last, topk"):
         run_benchmark("perturbation", vit, data, tmp_path / "x", methods="rollout", processor=processor(), ties="first")
     scores = np.array([[0.5, 0.5], [0.1, 0.9]])
