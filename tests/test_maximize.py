@@ -352,7 +352,7 @@ def test_unknown_units(vit: nn.Module, unit: Any, match: str) -> None:
         ({"shape": (4, 8, 8, 8)}, "one picture has the shape"),
         ({"shape": (8,)}, "one picture has the shape"),
         ({"start": torch.zeros(2, 3, 32, 32)}, "one picture has the shape"),
-        ({"device": "cpu"}, "models given by name"),
+        ({"device": "cpu"}, "models loaded by name"),
         ({"recipe": "pretty"}, "recipe must be 'feature_visualisation' or 'plain', not 'pretty'"),
         ({"parametrisation": "wavelet"}, "parametrisation must be fourier or pixel, not 'wavelet'"),
         ({"bounded": 1}, "bounded must be True or False, not 1"),

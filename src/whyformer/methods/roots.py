@@ -1,4 +1,4 @@
-"""Where relevance ends in a recorded pass, and walks from a target to there.
+"""The values at which relevance ends in a recorded pass, and walks from a target to them.
 
     whole = record_pass(model, feed)
     begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
@@ -32,13 +32,13 @@ __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """Where relevance ends: pixels, vectors, or for token ids what enters the first block.
+    """The values at which relevance ends: pixels, vectors, or the first block's input for token ids.
 
     Attributes:
-        numbers: input -> number of that value.
-        own: input -> ``[B, N]`` its rows, if the value lies inside of the model, where rows of others may stand beside.
-        rows: of the pass; None if no value lies inside of the model.
-        calls: number of such a value -> (the call that makes it, its shape).
+        numbers: input -> number of its root value.
+        own: input -> its rows ``[B, N]`` in the root, for roots inside the model, which may also hold other rows.
+        rows: the rows of the pass; None if no root is inside the model.
+        calls: number of a root inside the model -> (the call that computes it, its shape).
     """
 
     numbers: Mapping[str, int]
@@ -47,14 +47,13 @@ class Roots:
     calls: Mapping[int, tuple[Call, torch.Size]] = field(default_factory=dict)
 
     def arranged(self, name: str, value: Tensor) -> Tensor:
-        """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
+        """Return the input's rows ``[B, N, ...]`` of a tensor shaped like its root; the tensor itself for arguments."""
         if self.rows is None or name not in self.own:
             return value
         return self.rows.features(self.numbers[name], value, self.own[name])
 
     def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
-        """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
-        :meth:`arranged`."""
+        """Return ``value`` with the input's rows replaced by ``arranged``; the inverse of :meth:`arranged`."""
         if self.rows is None or name not in self.own:
             return arranged.to(value)
         return self.rows.with_features(self.numbers[name], value, self.own[name], arranged)
@@ -63,12 +62,12 @@ class Roots:
 def find_roots(
     whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None
 ) -> Roots:
-    """Return where the relevance of each input ends.
+    """Return the roots of a pass.
 
     Args:
         whole: a recorded pass.
         sources: the inputs by name.
-        made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
+        made: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
 
     Raises:
         ModelError: the model does not read an input.
@@ -88,17 +87,17 @@ def find_roots(
             roots_of(tape, tape.number(argument_of(whole.feed, sources[name].scored))) if name in sources else ()
         )
         if not looked_up:
-            raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
+            raise ModelError(f"the look-up of the tokens of its input '{name}' was not recognized")
         if len(looked_up) > 1:
-            raise ModelError(f"the tokens of its input '{name}' are looked up in several places, which is not followed")
+            raise ModelError(f"the tokens of its input '{name}' are looked up in several places: not supported yet")
         numbers[name] = looked_up[0]
     calls = {n: (tape.maker[n], tape.shapes[n]) for n in numbers.values() if n in tape.maker}
     return Roots(numbers, own, None if layout is None else layout.rows, calls)
 
 
 def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
-    """(number of the value in which relevance ends, ``[B, N]`` its rows): what enters the first block, or what is
-    looked up if rows of the input are mixed with others before."""
+    """Return (number of the root, the input's rows ``[B, N]`` in it): the first block's input, or the looked-up vectors
+    if the input's rows are mixed with others before it."""
     rows = layout.rows
     if source not in rows.begun:
         return None
@@ -108,10 +107,10 @@ def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str
     number = entry(program, rows, layout.attentions, source)
     if number is None or (own.dim() < 2 and number != begun):
         return None
-    given = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
-    others = [whole.tape.number(t) for t in given]
+    arguments = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
+    others = [whole.tape.number(t) for t in arguments]
     if len(sources) > 1 and not bool(rows.of(number).all()):
-        return begun, own  # vectors of no row stand beside words there, such as those of a picture that was made tokens
+        return begun, own  # the value also holds vectors of no row, such as those of a picture turned into tokens
     texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
     return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
 
@@ -120,16 +119,16 @@ _MIXED: Recent[tuple[bool]] = Recent(64)
 
 
 def _is_mixed(whole: ForwardPass, rows: Rows, value: int, own: Tensor, begun: int, others: tuple[int, ...]) -> bool:
-    """Return True if the rows of an input in a value depend on other inputs, or other rows in it on the input."""
+    """Return True if the input's rows in a value depend on other inputs, or its other rows depend on the input."""
     tape, key = whole.tape, (whole.tape.signature, value, begun, others)
     known = _MIXED.get(key)
     if known is None:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
         inside[own.flatten()] = True
-        mine = inside[label].to(tape.device(value))
+        is_own = inside[label].to(tape.device(value))
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
         program = read_program(tape, [begun, *others], [value])
-        runs = [(GRADIENT, {value: seed * mine}), (GRADIENT, {value: seed * ~mine})]
+        runs = [(GRADIENT, {value: seed * is_own}), (GRADIENT, {value: seed * ~is_own})]
         from_own, from_others = walk_back(program, tape, runs, wanted=[begun, *others])
         mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[begun].any())
         known = _MIXED.put(key, (mixed,))
@@ -148,13 +147,13 @@ def changed_pass(
     made: Mapping[str, str] | None = None,
     checkpoint: bool = False,
 ) -> tuple[ForwardPass, Roots]:
-    """Record a pass in which the roots have other values.
+    """Record a pass in which the values of roots are replaced.
 
     Args:
         model, feed, samples, checkpoint: as for :func:`record_pass`.
         sources, made: as for :func:`find_roots`.
-        values: input -> the other value of its root, laid out as :attr:`RootedPass.begun`.
-        roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
+        values: input -> replacement of its root's value, in the layout of :attr:`RootedPass.begun`.
+        roots: the roots of a pass on inputs of the same shapes; None if there is none yet.
 
     Returns:
         The pass and its roots.
@@ -178,13 +177,13 @@ def changed_pass(
 
 
 _MOVED = (
-    "the model calls other operations if its inputs are changed, as with experts, before it reads another input: "
-    "explain it by a method that changes no inputs, such as input_x_gradient, attnlrp or gae"
+    "the model runs other operations if its inputs are changed, such as other experts, before it reads another input: "
+    "use a method that does not change inputs, such as input_x_gradient, attnlrp or gae"
 )
 
 
 def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[Tensor], Tensor]]:
-    """Number of each root -> function that puts the rows of all inputs that end there into it."""
+    """Return {number of a root: function that replaces the rows of all inputs whose root it is}."""
 
     def changed(value: Tensor, number: int) -> Tensor:
         if value.shape != roots.calls[number][1]:
@@ -200,15 +199,15 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
 # -- a pass under a composite ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class RootedPass:
-    """A recorded pass whose relevance is about to be walked back to its roots.
+    """A recorded pass, ready to propagate from the target to its roots.
 
     Attributes:
         whole: the pass.
-        roots: where relevance ends.
-        composite: the rules of the way back.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        layout: which rows its values hold. Rules that carry relevance share it within each sample.
-        moved: True if a root was given another value than its own.
+        roots: the values at which relevance ends.
+        composite: the rules of the backward walk.
+        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        layout: the rows of its values, needed to distribute relevance within each sample; None for gradients.
+        moved: True if the value of a root was replaced.
     """
 
     whole: ForwardPass
@@ -221,16 +220,16 @@ class RootedPass:
 
     @cached_property
     def logits(self) -> Tensor:
-        """``[B, C]``, the row of logits that the target is about."""
+        """``[B, C]``, the row of logits that the target reads."""
         return self.whole.logits(self.read)
 
     @property
     def begun(self) -> dict[str, Tensor]:
-        """Input -> its root's value; ``[B, N, ...]`` of texts."""
+        """Input -> value of its root; ``[B, N, ...]`` for texts."""
         return {name: self.roots.arranged(name, self.whole.tape[n]) for name, n in self.roots.numbers.items()}
 
     def back(self, seed: Tensor) -> dict[str, Tensor]:
-        """Return input -> what arrives at its root, laid out as :attr:`begun`.
+        """Propagate to the roots; return {input: flow that arrives at its root}, in the layout of :attr:`begun`.
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
@@ -243,20 +242,20 @@ class RootedPass:
         program = read_program(tape, wanted, starts)
         with self.whole.naming_modules():
             runs = [(self.composite, starts)]
-            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
+            (flows,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
-        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
-            held = f", or {self.composite.name} holds constant all that leads there (then use input_x_gradient)"
+        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
+            constant = f", or {self.composite.name} holds every path constant (then use input_x_gradient)"
             raise ModelError(
-                "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
-                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16)"
-                f"{held if self.composite.rules else ''}. Remove what cuts it off, explain another target, or use "
+                "nothing arrives at the input: an operation of the model stops the gradient (rounding, conversion to "
+                "integers), or all derivatives are 0 (a head of zeros, or too small for float16: use bfloat16)"
+                f"{constant if self.composite.rules else ''}. Remove that operation, explain another target, or use "
                 "occlusion"
             )
-        return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
+        return {name: self.roots.arranged(name, flows[n]) for name, n in self.roots.numbers.items()}
 
     def _within(self, program: Program, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
-        """What a walk needs to share relevance within each sample, and to add it up."""
+        """Return the walk's arguments to distribute relevance within each sample, and to sum it."""
         if self.layout is None:
             return {}
         borders = self.layout.borders(program)
@@ -267,5 +266,5 @@ class RootedPass:
 
     @property
     def balance(self) -> Balance:
-        """The relevance of each sample on the last way back."""
+        """The conservation of relevance in the last call of :meth:`back`."""
         return replace(self._sums[-1].balance, precision=self.whole.precision)
