@@ -315,7 +315,7 @@ def test_an_unknown_setting_with_a_suggestion() -> None:
         explain(*build("bert"), "transformer_attribution", start_block=1)
     with refused(InputError, "Did you mean 'start_layer'?"):
         explain(*build("bert"), "transformer_attribution", start_layr=1)
-    with refused(InputError, "auto has no setting 'start_layer'", "methods that have one: transformer_attribution, "):
+    with refused(InputError, "auto has no setting 'start_layer'", "methods with this setting: transformer_attribution, "):
         explain(*build("bert"), start_layer=1)
 
 

@@ -95,7 +95,7 @@ def test_a_given_answer_and_a_span() -> None:
     ("prompt", "images", "said"),
     [
         ("what is", [], "no place|is empty|0 are given|list of pictures"),
-        (["what", "is"], [square((64, 64), BOX)], "2 prompts need 2 pictures"),
+        (["what", "is"], [square((64, 64), BOX)], "2 prompts need as many pictures"),
         ([{"role": "user", "content": "what"}], square((64, 64), BOX), "prompt with pictures is a text"),
         ("what is <image> <image>", square((64, 64), BOX), "2 placeholders for pictures"),
     ],

@@ -188,7 +188,7 @@ def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
 
 def test_what_one_prompt_is_refused_for_is_told() -> None:
     model, processor = built("gemma3")
-    with pytest.raises(InputError, match=r"the prompt has 2 placeholders for pictures .*, and 1 is given"):
+    with pytest.raises(InputError, match=r"the prompt has 2 placeholders for pictures .* and 1 picture"):
         whyformer.explain(model, {"text": ["what is", "<start_of_image> and <start_of_image>"], "images": [[WIDE], [EVEN]]}, "saliency", TARGET, processor)
     fed = dict(processor(images=[[WIDE], [EVEN]], text=["<start_of_image> what is"] * 2, return_tensors="pt", padding=True))
     with pytest.raises(InputError, match="explain the prompts one at a time"):  # tensors do not say whose they are

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 _LOSS = ("label", "labels", "start_positions", "end_positions", "next_sentence_label", "return_loss")
 
 
-def put_right(
+def corrected(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """Correct the arguments of a model's forward.
@@ -45,8 +45,8 @@ def put_right(
         notes.append(f"a batch axis was added to {main if isinstance(main, str) else 'the input'}")
 
         def batched(value: Any) -> Any:
-            alike = isinstance(value, Tensor) and value.dim() == axes and value.shape[-1] == length
-            return value[None] if alike else value
+            is_batch_part = isinstance(value, Tensor) and value.dim() == axes and value.shape[-1] == length
+            return value[None] if is_batch_part else value
 
         args, kwargs = tuple(map(batched, args)), {n: batched(v) for n, v in kwargs.items()}
     return args, kwargs, notes

@@ -101,7 +101,7 @@ def _measured(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
     return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
 
 
-def told(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
+def distortions(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
     """Return notes on distortions that a map does not show: sides scaled unequally, or a strongly enlarged picture.
 
     Args:

@@ -19,7 +19,7 @@ from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, open_sound
 
 
-def as_given(inputs: Any, processor: Any) -> Any:
+def normalized(inputs: Any, processor: Any) -> Any:
     """Wrap a single sample in a list, open files, and convert arrays to pictures, texts or tensors.
 
     A list holds samples. A tuple with tensors holds forward's positional arguments.

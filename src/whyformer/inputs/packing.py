@@ -12,7 +12,7 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
 
 
-def alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
+def is_evenly_packed(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
     """Return whether the rows of a ``[P, D]`` tensor are packed patches, equally many per sample."""
     grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
     return (
@@ -58,16 +58,16 @@ def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
     return True
 
 
-def each_its_own(made: Inputs, samples: int) -> Inputs:
+def check_assigned(inputs: Inputs, samples: int) -> Inputs:
     """Return the inputs of prompts unchanged, if their pictures can be assigned to them.
 
     Raises:
         InputError: they cannot.
     """
-    pixels = [n for n, t in made.kwargs.items() if "pixel" in n and isinstance(t, Tensor) and t.is_floating_point()]
-    unscored = bool(pixels) and {made.name, *made.others}.isdisjoint(pixels)
-    if samples > 1 and (unscored or made.batch != samples):
+    pixels = [n for n, t in inputs.kwargs.items() if "pixel" in n and isinstance(t, Tensor) and t.is_floating_point()]
+    unscored = bool(pixels) and {inputs.name, *inputs.others}.isdisjoint(pixels)
+    if samples > 1 and (unscored or inputs.batch != samples):
         raise InputError(
             "the rows of the pictures cannot be assigned to the prompts: explain the prompts one at a time"
         )
-    return made
+    return inputs

@@ -13,7 +13,7 @@ BETWEEN = " | "
 Places = list[list[tuple[int, int]]]
 
 
-def both(text: Any, pair: Any, truncate: bool) -> tuple[list[str], list[str]]:
+def text_lists(text: Any, pair: Any, truncate: bool) -> tuple[list[str], list[str]]:
     """Return the first and the second texts of the samples as lists.
 
     Raises:
@@ -30,7 +30,7 @@ def both(text: Any, pair: Any, truncate: bool) -> tuple[list[str], list[str]]:
     return list(first), list(second)
 
 
-def read_together(
+def join_pairs(
     texts: list[str], pairs: list[str], places: Places | None, encoded: Any
 ) -> tuple[list[str], Places | None]:
     """Join each pair to one text; return (texts, (start, end) of each token in them)."""

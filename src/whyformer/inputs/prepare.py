@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import called, is_table, naming, place_of, put_right, stands_beside
-from whyformer.inputs.geometry import measure_geometry, told
-from whyformer.inputs.given import as_given
+from whyformer.inputs.feed import called, corrected, is_table, naming, place_of, stands_beside
+from whyformer.inputs.geometry import distortions, measure_geometry
+from whyformer.inputs.given import normalized
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.lists import holds_tensors, stacked
-from whyformer.inputs.packing import alike, channels_last, each_its_own, several_each, small_pictures
-from whyformer.inputs.pairs import both, read_together
+from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
+from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
-from whyformer.inputs.sounds import Sound, heard, listener
+from whyformer.inputs.sounds import Sound, listener, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
@@ -52,27 +52,27 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     """
     if isinstance(inputs, Inputs):
         return inputs
-    inputs = as_given(inputs, processor)
+    inputs = normalized(inputs, processor)
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
         prepared = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
-        texts, pairs = both(inputs["text"], inputs["text_pair"], truncate)
+        texts, pairs = text_lists(inputs["text"], inputs["text_pair"], truncate)
         prepared = _from_texts(model, texts, processor, truncate, pairs)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         prepared = _from_pictures(list(inputs), processor)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
         encoded, facts = encode_sounds(inputs, processor)
-        prepared = heard(_from_tensors((), encoded, model, None), facts, _notes_on_rates(inputs, processor))
+        prepared = with_sounds(_from_tensors((), encoded, model, None), facts, _notes_on_rates(inputs, processor))
     elif is_prompt(inputs):
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
-        prepared = each_its_own(_from_tensors((), encoded, model, processor), len(pictures))
+        prepared = check_assigned(_from_tensors((), encoded, model, processor), len(pictures))
         prepared = with_pictures(prepared, pictures, processor)
     elif isinstance(inputs, Tensor | Mapping | tuple) or holds_tensors(inputs):
         inputs = stacked(model, inputs, processor) if isinstance(inputs, list) else inputs
         listed = inputs if isinstance(inputs, tuple) else (inputs,) if isinstance(inputs, Tensor) else ()
-        args, kwargs, changes = put_right(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
+        args, kwargs, changes = corrected(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
         prepared = _from_tensors(args, kwargs, model, processor)
         prepared = replace(prepared, notes=[changes] * prepared.batch if changes else None)
     else:
@@ -132,7 +132,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     pictures = [n for n in pixels if n not in patches]
     if ids and not (pictures or vectors):  # packed patches of equally large pictures
         samples = len(dict(content)[ids[0]])
-        vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and alike(t, samples, kwargs)]
+        packed = [(n, t) for n, t in content if t.is_floating_point() and t.dim() == 2]
+        vectors = [n for n, t in packed if is_evenly_packed(t, samples, kwargs)]
     several_pictures = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
     vectors = [*vectors, *patches]
     scored = [*ids, *pictures, *vectors] if several_pictures or patches else [*pictures, *ids, *vectors]
@@ -241,7 +242,7 @@ def _from_texts(
     mask = encoded.get("attention_mask")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
     if pairs is not None:
-        texts, places = read_together(texts, pairs, places, encoded)
+        texts, places = join_pairs(texts, pairs, places, encoded)
     features = Features(
         [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
         extent=extent(texts, places, encoded) if truncate and places is not None else None,
@@ -299,16 +300,17 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
     pixels = _processed(processor, rgb)
-    shown = without_normalisation(pixels, processor)
+    shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
     geometry = None
     if shown is not None:
-        geometry = measure_geometry(partial(_processed, processor), [(p.height, p.width) for p in rgb])
+        geometry = measure_geometry(partial(_processed, processor), sizes)
     features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
     kwargs = {"pixel_values": pixels} if named else {}
     size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    changes = [notes(p) + told((p.height, p.width), size, geometry[i] if geometry else None) for i, p in enumerate(rgb)]
+    boxes = [None if geometry is None else geometry[i] for i in range(len(rgb))]
+    changes = [notes(p) + distortions(s, size, b) for p, s, b in zip(rgb, sizes, boxes, strict=True)]
     place = "pixel_values" if named else 0
     black, white = black_of(processor), white_of(processor)
     return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)

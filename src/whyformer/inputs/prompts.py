@@ -107,10 +107,10 @@ def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
     return (len(prompt["images"]), 0 if ids is None else places_in(model, ids), *sorted(shapes.items()))
 
 
-def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
+def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
     """Add the geometry of each prompt's pictures, and mark their placeholders in the text as special tokens."""
     pictures = [p for group in groups for p in group]
-    sides = {name: made.side(name) for name in (made.name, *made.others)}
+    sides = {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
     for name, side in sides.items():
         process = None if side.modality == "text" else _process(processor, name, groups, side.tensor)
         if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
@@ -130,9 +130,9 @@ def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any)
             places = [next((i for i in ids if isinstance(i, int)), -1) for ids in candidates]  # −1 is no token
             held = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
             sides[name] = replace(side, special=held if side.special is None else side.special | held)
-    main = sides.pop(made.name)
+    main = sides.pop(inputs.name)
     others = {n: replace(side, args=(), kwargs={}) for n, side in sides.items()}
-    return replace(main, args=made.args, kwargs=made.kwargs, others=others)
+    return replace(main, args=inputs.args, kwargs=inputs.kwargs, others=others)
 
 
 def _process(

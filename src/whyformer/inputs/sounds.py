@@ -163,7 +163,7 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
     return encoded, {"sounds": padded, "sampling_rate": rate, "durations": seconds, "time": time}
 
 
-def heard(inputs: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
+def with_sounds(inputs: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
     """Add facts about the sounds to their prepared tensors."""
     known = dict(facts)
     axis, rate = known.pop("time")
