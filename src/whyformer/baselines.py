@@ -116,7 +116,7 @@ BASELINES: dict[str, Baseline] = {
         ),
         Baseline("blur", {"image": "Gaussian blur, kernel 11, σ 5"}, _blur),  # RISE's insertion
         Baseline(
-            "noise", {"image": "uniform noise between 0 and 1 before normalisation, drawn for each picture"}, _noise
+            "noise", {"image": "uniform noise between 0 and 1 before normalisation (by benchmarks per picture)"}, _noise
         ),
         Baseline("mask", {"text": "the tokenizer's mask token"}, token="mask"),
         Baseline("unk", {"text": "the tokenizer's token for unknown words"}, token="unk"),

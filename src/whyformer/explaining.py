@@ -56,8 +56,8 @@ def explain(
         target: None (each sample's predicted class), a class index, a list of one index per sample, a class name (see
             :func:`whyformer.targets.class_index`), a target from :mod:`whyformer.targets` as an object or as text
             (``"Token(-1, 17)"``), or a function that returns ``[B]``. The function gets the logits ``[B, C]`` of a
-            batch, or the model's raw output if the model has no single row of logits per sample. Such an output needs
-            a target, except a language model's.
+            batch (of the next token for a language model). If the model has no such row of logits per sample, a target
+            is required, and a function gets the model's raw output.
         processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; loaded automatically
             when ``model`` is a name or a pipeline, or was loaded from a folder or hub id (``model.name_or_path``) that
             has one.

@@ -1,4 +1,4 @@
-"""``auto``: the method that measured best for the kind of input and what the map is for."""
+"""``auto``: the method that measured best for the kind of input and the purpose of the map."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_an_unknown_method_lists_the_names():
     ("arguments", "expected"),
     [
         (["--setting", "nope=1"], "purpose='faithful'"),
-        (["--setting", "start_layer=1"], "methods that have one: transformer_attribution, "),
+        (["--setting", "start_layer=1"], "methods with this setting: transformer_attribution, "),
         (["--method", "transformer_attribution", "--setting", "nope=1"], "start_layer=0"),
         (["--setting", "start_layer"], "key=value"),
         (["--setting", "start_layer=-7"], "start_layer"),

@@ -38,7 +38,7 @@ class Paths:
 
         Args:
             identity: add r itself; otherwise r ← r Ē, for maps that contain the residual.
-            normalize_rows: divide the row sums of [I, Ē] out, which are 1 + ΣĒ (without I, ΣĒ).
+            normalize_rows: divide r_q by the row sums of [I, Ē], which are 1 + ΣĒ (without I, ΣĒ), before each step.
         """
         rows = dict(self.readouts)
         for step in reversed(self.steps):
