@@ -171,7 +171,7 @@ def test_a_processor_that_is_none() -> None:
 @pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "integrated_gradients"])
 def test_a_picture_tensor_of_another_size(method: str) -> None:
     model, _ = build("hf_vit", torch.float32)
-    with refused(InputError, "48×32", "made for 32×32", "processor"):
+    with refused(InputError, "48×32", "takes 32×32", "processor"):
         whyformer.explain(model, torch.randn(1, 3, 48, 32), method)
 
 
@@ -207,7 +207,7 @@ def test_a_sample_without_a_batch_axis() -> None:
     model, inputs = build("bert")
     one = explain(model, inputs["input_ids"][0])
     assert torch.equal(one.scores, explain(model, inputs["input_ids"][:1]).scores)
-    assert one.diagnostics["input"] == [["the input had no batch axis and got one"]]
+    assert one.diagnostics["input"] == [["a batch axis was added to the input"]]
     both = explain(model, {name: value[1] for name, value in inputs.items()})
     assert torch.equal(both.scores, explain(model, {name: value[1:] for name, value in inputs.items()}).scores)
     for name in ("hf_vit", "timm_vit", "torchvision_vit"):
@@ -259,7 +259,7 @@ def test_an_unknown_class_name() -> None:
         text("a fine film", target="negativ")
     with refused(InputError, "no class 'cow'"):
         text("a fine film", target="cow")
-    with refused(InputError, "give a number"):
+    with refused(InputError, "pass an index"):
         explain(*build("bert"), target="cow")
 
 
@@ -273,7 +273,7 @@ def test_class_names_in_any_case_and_as_numbers() -> None:
 def test_an_ambiguous_class_name() -> None:
     model, inputs = build("bert")
     model.config.id2label = {0: "crane, bird", 1: "crane, machine", 2: "a", 3: "b", 4: "c"}
-    with refused(InputError, "several classes", "0 (crane, bird)", "1 (crane, machine)", "give the number"):
+    with refused(InputError, "several classes", "0 (crane, bird)", "1 (crane, machine)", "Pass the index"):
         explain(model, inputs, target="crane")
 
 
@@ -291,9 +291,9 @@ def test_a_wrong_number_of_targets(target: list[int]) -> None:
 
 def test_target_functions_that_give_no_number_a_sample() -> None:
     model, inputs = build("bert")
-    with refused(InputError, "one number a sample"):
+    with refused(InputError, "one number per sample"):
         explain(model, inputs, target=lambda logits: logits)
-    with refused(InputError, "one number a sample"):
+    with refused(InputError, "one number per sample"):
         explain(model, inputs, target=lambda logits: logits.sum())
     with refused(InputError, "does not depend on the logits"):
         explain(model, inputs, target=lambda logits: torch.ones(2, requires_grad=True))
@@ -315,7 +315,7 @@ def test_an_unknown_setting_with_a_suggestion() -> None:
         explain(*build("bert"), "transformer_attribution", start_block=1)
     with refused(InputError, "Did you mean 'start_layer'?"):
         explain(*build("bert"), "transformer_attribution", start_layr=1)
-    with refused(InputError, "auto has no setting 'start_layer'", "methods that have one: transformer_attribution, "):
+    with refused(InputError, "auto has no setting 'start_layer'", "methods with this setting: transformer_attribution, "):
         explain(*build("bert"), start_layer=1)
 
 
@@ -349,7 +349,7 @@ def test_device_and_dtype_are_for_models_by_name() -> None:
 def test_devices_and_dtypes_that_do_not_exist() -> None:
     with refused(InputError, "dtype must be one of", "float32", "'float31'"):
         explain("bundled:sst2", "a fine film", dtype="float31")
-    with refused(InputError, "no device is called 'gpu'"):
+    with refused(InputError, "there is no device 'gpu'"):
         explain("bundled:sst2", "a fine film", device="gpu")
     if not torch.cuda.is_available():
         with refused(InputError, "'cuda'", "use 'cpu'"):
@@ -515,7 +515,7 @@ def test_a_target_that_returns_something_else(method: str) -> None:
     model, inputs = build("bert")
     with refused(InputError, "must return a tensor", "shape [2]", "not float", ".item()"):
         explain(model, inputs, method, lambda logits: logits[0, 1].item())
-    with refused(InputError, "one number a sample", "[2]", "not [2, 5]"):
+    with refused(InputError, "one number per sample", "[2]", "not [2, 5]"):
         explain(model, inputs, method, lambda logits: logits)
     alone = {name: value[:1] for name, value in inputs.items()}
     scalar = explain(model, alone, method, lambda logits: logits[0, 1])
@@ -550,7 +550,7 @@ def test_a_target_that_lets_no_gradient_through() -> None:
     from test_output_targets import MODELS
 
     model, inputs = MODELS["headless"]()
-    with refused(ModelError, "a target of your own", "detaches"):
+    with refused(ModelError, "a target function", "detaches"):
         explain(model, inputs, "input_x_gradient", lambda output: output.pooler_output.detach()[:, 0])
 
 

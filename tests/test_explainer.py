@@ -107,9 +107,9 @@ def test_other_options_leave_the_first_as_they_are():
     other = one.using(checkpoint=True)
     assert (one.options.checkpoint, other.options.checkpoint) == (False, True)
     assert other.model is one.model
-    with pytest.raises(InputError, match="given by name"):
+    with pytest.raises(InputError, match="loaded by name"):
         one.using(device="cpu")
-    with pytest.raises(InputError, match="given by name"):
+    with pytest.raises(InputError, match="loaded by name"):
         whyformer.explain(one, torch.tensor([[1, 2]]), dtype="float64")
 
 

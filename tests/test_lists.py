@@ -94,7 +94,7 @@ def test_as_many_targets_as_samples(count: int, sizes: list[int]) -> None:
 
 
 def test_pairs_of_unlike_numbers_of_texts_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(InputError, match="70 texts and 69 second ones"):
+    with pytest.raises(InputError, match="70 texts and text_pair has 69"):
         whyformer.explain("bundled:sst2", {"text": TEXTS, "text_pair": TEXTS[1:]}, "input_x_gradient")
     assert not sizes
 

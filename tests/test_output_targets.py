@@ -241,7 +241,7 @@ def test_an_output_that_is_no_row_of_logits_needs_a_target(name: str) -> None:
         if name != "depth":  # whose map is made by a ReLU that gives 0 there
             assert whyformer.explain(model, inputs, "input_x_gradient", eval(way)).scores.any(), way
     if name not in ("clip", "siglip"):
-        with pytest.raises(InputError, match="which number is meant"):
+        with pytest.raises(InputError, match="a target must select a number"):
             whyformer.explain(model, inputs, "input_x_gradient", target=1)
 
 
@@ -331,9 +331,9 @@ def test_a_token_by_its_text() -> None:
     best = int(e.logits[0].argmax())
     assert e.top(0, 1)[0][:2] == (best, f"'{Words._names[best]}'")
     assert whyformer.explain(model, inputs, "input_x_gradient", Token(5, "[MASK]"), Words()).target.tolist() == [1, 1]
-    with pytest.raises(InputError, match="'an' is not one token but 2"):
+    with pytest.raises(InputError, match="'an' is 2 tokens"):
         whyformer.explain(model, inputs, "input_x_gradient", Token(5, "an"), Words())
-    with pytest.raises(InputError, match="known to a tokenizer only"):
+    with pytest.raises(InputError, match="needs a tokenizer"):
         whyformer.explain(model, inputs, "input_x_gradient", Token(5, "n"))
 
 
@@ -403,7 +403,7 @@ def test_a_target_written_out(written: str, target: Any) -> None:
 @pytest.mark.parametrize("wrong", ["Token()", "Token(5, 17, 3)", "Token(__import__('os'))", "Token(x)", "Span(3)", "Token(5, 17"])
 def test_a_target_that_cannot_be_read(wrong: str) -> None:
     model, inputs = MODELS["gpt2"]()
-    with pytest.raises(InputError, match=r"cannot be read: names stand in quotes|no class"):
+    with pytest.raises(InputError, match=r"cannot be read: put names in quotes|no class"):
         whyformer.explain(model, inputs, "input_x_gradient", wrong)
 
 
@@ -411,23 +411,23 @@ WRONG = [
     ("masked", Token(7, 3), "position 7 is outside sample 1, which has 7 tokens: 0 to 6"),
     ("masked", Token(-8, 3), "position -8 is outside sample 1"),
     ("masked", Token(2, VOCABULARY), "class 50 is out of range"),
-    ("masked", Token(2.0, 3), "position is a whole number or one a sample, not 2.0"),
+    ("masked", Token(2.0, 3), "position must be a whole number or one per sample, not 2.0"),
     ("masked", Token([1, 2, 3], 3), "3 targets for 2 samples"),
-    ("masked", Span(1, 2), "neither that of a question answerer nor a language model's"),
+    ("masked", Span(1, 2), "neither a question-answering model nor a language model"),
     ("masked", Query(1, 2), "has no logits of queries"),
     ("classifier", Token(1, 2), "has no logits of single tokens"),
-    ("classifier", Pixel(1, 2, 0), "is not one number a pixel and class"),
+    ("classifier", Pixel(1, 2, 0), "has no value per pixel and class"),
     ("masked", Similarity(), "has no similarities"),
     ("answers", Span(4, 2), "ends at 2, before its start at 4"),
-    ("gpt2", Span(0, 2), "starts at 1 or later"),
+    ("gpt2", Span(0, 2), "must start at 1 or later"),
     ("yolos", Token(1, 2), "has no logits of single tokens"),
-    ("yolos", Query(9, 2), "query 9 is outside the output, whose numbers are 0 to 3"),
+    ("yolos", Query(9, 2), "query 9 is outside the output, whose indices are 0 to 3"),
     ("yolos", Query(1, 9), "class 9 is out of range"),
     ("yolos", Query(None, 9), "class 9 is outside"),
     ("segformer", Pixel(99, 0, 2), "row 99 is outside"),
     ("segformer", Pixel(0, -1, 2), "column -1 is outside"),
     ("headless", lambda output: 3.0, "must return a tensor"),
-    ("headless", lambda output: output.pooler_output, "one number a sample"),
+    ("headless", lambda output: output.pooler_output, "one number per sample"),
     ("headless", [Token(1, 2), Span(1, 2)], "of one kind, not Token, Span"),
 ]
 
@@ -442,7 +442,7 @@ def test_a_target_that_does_not_fit(name: str, target: Any, said: str) -> None:
 
 
 def test_the_best_query_needs_a_class() -> None:
-    with pytest.raises(InputError, match="give the class"):
+    with pytest.raises(InputError, match="pass the class"):
         Query(None)
 
 
@@ -495,7 +495,7 @@ def test_tokens_do_not_move_under_a_target_that_counts_them() -> None:
     model, inputs = MODELS["gpt2"]()
     known = whyformer.explain(model, inputs, "occlusion", Token(4, 9), fill_id=model.config.pad_token_id)
     torch.testing.assert_close(whyformer.explain(model, inputs, "occlusion", Token(4, 9)).scores, known.scores)
-    with pytest.raises(InputError, match="would move the tokens"):
+    with pytest.raises(InputError, match="would change"):
         whyformer.explain(model, inputs, "occlusion", Token(4, 9), baseline="delete")
     last = whyformer.explain(model, inputs, "occlusion", Token(-1, 9))
     torch.testing.assert_close(last.scores, whyformer.explain(model, inputs, "occlusion", 9).scores)

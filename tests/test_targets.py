@@ -121,7 +121,7 @@ def test_a_number_that_also_names_another_class_is_refused_with_both_ways_out(sa
     with pytest.raises(InputError) as caught:
         class_index(said, SWAPPED, 4)
     number = said.strip()
-    assert f"write #{number} for the number" in str(caught.value)
+    assert f"Write #{number} for the index" in str(caught.value)
     assert f"'\"{number}\"' with the inner quotes for the name" in str(caught.value)
 
 
@@ -153,5 +153,5 @@ def test_every_entrance_means_the_same_class() -> None:
         climbed = whyformer.maximize_activation(model, said, steps=1)
         assert climbed.unit == f"class {model.config.id2label[index]}"
     for call in (whyformer.explain, lambda *a, target: whyformer.compare(*a, targets=[target]), lambda *a, target: whyformer.maximize_activation(a[0], target)):
-        with pytest.raises(InputError, match="write #0 for the number"):
+        with pytest.raises(InputError, match="Write #0 for the index"):
             call(model, inputs, target="0")

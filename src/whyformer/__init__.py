@@ -1,4 +1,4 @@
-"""whyformer: which patches, pixels or tokens made a Transformer say this, and whether that may be believed."""
+"""whyformer: which patches, pixels or tokens a Transformer's prediction rests on, and how far to trust the answer."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ __all__ = [
     "unload",
 ]
 
-# Public name -> where it lives; loaded on first use, so that `whyformer --help` need not wait for torch.
+# Public name -> module that defines it; imported on first use, so that `whyformer --help` does not import torch.
 _PLACES = {
     "Arbitration": "evaluation.select",
     "Audit": "auditing",
@@ -88,8 +88,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'whyformer' has no attribute '{name}'")
-    place = _PLACES[name]
-    return getattr(import_module(f"whyformer.{place}"), name) if place else import_module(f"whyformer.{name}")
+    module = _PLACES[name]
+    return getattr(import_module(f"whyformer.{module}"), name) if module else import_module(f"whyformer.{name}")
 
 
 def __dir__() -> list[str]:

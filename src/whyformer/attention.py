@@ -1,4 +1,4 @@
-"""Every attention map of one forward pass: each block, each head, and the token × token matrix."""
+"""All attention maps of one forward pass: one token × token matrix per block and head."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MOST_VALUES = 500_000_000
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the rows of a model lie on its inputs, so that scores of rows become an explanation without the model.
+    """Where each row of the attention maps lies on the inputs, to turn scores of rows into explanations.
 
     Attributes:
-        shares: for the main input ("") and each part, a layout whose values are the share that an element has of its
-            row's score; empty where there is no layout.
-        numbers: likewise the row of each element, counted through all samples.
-        refusal: why there is no layout.
+        shares: for the main input ("") and each part, the fraction of its row's score that each element gets; empty
+            if the rows cannot be laid out on the inputs.
+        numbers: for the same inputs, the row of each element, counted through all samples.
+        refusal: why the rows cannot be laid out; "" if they can.
     """
 
     finish: Finish
@@ -44,7 +44,7 @@ class Placement:
     refusal: str = ""
 
     def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
-        """The explanation of scores ``[B, N]`` of rows."""
+        """Return the explanation of scores ``[B, N]`` of rows."""
         if not self.shares:
             raise MethodNotApplicable(self.refusal)
         placed = self.placed(values)
@@ -52,14 +52,14 @@ class Placement:
         return self.finish(replace(parts.pop(""), parts=parts), self.method, settings)
 
     def placed(self, values: Tensor) -> dict[str, Tensor]:
-        """The scores of the elements of each input."""
+        """Return the scores of each input's elements from the scores ``[B, N]`` of rows."""
         flat = values.flatten()
         return {name: flat[number] * self.shares[name].values.to(flat) for name, number in self.numbers.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class PlacementApart:
-    """The rows of samples that make no batch: those of each, and where they stand among those of the longest."""
+    """Placements of samples that cannot be batched, and each sample's slice of the rows of the longest."""
 
     each: list[Placement | PlacementApart]
     spans: list[slice]
@@ -67,20 +67,20 @@ class PlacementApart:
     left: bool
 
     def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
-        """As :meth:`Placement.explanation`."""
-        made = [own.explanation(values[[i]][:, self.spans[i]], settings) for i, own in enumerate(self.each)]
-        return joined(made, self.padding, self.left)
+        """See :meth:`Placement.explanation`."""
+        results = [p.explanation(values[[i]][:, self.spans[i]], settings) for i, p in enumerate(self.each)]
+        return joined(results, self.padding, self.left)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The maps of a batch.
+    """The attention maps of a batch.
 
     Attributes:
-        maps: one a block, first to last, each ``[B, H, N, N]``: the row is the token that looks. Prefix tokens (CLS)
-            and special ones are included.
-        readout: ``[B, N]`` how much each row of the last block feeds the logits: one-hot for CLS, even for a mean.
-        tokens: the names of the tokens of each sample, for text.
+        maps: one tensor ``[B, H, N, N]`` per block, first to last. Rows are queries and columns are keys. Prefix
+            tokens (CLS) and special tokens are included.
+        readout: ``[B, N]`` weight of each row of the last block in the logits: one-hot for CLS, uniform for a mean.
+        tokens: the tokens of each sample, for text.
     """
 
     maps: list[Tensor]
@@ -93,8 +93,8 @@ class AttentionMaps:
         lines = [f"AttentionMaps of {len(self.readout)} sample{'s' * (len(self.readout) != 1)}: {self.blocks} blocks"]
         lines += [f"  {shape}" for shape in shapes]
         if self.tokens is not None:
-            own = self.tokens[0]
-            lines.append(f"  tokens: {' '.join(own[:12])}{' …' if len(own) > 12 else ''}")
+            first = self.tokens[0]
+            lines.append(f"  tokens: {' '.join(first[:12])}{' …' if len(first) > 12 else ''}")
         lines.append("  .explanation(block, head)  .matrix(block, head)  .each_block()  .each_head()")
         return "\n".join(lines)
 
@@ -109,44 +109,44 @@ class AttentionMaps:
         return int(self.maps[0].shape[1])
 
     def matrix(self, block: int, head: int | str = "mean", sample: int = 0) -> Tensor:
-        """``[N, N]`` who looks at whom in one block.
+        """Return the attention ``[N, N]`` of one block and sample, queries × keys.
 
         Args:
-            head: a head's number, or "mean", "max" or "min" over them.
+            head: index of a head, or "mean", "max" or "min" over all heads.
         """
         return self._fused(block, head)[sample]
 
     def explanation(self, block: int, head: int | str = "mean", query: int | None = None) -> Explanation:
-        """One row of the map as an explanation, to be drawn like any other.
+        """Return one row of a map as an explanation.
 
         Args:
             head: as for :meth:`matrix`.
-            query: number of the token that looks (prefix and special tokens are counted); by default the rows that
-                feed the logits.
+            query: index of the query token, prefix and special tokens included; default: the rows that feed the
+                logits, weighted by ``readout``.
         """
         fused = self._fused(block, head)
         settings: dict[str, Any] = {"block": block % self.blocks, "head": head}
         if query is None:
-            looked_at = torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused)
-            return self._placement.explanation(looked_at, settings)
+            weighted = torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused)
+            return self._placement.explanation(weighted, settings)
         if not -fused.shape[1] <= query < fused.shape[1]:
-            raise InputError(f"there is no token {query}: the model sees {fused.shape[1]}, counted from 0")
+            raise InputError(f"there is no token {query}: the model reads {fused.shape[1]} tokens, counted from 0")
         return self._placement.explanation(fused[:, query], {**settings, "query": query % fused.shape[1]})
 
     def each_block(self, head: int | str = "mean") -> list[Explanation]:
-        """One explanation a block."""
+        """Return one explanation per block."""
         return [self.explanation(block, head) for block in range(self.blocks)]
 
     def each_head(self, block: int | None = None) -> list[Explanation]:
-        """One explanation a head of a block; without a block, of all of them, block by block."""
+        """Return one explanation per head of a block; of all blocks, in order, if ``block`` is None."""
         chosen = range(self.blocks) if block is None else [block]
         return [self.explanation(b, head) for b in chosen for head in range(self.maps[b].shape[1])]
 
     def _fused(self, block: int, head: int | str) -> Tensor:
         if not -self.blocks <= block < self.blocks:
-            raise InputError(f"there is no block {block}: the model has {self.blocks}, counted from 0")
+            raise InputError(f"there is no block {block}: the model has {self.blocks} blocks, counted from 0")
         if isinstance(head, str) and head not in ("mean", "max", "min"):
-            raise InputError(f"a head is a number, or 'mean', 'max' or 'min' over them, not {head!r}")
+            raise InputError(f"head must be an index, 'mean', 'max' or 'min', not {head!r}")
         return Aggregation(heads=head).fuse(self.maps[block])
 
 
@@ -160,60 +160,61 @@ def attention_maps(
     gradient: bool = False,
     **options: Unpack[Keywords],
 ) -> AttentionMaps:
-    """All attention maps of a prediction, in one forward pass.
+    """Return all attention maps of a prediction, from one forward pass.
 
     ``maps.explanation(b, h)`` equals ``explain(..., "raw_attention", aggregation={"layers": b, "heads": h})``.
 
     Args:
         model, inputs, processor, **options: as for :func:`whyformer.explain`.
-        target: as there; only for ``gradient``.
-        gradient: (A ⊙ ∂target/∂A)⁺ instead of A, so that the maps depend on the class (one backward pass more).
+        target: as for :func:`whyformer.explain`; used only with ``gradient=True``.
+        gradient: return (A ⊙ ∂target/∂A)⁺ instead of A, which depends on the class and takes a backward pass.
 
     Raises:
         InputError: the maps would hold more than 500 million numbers.
-        MethodNotApplicable: the model's attention is not over all tokens (Swin), or over several sequences of them (an
-            encoder with a decoder), of which ``raw_attention`` shows one block and head.
+        MethodNotApplicable: attention is not over all tokens (Swin), or is over several sequences of tokens (an
+            encoder with a decoder); ``raw_attention`` shows single blocks and heads of these models.
     """
     ready = open_model(model, processor, **options).prepare(inputs)
     if not ready.singles:
         return _maps(ready, target, gradient)
     ready.resolver(target)
-    each = [_maps(one, of_samples(target, [i]), gradient) for i, one in enumerate(ready.singles)]
+    each = [_maps(single, of_samples(target, [i]), gradient) for i, single in enumerate(ready.singles)]
     return _padded(each, *ready.padding)
 
 
 def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMaps:
-    """Those of prompts that make no batch as one, all with as many tokens as the longest; what is added is 0."""
-    if any(one.tokens is None or one.blocks != each[0].blocks for one in each):
+    """Join the maps of prompts that cannot be batched, padded with zeros to the length of the longest."""
+    if any(single.tokens is None or single.blocks != each[0].blocks for single in each):
         raise InputError(
-            "these prompts make no batch, and of some the maps are of their one picture, of others of all tokens: take "
-            "them one at a time"
+            "the attention maps of these prompts cannot be joined: some are over the tokens of a picture, others over "
+            "all tokens. Pass one prompt at a time"
         )
-    wide, count = max(one.readout.shape[1] for one in each), len(each)
+    wide, count = max(single.readout.shape[1] for single in each), len(each)
     heads = [maps.shape[1] for maps in each[0].maps]
     _refuse_many(count * sum(heads) * wide**2)
     maps = [each[0].maps[0].new_zeros(count, h, wide, wide) for h in heads]
     readout = each[0].readout.new_zeros(count, wide)
     tokens: list[list[str]] = []
     spans: list[slice] = []
-    for i, one in enumerate(each):
-        length = one.readout.shape[1]
+    for i, single in enumerate(each):
+        length = single.readout.shape[1]
         span = slice(wide - length, wide) if left else slice(length)
         spans.append(span)
-        readout[i, span] = one.readout[0]
-        for whole, part in zip(maps, one.maps, strict=True):
+        readout[i, span] = single.readout[0]
+        for whole, part in zip(maps, single.maps, strict=True):
             whole[i, :, span, span] = part[0]
-        words, more = (one.tokens or [[]])[0], [padding] * (wide - length)
+        words, more = (single.tokens or [[]])[0], [padding] * (wide - length)
         tokens.append([*more, *words] if left else [*words, *more])
 
-    return AttentionMaps(maps, readout, tokens, PlacementApart([one._placement for one in each], spans, padding, left))
+    placements = [single._placement for single in each]
+    return AttentionMaps(maps, readout, tokens, PlacementApart(placements, spans, padding, left))
 
 
 def _refuse_many(total: int) -> None:
     if total > MOST_VALUES:
         raise InputError(
-            f"these attention maps hold more than {MOST_VALUES // 10**6} million numbers; explain fewer or shorter "
-            "inputs at once, or single blocks with raw_attention and its aggregation setting"
+            f"these attention maps hold more than {MOST_VALUES // 10**6} million numbers: pass fewer or shorter "
+            "inputs, or explain single blocks with raw_attention and its aggregation setting"
         )
 
 
@@ -232,28 +233,28 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     with task.at_work():
         if not task.one_sequence:
             raise task.refuse(
-                "it has maps of several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
-                "'heads': h}) shows those of block b and head h",
+                "it attends over several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
+                "'heads': h}) shows the map of block b and head h",
                 verdict=NOT_YET,
             )
         if gradient:
-            kept: dict[int, Tensor] = {}
+            observed: dict[int, Tensor] = {}
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-                kept[index] = counted((weights * flow).clamp(min=0))
+                observed[index] = counted((weights * flow).clamp(min=0))
 
             walked = task.walk(GRADIENT, MapWatch(range(task.blocks()), observe))
-            maps = task.global_maps(kept)
+            maps = task.global_maps(observed)
         else:
             walked, maps = task.look_at_maps(lambda _, __, maps: counted(maps()))
         row, logits = walked.row, walked.logits.detach()
-        alone = ready.inputs.modality == "image" and task.structure.is_plain
-        places = task.places(row.shape[-1]) if alone else None
+        one_picture = ready.inputs.modality == "image" and task.structure.is_plain
+        places = task.places(row.shape[-1]) if one_picture else None
 
     def laid_out(values: Tensor) -> dict[str, Scores]:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
-        laid = each_text(task, task.lay_out(scores))
-        return {"": replace(laid, parts={}), **laid.parts}
+        layouts = each_text(task, task.lay_out(scores))
+        return {"": replace(layouts, parts={}), **layouts.parts}
 
     placement = _placement(ready.finishing(resolver, logits), name, row.shape, laid_out)
     return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, placement)
@@ -262,7 +263,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
 def _placement(
     finish: Finish, method: str, shape: torch.Size, laid_out: Callable[[Tensor], dict[str, Scores]]
 ) -> Placement:
-    """Found by laying out a score of 1 for each row, then the row's number; checked by laying out random scores."""
+    """Measure where rows lie on the inputs: lay out ones, then row numbers, and check with random scores."""
     ones = torch.ones(shape, dtype=torch.float64)
     counted = torch.arange(ones.numel(), dtype=torch.float64).reshape(shape)
     random = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -272,7 +273,8 @@ def _placement(
         return Placement(finish, method, {}, {}, str(error))
     shares = {n: replace(p, values=p.values.cpu(), logits=p.logits.cpu(), places=None) for n, p in shares.items()}
     numbers = {n: numbered[n].values.cpu() / p.values.where(p.values != 0, 1) for n, p in shares.items()}
-    found = Placement(finish, method, shares, {n: own.round().long() for n, own in numbers.items()})
-    if all(torch.allclose(own, expected[n].values.cpu()) for n, own in found.placed(random).items()):
-        return found
-    return Placement(finish, method, {}, {}, f"{method} is not supported yet on this model: its rows mix on its inputs")
+    placement = Placement(finish, method, shares, {n: values.round().long() for n, values in numbers.items()})
+    if all(torch.allclose(values, expected[n].values.cpu()) for n, values in placement.placed(random).items()):
+        return placement
+    reason = f"{method} is not supported yet on this model: several rows of its attention share one input element"
+    return Placement(finish, method, {}, {}, reason)

@@ -1,8 +1,8 @@
-"""Baselines: what stands in the place of features that are taken out of an input.
+"""Baselines: the values that replace features removed from an input.
 
-:data:`BASELINES` is the one table of them. Whatever takes a baseline reads its names, its help and its choices there:
-methods, metrics, benchmarks, the command line, the page and the schema of its output. A new one is a function and a
-row. The module imports torch only when something is filled, since the command line reads the names before that.
+:data:`BASELINES` lists all of them. Methods, metrics, benchmarks, the command line, the web page and the schema of its
+output read names, help texts and choices from it. To add a baseline, write a function and add a row. The command line
+reads the names before it imports torch, so this module imports torch only in functions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ BLUR = (5.0, 5)
 
 @dataclass(frozen=True)
 class Filling:
-    """What a baseline of pictures or vectors is made from.
+    """The input and settings from which a baseline of pictures or vectors is computed.
 
     Attributes:
         values: the input, pixels ``[B, C, H, W]`` in the model's space or vectors ``[B, N, D]``.
-        axes: the axes of ``values`` along which features stand, (-2, -1) for pictures.
-        black, white: ``[C]`` in the space of ``values``, None where they are unknown and for vectors.
-        zero: ``[C]`` what the model reads as 0; None where ``values`` are in the model's space, in which that is 0.
-        blur: (σ, radius) in pixels, radius None for 3σ.
-        uniform: numbers between 0 and 1 in the shape of ``values``; by default the same ones for each sample.
+        axes: the axes of ``values`` that index features; (-2, -1) for pictures.
+        black, white: ``[C]`` in the space of ``values``; None if unknown, and for vectors.
+        zero: ``[C]`` the values that the model reads as 0; None if ``values`` are in the model's space (then 0).
+        blur: (σ, radius) in pixels; radius None means 3σ.
+        uniform: function that draws numbers from 0 to 1 in the shape of ``values``; default: one fixed draw that all
+            samples share.
     """
 
     values: Tensor
@@ -42,46 +43,48 @@ class Filling:
     uniform: Callable[[Tensor], Tensor] | None = None
 
     def level(self, channels: Sequence[float] | Tensor | None) -> Tensor:
-        """``[C]`` over the whole picture, of the shape of ``values``."""
+        """Broadcast ``[C]`` over the picture to the shape of ``values``."""
         import torch
 
         if channels is None:
-            raise InputError("what is black to the model is unknown: pass processor=, or choose another baseline")
+            raise InputError("the model's value of black is unknown: pass processor=, or choose another baseline")
         return torch.as_tensor(channels).to(self.values)[:, None, None].expand_as(self.values)
 
 
-def _zero(given: Filling) -> Tensor:
-    return given.values.new_zeros(()).expand_as(given.values) if given.zero is None else given.level(given.zero)
+def _zero(filling: Filling) -> Tensor:
+    if filling.zero is None:
+        return filling.values.new_zeros(()).expand_as(filling.values)
+    return filling.level(filling.zero)
 
 
-def _black(given: Filling) -> Tensor:
-    return given.level(given.black)
+def _black(filling: Filling) -> Tensor:
+    return filling.level(filling.black)
 
 
-def _mean(given: Filling) -> Tensor:
-    return given.values.mean(given.axes, keepdim=True).expand_as(given.values)
+def _mean(filling: Filling) -> Tensor:
+    return filling.values.mean(filling.axes, keepdim=True).expand_as(filling.values)
 
 
-def _blur(given: Filling) -> Tensor:
+def _blur(filling: Filling) -> Tensor:
     from whyformer.explanation.views import gaussian_blur
 
-    (sigma, radius), size = given.blur, given.values.shape[-2:]
+    (sigma, radius), size = filling.blur, filling.values.shape[-2:]
     if radius is not None and min(size) <= radius:
-        raise InputError(f"a picture of {list(size)} pixels is too small for the blur (radius {radius})")
-    return gaussian_blur(given.values, sigma, radius)
+        raise InputError(f"a picture of {list(size)} pixels is too small for a blur of radius {radius}")
+    return gaussian_blur(filling.values, sigma, radius)
 
 
-def _noise(given: Filling) -> Tensor:
-    black, white = given.level(given.black), given.level(given.white)
-    return black + (white - black) * (given.uniform or _drawn_alike)(given.values)
+def _noise(filling: Filling) -> Tensor:
+    black, white = filling.level(filling.black), filling.level(filling.white)
+    return black + (white - black) * (filling.uniform or _fixed_noise)(filling.values)
 
 
-def _drawn_alike(values: Tensor) -> Tensor:
-    """Drawn once and for each sample the same, so that a sample has it wherever it stands in a batch."""
+def _fixed_noise(values: Tensor) -> Tensor:
+    """Uniform noise that is the same for every sample, so that a sample's place in the batch does not matter."""
     import torch
 
-    drawn = torch.rand(values.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return drawn.to(values).expand_as(values)
+    noise = torch.rand(values.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return noise.to(values).expand_as(values)
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,10 @@ class Baseline:
     """A row of the table: a baseline, and the kinds of input that it is for.
 
     Attributes:
-        kinds: modality of the input ("image", "tensor" for vectors, "text") -> what stands there, as help and
-            reports have it.
-        fill: makes ``[B, C, H, W]`` or ``[B, N, D]`` of a :class:`Filling`, for pictures and vectors.
-        token: name of the special token that stands there, for text: ``mask`` is the tokenizer's ``mask_token_id``.
-            Text without one has its tokens taken out.
+        kinds: modality of the input ("image", "tensor" for vectors, "text") -> description for help and reports.
+        fill: function from a :class:`Filling` to ``[B, C, H, W]`` or ``[B, N, D]``, for pictures and vectors.
+        token: for text, the special token that replaces others: ``mask`` is the tokenizer's ``mask_token_id``. None
+            deletes the tokens.
     """
 
     name: str
@@ -114,20 +116,20 @@ BASELINES: dict[str, Baseline] = {
         ),
         Baseline("blur", {"image": "Gaussian blur, kernel 11, σ 5"}, _blur),  # RISE's insertion
         Baseline(
-            "noise", {"image": "uniform noise between 0 and 1 before normalisation, drawn for each picture"}, _noise
+            "noise", {"image": "uniform noise between 0 and 1 before normalisation (by benchmarks per picture)"}, _noise
         ),
         Baseline("mask", {"text": "the tokenizer's mask token"}, token="mask"),
         Baseline("unk", {"text": "the tokenizer's token for unknown words"}, token="unk"),
         Baseline("pad", {"text": "the tokenizer's padding token"}, token="pad"),
-        Baseline("delete", {"text": "nothing: the token is taken out, and the others move up"}),
+        Baseline("delete", {"text": "nothing: the token is deleted, and the others move up"}),
     )
 }
 
 
 def names_for(kind: str) -> tuple[str, ...]:
-    """Names of the baselines of a modality, in the order of the table."""
+    """Return the names of a modality's baselines, in the order of the table."""
     return tuple(row.name for row in BASELINES.values() if kind in row.kinds)
 
 
 TOKENS = {row.name: row.token for row in BASELINES.values() if row.token}
-"""Baselines of text that are a special token -> its name; the first that a tokenizer has is the default."""
+"""Text baseline -> name of its special token. The default is the first that the tokenizer has."""

@@ -1,4 +1,4 @@
-"""A list of any length, explained in batches: fewer samples at a time where memory runs out, one result of all."""
+"""Explain a list of any length in batches, halving the batch size when memory runs out, and join the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whyformer.progress import Track
 from whyformer.targets import Resolver, Target, of_samples, several_tokens
 
 AT_ONCE = 32
-"""Samples of a list that go through the model together; half as many from where memory runs out."""
+"""Batch size for a list of samples; halved when memory runs out."""
 
 
 def in_batches(
@@ -29,12 +29,13 @@ def in_batches(
     begin: Callable[[Any], Any],
     explain: Callable[..., Explanation],
 ) -> Explanation:
-    """One explanation of all samples of a list.
+    """Explain all samples of a list in batches and return one explanation.
 
     Args:
-        track: stands around the batches, where there are several.
-        begin: of some of the samples, a :class:`whyformer.prepared.Prepared`.
-        explain: of that, the target and whether these are all samples, the explanation.
+        count: number of samples.
+        track: progress function that wraps the iteration over several batches.
+        begin: function from a part of the inputs to a :class:`whyformer.prepared.Prepared`.
+        explain: function (prepared inputs, target, whether they are all samples) -> explanation.
 
     Raises:
         TooLarge: the result would not fit into memory.
@@ -51,8 +52,8 @@ def in_batches(
                 ready = begin(some_of(inputs, start, stop))
                 names = ready.processor, ready.labels, ready.classes
                 if start == 0 and several_tokens(target, *names) is None:
-                    Resolver(target, ready.labels, ready.classes, count, ready.processor)  # checks those of all samples
-                made = explain(ready, target if whole else of_samples(target, range(start, stop)), whole)
+                    Resolver(target, ready.labels, ready.classes, count, ready.processor)  # validate all targets
+                result = explain(ready, target if whole else of_samples(target, range(start, stop)), whole)
             except (WhyformerError, RuntimeError, MemoryError) as error:
                 if not whole and isinstance(error, InputError):
                     error.add_note(f"in the batch of samples {start} to {stop - 1} of {count}")
@@ -61,29 +62,29 @@ def in_batches(
                 size = (stop - start) // 2
                 continue
             start, padding = stop, ready.padding
-            yield made
+            yield result
 
     parts: list[Explanation] = []
-    for made in batches() if count <= AT_ONCE else track(batches(), "explaining", math.ceil(count / AT_ONCE)):
-        if len(made) == count:
-            return made
+    for result in batches() if count <= AT_ONCE else track(batches(), "explaining", math.ceil(count / AT_ONCE)):
+        if len(result) == count:
+            return result
         if not parts:
-            _refuse_too_many(made, inputs, count)
-        parts.extend(made)
+            _refuse_too_many(result, inputs, count)
+        parts.extend(result)
     return joined(parts, *padding)
 
 
 def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
-    """Raise where the explanations of all samples, like these first ones, would take more memory than is free."""
+    """Raise if the explanations of all samples, extrapolated from the first batch, exceed the free memory."""
     parts = [first, *first.parts.values()]
     tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
-    given = {id(one) for one in inputs}
-    pictures = [p for e in parts for p in e.originals or () if id(p) not in given]
-    # tensors twice: parts, and the whole that is made of them; pictures as Pillow keeps them
-    held = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
-    needed, free = held / len(first) * count, free_memory(torch.device("cpu"))
+    passed = {id(sample) for sample in inputs}
+    pictures = [p for e in parts for p in e.originals or () if id(p) not in passed]
+    # tensors count twice, for the parts and their concatenation; Pillow stores 4 bytes per pixel
+    size = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
+    needed, free = size / len(first) * count, free_memory(torch.device("cpu"))
     if needed > free:
         raise TooLarge(
             f"the explanations of {count:,} samples take about {in_bytes(needed)} of memory, and {in_bytes(free)} are "
-            "free: whyformer.explain_many gives them one at a time, or writes them to a folder (out=...)"
+            "free: use whyformer.explain_many, which yields them one at a time or writes them to a folder (out=...)"
         )

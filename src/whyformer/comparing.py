@@ -1,4 +1,4 @@
-"""``compare``: methods × targets of one input, with the refusals of those that do not apply."""
+"""``compare``: explain one input by several methods for several targets, and list the methods that do not apply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """Why a method gave no explanation: the error it raised. The method is not asked for further targets."""
+    """A method that raised an error instead of returning an explanation. It is not run for further targets."""
 
     method: str
     settings: dict[str, Any]
@@ -39,19 +39,20 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Displayed):
-    """The outcome of :func:`compare`: explanations method by method and, for each, target by target; and refusals."""
+    """The result of :func:`compare`: explanations, ordered by method and then by target, and refusals."""
 
     explanations: list[Explanation]
     refusals: list[Refusal]
 
     def figure(self, **look: Any) -> Figure:
-        """All maps as one table, a row a method and a column a target: :func:`whyformer.show.figure`."""
+        """Draw all explanations as one figure, a row per method and a column per target
+        (see :func:`whyformer.show.figure`)."""
         from whyformer.show import figure
 
         return figure(self.explanations, **look)
 
     def to_html(self, title: str = "whyformer", **look: Any) -> str:
-        """A whole HTML document: :func:`whyformer.show.page`."""
+        """Return a complete HTML document (see :func:`whyformer.show.page`)."""
         from whyformer.show import page
 
         return page(self.explanations, title, **look)
@@ -62,7 +63,7 @@ class Comparison(Displayed):
 
         from whyformer.show import render
 
-        refused = [Text(f"refused: {one.method}: {one.error}", style="yellow") for one in self.refusals]
+        refused = [Text(f"refused: {r.method}: {r.error}", style="yellow") for r in self.refusals]
         return Group(*([render(self.explanations)] if self.explanations else []), *refused)
 
     def _repr_html_(self) -> str:
@@ -71,12 +72,12 @@ class Comparison(Displayed):
         return "".join(map(fragment, self.explanations))
 
     def __repr__(self) -> str:
-        wide = max(len(e.method) for e in self.explanations)
+        width = max(len(e.method) for e in self.explanations)
         lines = [f"Comparison of {len(self.explanations)} explanations, {len(self.refusals)} refused"]
         for e in self.explanations:
             target = "any class" if e.diagnostics.get("class_specific") is False else ", ".join(e.target_names or ())
-            lines.append(f"  {e.method:{wide}}  {target:20}  largest |score| {float(e.scores.abs().max()):.4g}")
-        return "\n".join([*lines, *(f"  refused: {one.method}: {one.error}" for one in self.refusals)])
+            lines.append(f"  {e.method:{width}}  {target:20}  largest |score| {float(e.scores.abs().max()):.4g}")
+        return "\n".join([*lines, *(f"  refused: {r.method}: {r.error}" for r in self.refusals)])
 
 
 @shows_options
@@ -91,47 +92,52 @@ def compare(
     progress: bool | Track = False,
     **options: Unpack[Keywords],
 ) -> Comparison:
-    """Explain one input, or batch, by several methods for several targets.
+    """Explain one input or batch by several methods for several targets.
 
-    Model and inputs are opened and prepared once; a method whose scores are the same for every class runs once. A
-    method that has no meaning on this model, or fails on it, is among the refusals, and the others go on.
+    The model is opened and the inputs are prepared once. A method whose scores do not depend on the class runs once. A
+    method that does not apply to the model, or fails on it, is listed under ``refusals``, and the others run.
 
     Args:
         model, inputs, processor, progress, **options: as for :func:`explain`.
-        methods: names, (name, settings) or ``{"method": name, setting: value}``; all that take such an input by
-            default.
-        targets: each as for :func:`explain`, so that a list in it holds one class a sample.
-        likeliest: without ``targets``, so many of each sample's classes with the highest logits.
+        methods: names, (name, settings) or ``{"method": name, setting: value}``; default: all methods for this kind
+            of input.
+        targets: each as for :func:`explain`; a list among them holds one class per sample.
+        likeliest: if ``targets`` is None, explain this many classes with the highest logits of each sample.
 
     Raises:
-        WhyformerError: the model, the inputs, a target or a setting is wrong, or there is no explanation at all (then
-            the first refusal).
+        WhyformerError: the model, the inputs, a target or a setting is wrong, or every method failed (then the first
+            error).
     """
-    asked = None if methods is None else [read_method(m) for m in methods]
+    chosen = None if methods is None else [read_method(m) for m in methods]
     ready = open_model(model, processor, **options).prepare(inputs)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)
-    if asked is None:
-        asked = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
-    if not asked or not listed:
-        raise InputError(f"there are no {'methods' if not asked else 'targets'} to compare")
-    found = list(each(ready, asked, listed, progress=progress))
-    refusals = [one for one in found if isinstance(one, Refusal)]
-    explanations = [one for one in found if isinstance(one, Explanation)]
+    if chosen is None:
+        chosen = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
+    if not chosen or not listed:
+        raise InputError(f"there are no {'methods' if not chosen else 'targets'} to compare")
+    results = list(each(ready, chosen, listed, progress=progress))
+    refusals = [r for r in results if isinstance(r, Refusal)]
+    explanations = [r for r in results if isinstance(r, Explanation)]
     if not explanations:
         raise refusals[0].error
     return Comparison(explanations, refusals)
 
 
 def read_method(asked: Asked, kinds: str = "a method is a name") -> tuple[Method, dict[str, Any]]:
-    """(method, settings as given, checked) of a name, (name, settings) or ``{"method": name, setting: value}``.
+    """Parse and check a name, (name, settings) or ``{"method": name, setting: value}``.
 
-    ``kinds`` is how the error begins that says what may be given.
+    Args:
+        asked: the method and its settings.
+        kinds: the beginning of the error message that lists the accepted forms.
+
+    Returns:
+        (method, settings without defaults).
     """
     if isinstance(asked, str):
         asked = (asked, {})
     elif isinstance(asked, Mapping):
-        given = dict(asked)
-        asked = (given.pop("method", None), given)
+        rest = dict(asked)
+        asked = (rest.pop("method", None), rest)
     if not (isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[0], str)):
         raise InputError(f'{kinds}, (name, settings) or {{"method": name, ...}}, not {asked!r}')
     method, settings = find(asked[0]), dict(asked[1])
@@ -165,58 +171,58 @@ def each(
     ready: Prepared, methods: Sequence[tuple[Method, dict[str, Any]]], targets: Sequence[Target], *,
     progress: bool | Track = False, once: Callable[[Any, Callable[[], Explanation]], Explanation] | None = None,
 ) -> Iterator[Explanation | Refusal]:  # fmt: skip
-    """Each method for each target, or once why there is none, as soon as it is there (see :func:`compare`).
+    """Yield the explanation of each method for each target, or one refusal per method that fails.
 
-    Methods of one target share its forward pass and its gradients, so of several targets all are made before the first
-    method's are there.
+    Methods share the forward pass and the gradients of a target. With one target, results are yielded as soon as they
+    are computed; with several, after all of them, because they are computed target by target and yielded by method.
 
     Args:
-        methods: with settings, as :func:`read_method` gives them.
-        once: (key, function that makes an explanation) -> explanation, to remember them or to stand around the work;
-            the key is (name, complete settings, target). Of a method that is the same for all classes it may return
-            that of any class.
+        methods: with settings, as returned by :func:`read_method`.
+        once: function (key, function that computes an explanation) -> explanation, to cache or wrap the computation;
+            the key is (name, complete settings, target). For a method that does not depend on the class it may return
+            the explanation of any class.
     """
-    resolvers = [(target, ready.resolver(target)) for target in targets]  # all are checked before any work
-    asked = [(method.name, method.complete(given)) for method, given in methods]
-    found: list[list[Explanation | Refusal]] = [[] for _ in asked]
+    resolvers = [(target, ready.resolver(target)) for target in targets]  # validates all targets first
+    completed = [(method.name, method.complete(settings)) for method, settings in methods]
+    by_method: list[list[Explanation | Refusal]] = [[] for _ in completed]
     for target, resolver in resolvers:
         with sharing([method for method, _ in methods]) as together:
-            for (name, settings), made in zip(asked, found, strict=True):
-                if made and isinstance(made[-1], Refusal):
+            for (name, settings), results in zip(completed, by_method, strict=True):
+                if results and isinstance(results[-1], Refusal):
                     continue
                 make = partial(ready.explain, name, target, progress=progress, **settings)
                 make = partial(together.around, make)
                 if once is not None:
                     make = partial(once, (name, settings, target), make)
-                earlier = [(e, r) for e, (_, r) in zip(made, resolvers, strict=False) if isinstance(e, Explanation)]
+                earlier = [(e, r) for e, (_, r) in zip(results, resolvers, strict=False) if isinstance(e, Explanation)]
                 try:
-                    made.append(_one(make, ready, resolver, earlier))
+                    results.append(_explanation(make, ready, resolver, earlier))
                 except WhyformerError as error:
-                    made.append(Refusal(name, settings, without_frames(error)))
+                    results.append(Refusal(name, settings, without_frames(error)))
                 if len(resolvers) == 1:
-                    yield made[-1]
+                    yield results[-1]
     if len(resolvers) > 1:
-        for made in found:
-            yield from made
+        for results in by_method:
+            yield from results
 
 
-def _one(
+def _explanation(
     make: Callable[[], Explanation],
     ready: Prepared,
     resolver: Resolver,
     earlier: Sequence[tuple[Explanation, Resolver]],
 ) -> Explanation:
-    """An explanation; of a method that is the same for all classes an earlier one's scores."""
+    """Compute an explanation, or reuse the scores of an earlier target if they do not depend on the class."""
     same = (e for e, r in earlier if e.diagnostics.get("class_specific") is False and r.reading == resolver.reading)
-    known = next(same, None)
-    if known is None:
+    reused = next(same, None)
+    if reused is None:
         return make()
-    written, kept = resolver.written(), Candidates(known.logits)
-    logits = known.logits
-    if known.classes is not None:  # this target's may not be among those that were kept
-        logits = ready.task(resolver, known.method).forward()
-        kept = likeliest(logits, resolver.named(logits))
+    written, candidates = resolver.written(), Candidates(reused.logits)
+    logits = reused.logits
+    if reused.classes is not None:  # only some logits are stored, perhaps not this target's
+        logits = ready.task(resolver, reused.method).forward()
+        candidates = likeliest(logits, resolver.named(logits))
     index, names = resolver.describe(logits)
-    facts = known.diagnostics if written is None else {**known.diagnostics, "target": written}
+    facts = reused.diagnostics if written is None else {**reused.diagnostics, "target": written}
     labels = resolver.names(logits)
-    return replace(known, target=index, target_names=names, labels=labels, diagnostics=facts, **vars(kept))
+    return replace(reused, target=index, target_names=names, labels=labels, diagnostics=facts, **vars(candidates))

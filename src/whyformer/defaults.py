@@ -1,10 +1,10 @@
-"""What every entrance takes where nothing is named: the library, the command line, the page, jobs and the server."""
+"""Default methods of the library, the command line, the web page, jobs and the server."""
 
 DEFAULT_METHOD = "auto"
-"""Chooses among the published methods by what measured best for the kind of input, and names its choice."""
+"""Runs the published method that measured best for the kind of input, and names it in the result."""
 RECOMMENDED = (DEFAULT_METHOD, "libragrad", "attnlrp", "gae")
-"""What to try first; docs/which-method.md says on what measurements this stands."""
+"""Methods to try first; docs/which-method.md lists the measurements behind this choice."""
 FOUNDING_METHOD = "transformer_attribution"
-"""Stands first in every list of published methods."""
+"""The first method in every list of published methods."""
 COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae")
-"""What is compared where no methods are named, as far as they apply to the model."""
+"""Methods compared by default, as far as they apply to the model."""

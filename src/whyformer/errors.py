@@ -1,4 +1,4 @@
-"""Errors that whyformer raises on purpose: each names the cause and the way out."""
+"""Errors that whyformer raises on purpose. Each message names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class WhyformerError(Exception):
-    """Something the user can mend; the command line prints it without a traceback and exits with status 2."""
+    """An error that the user can fix; the command line prints it without a traceback and exits with status 2."""
 
 
 class InputError(WhyformerError, ValueError):
@@ -15,7 +15,7 @@ class InputError(WhyformerError, ValueError):
 
 
 class TooLarge(InputError):  # noqa: N818 - reads better at the call site
-    """The explanation took more memory than there is; the message says what to change."""
+    """The explanation needs more memory than is free; the message says which settings to change."""
 
 
 class ModelError(WhyformerError, ValueError):
@@ -23,14 +23,14 @@ class ModelError(WhyformerError, ValueError):
 
 
 class MethodNotApplicable(WhyformerError, ValueError):  # noqa: N818 - reads better at the call site
-    """The method has no meaning on this model; the message names methods that do apply."""
+    """The method does not apply to this model; the message names methods that do."""
 
 
 class UnknownOperation(WhyformerError, NotImplementedError):  # noqa: N818
-    """An operation carries relevance and the composite has no rule for it.
+    """The composite has no rule for an operation through which relevance flows.
 
     Attributes:
-        call: number of the call on the tape; None if it is unknown.
+        call: index of the call on the tape; None if unknown.
     """
 
     call: int | None = None
@@ -54,31 +54,31 @@ FOREIGN_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a model or a processor of others raises on inputs that it was not made for."""
+"""Errors that third-party models and processors raise on unsuitable inputs."""
 
 LONGEST = 100
-"""Characters of what a user wrote that an error compares with names, and repeats."""
+"""Maximum number of characters of a user's text that an error message repeats and compares with known names."""
 
 
 def without_frames(error: WhyformerError) -> WhyformerError:
-    """The error, and those that caused it, without the frames that raised them, which keep models and tensors."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    """Drop the tracebacks of an error and its causes, because their frames keep models and tensors alive."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
     return error
 
 
 def on_changed_inputs(error: Exception, who: str = "") -> InputError:
-    """What a model's own error is told as where it was fed inputs that a method had changed."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return InputError(f"{who}the model fails on inputs that were changed ({said})")
+    """Convert an error that the model raised on perturbed inputs; ``who`` is the beginning of the message."""
+    message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return InputError(f"{who}the model fails on changed inputs ({message})")
 
 
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
-    """The error for a name that does not exist: "<start> '<name>'. Did you mean '...'? <listing>"."""
-    name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # likenesses of a long text take minutes
-    spelt = {one.lower(): one for one in known}
+    """Return the error for an unknown name: "<start> '<name>'. Did you mean '...'? <listing>"."""
+    name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # matching a long text takes minutes
+    spelt = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), list(spelt), 1)
     hint = f" Did you mean '{spelt[close[0]]}'?" if close else ""
     return InputError(f"{start} '{name}'.{hint} {listing}")

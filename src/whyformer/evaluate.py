@@ -1,3 +1,3 @@
-"""Where the metrics were; ``whyformer.evaluate`` is the function alone."""
+"""Former place of the metrics; ``whyformer.evaluate`` is now the function only."""
 
-raise ImportError("the modules of whyformer.evaluate have moved to whyformer.evaluation; whyformer.evaluate(...) stays")
+raise ImportError("the modules of whyformer.evaluate moved to whyformer.evaluation; whyformer.evaluate(...) remains")

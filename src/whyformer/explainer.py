@@ -1,4 +1,4 @@
-"""``Explainer``: a model with its options, said once for all that is asked of it."""
+"""``Explainer``: a model with its processor and options, for several explanations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from whyformer.targets import Target
 
 
 class Explainer(OpenedModel):
-    """A model, its processor and the options, for several explanations.
+    """A model with its processor and options, for several explanations.
 
-    ``Explainer(model, processor, **options).explain(x)`` is ``explain(model, x, processor=processor, **options)``. What
-    takes a model (:func:`whyformer.trust`, :func:`whyformer.explain_many`, :func:`whyformer.record` ...) takes an
-    explainer in its place.
+    ``Explainer(model, processor, **options).explain(x)`` equals ``explain(model, x, processor=processor, **options)``.
+    Every function that takes a model (:func:`whyformer.trust`, :func:`whyformer.explain_many`,
+    :func:`whyformer.record` ...) also takes an explainer.
 
     Args:
         model, processor: as for :func:`whyformer.explain`.
@@ -29,8 +29,9 @@ class Explainer(OpenedModel):
             :class:`~whyformer.options.Options`.
 
     Raises:
-        InputError: ``device`` or ``dtype`` for a module. LoadError: the name. ModelError: an explanation would be
-            wrong or impossible.
+        InputError: ``device`` or ``dtype`` is passed with a module.
+        LoadError: the model cannot be loaded by its name.
+        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def compare(
@@ -42,19 +43,19 @@ class Explainer(OpenedModel):
         likeliest: int = 1,
         progress: bool | Track = False,
     ) -> Comparison:
-        """As :func:`whyformer.compare`, by this model."""
+        """Call :func:`whyformer.compare` with this model."""
         return compare(self, inputs, methods, targets, likeliest=likeliest, progress=progress)
 
     def explain_generation(
         self, prompt: Any, continuation: Any = None, method: str = DEFAULT_METHOD, **settings: Any
     ) -> Generation | list[Generation]:
-        """As :func:`whyformer.explain_generation`, by this model."""
+        """Call :func:`whyformer.explain_generation` with this model."""
         return explain_generation(self, prompt, continuation, method, **settings)
 
     def explain_span(self, g: Generation, first: int, last: int, **prompt: Any) -> Explanation:
-        """As :func:`whyformer.explain_span`, by this model."""
+        """Call :func:`whyformer.explain_span` with this model."""
         return explain_span(g, first, last, self, **prompt)
 
     def attention_maps(self, inputs: Any, *, target: Target = None, gradient: bool = False) -> AttentionMaps:
-        """As :func:`whyformer.attention_maps`, of this model."""
+        """Call :func:`whyformer.attention_maps` with this model."""
         return attention_maps(self, inputs, target=target, gradient=gradient)

@@ -1,4 +1,4 @@
-"""``explain``, and what all entrances build on: an opened model with its processor and options."""
+"""``explain``, and :class:`OpenedModel`, on which all entry points are built."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ def explain(
     progress: bool | Track = False,
     **options_and_settings: Unpack[OptionsAndSettings],
 ) -> Explanation:
-    """Explain a prediction: which patches, pixels or tokens made the model say this class.
+    """Explain a prediction: score how much each patch, pixel or token contributes to it.
 
     Args:
-        model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
-            ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers; or an
+        model: any unmodified ``torch.nn.Module`` in eval mode; or a name (a hub id, a local folder,
+            ``"bundled:digits"`` or ``"bundled:sst2"``), which is loaded once; or a pipeline of transformers; or an
             :class:`~whyformer.Explainer`.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``), or a list of samples that are (token ids of unlike lengths are padded), or a tuple of the
-            arguments of forward; or with ``processor`` a picture, a string, or a list of either, of which 32 go through
-            the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path, or opened for
-            reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be done to it stands in
-            ``diagnostics["input"]``.
-        method: a name from :func:`whyformer.list_methods`; by default "auto", which takes what measured best for this
-            kind of input and names it in ``diagnostics["auto"]``.
-        target: None (each sample's predicted class), a class index, one index a sample, a class name (see
-            :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
-            17)"``), or a function: of the logits ``[B, C]`` of the samples that go through the model together, or
-            of the model's raw output where that is not one row of logits a sample (nor a language model's), and needs
-            a target. It returns ``[B]``.
-        processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; found by itself when
-            ``model`` is a name or a pipeline, or was loaded from a place that has one (``model.name_or_path``).
-        progress: show a progress bar on long work; or a function (iterable, description, total) -> iterable that
-            stands around it, such as another kind of bar (it may raise, to stop the work).
+            ``[B, N]``); or a tuple of forward's positional arguments; or a list of samples, in which token ids of
+            different lengths are padded. With ``processor`` also a picture, a string, or a list of either, which is
+            explained in batches of 32, fewer if memory runs out. A picture is a PIL image or a file (a path, or a
+            binary file object), read as described in :mod:`whyformer.inputs.pictures`; ``diagnostics["input"]``
+            lists the conversions applied to it.
+        method: a name from :func:`whyformer.list_methods`; default "auto", which runs the method that measured best
+            for this kind of input and names it in ``diagnostics["auto"]``.
+        target: None (each sample's predicted class), a class index, a list of one index per sample, a class name (see
+            :func:`whyformer.targets.class_index`), a target from :mod:`whyformer.targets` as an object or as text
+            (``"Token(-1, 17)"``), or a function that returns ``[B]``. The function gets the logits ``[B, C]`` of a
+            batch (of the next token for a language model). If the model has no such row of logits per sample, a target
+            is required, and a function gets the model's raw output.
+        processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; loaded automatically
+            when ``model`` is a name or a pipeline, or was loaded from a folder or hub id (``model.name_or_path``) that
+            has one.
+        progress: whether to show a progress bar on long work; or a function (iterable, description, total) ->
+            iterable that wraps the work, such as another progress bar (it may raise to stop the work).
         **options_and_settings: the options of :class:`~whyformer.options.Options` (``device``, ``dtype``,
             ``truncate``, ``rules``, ``checkpoint``) and the method's settings; see :func:`whyformer.list_methods`.
 
@@ -69,29 +70,31 @@ def explain(
         An :class:`~whyformer.Explanation` of the whole batch; a batch of B equals B single runs.
 
     Raises:
-        WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
+        WhyformerError: one of :mod:`whyformer.errors`; each message names the cause and the remedy.
     """
     options, settings = split(options_and_settings)
-    find(method).complete(settings)  # a slip of the pen is told before a model is loaded
+    find(method).complete(settings)  # validate settings before loading the model
     opened = open_model(model, processor, **options)
     return opened.explain(inputs, method, target, progress=progress, **settings)
 
 
 class OpenedModel:
-    """An opened model, its processor, and the options of everything that is asked of it.
+    """A loaded model with its processor and options.
 
     Args:
         model, processor: as for :func:`explain`.
         **options: those of :class:`~whyformer.options.Options`.
 
     Attributes:
-        model: the module; processor: None where none was given.
-        name: of the model, as it was given, as its config has it, or its class.
+        model: the module.
+        processor: the processor; None without one.
+        name: the name that was passed, the name in the model's config, or the name of its class.
         options: an :class:`~whyformer.options.Options`.
 
     Raises:
-        InputError: ``device`` or ``dtype`` for a module. LoadError: the name. ModelError: an explanation would be
-            wrong or impossible.
+        InputError: ``device`` or ``dtype`` is passed with a module.
+        LoadError: the model cannot be loaded by its name.
+        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -103,34 +106,35 @@ class OpenedModel:
         )
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in self.options.named.items())
-        return f"{type(self).__name__}({self.name!r}{given})"
+        options = "".join(f", {name}={value!r}" for name, value in self.options.named.items())
+        return f"{type(self).__name__}({self.name!r}{options})"
 
     def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Self:
-        """The same model with another processor or other options, but not another ``device`` or ``dtype``."""
-        made = object.__new__(type(self))
-        made.name, made.model = self.name, self.model
-        made.processor = self.processor if processor is None else processor
-        opened(made.model, device=options.get("device"), dtype=options.get("dtype"))  # raises where either is given
-        made.options = replace(self.options, **options)
-        return made
+        """Return the same model with another processor or other options, except ``device`` and ``dtype``."""
+        copy = object.__new__(type(self))
+        copy.name, copy.model = self.name, self.model
+        copy.processor = self.processor if processor is None else processor
+        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))  # raises if either is set
+        copy.options = replace(self.options, **options)
+        return copy
 
     def prepare(self, inputs: Any) -> Prepared:
-        """The inputs, read and checked for this model."""
+        """Read the inputs and check them for this model."""
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)
-        found = self if processor is self.processor else self.using(processor)
+        opened_model = self if processor is self.processor else self.using(processor)
         facts = (class_names(self.model)[0], class_count(self.model))
         singles = unstackable(self.model, inputs, processor) if is_prompt(inputs) else []
         if not singles:
-            made = prepare(self.model, inputs, processor, truncate=self.options.truncate)
-            return Prepared(found, _measured(self.model, made), *facts)
-        each = [self.prepare(one) for one in singles]
-        kinds = {one.inputs.modality for one in each}
+            ready = prepare(self.model, inputs, processor, truncate=self.options.truncate)
+            return Prepared(opened_model, _measured(self.model, ready), *facts)
+        each = tuple(self.prepare(single) for single in singles)
+        kinds = {single.inputs.modality for single in each}
         ids = torch.zeros(len(each), 1, dtype=torch.long)
         kind = "text" if "text" in kinds else kinds.pop()
-        return Prepared(found, Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids"), *facts, tuple(each))
+        whole = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
+        return Prepared(opened_model, whole, *facts, each)
 
     def explain(
         self,
@@ -141,13 +145,13 @@ class OpenedModel:
         progress: bool | Track = False,
         **settings: Unpack[Settings],
     ) -> Explanation:
-        """As :func:`explain`, by this model."""
-        given: dict[str, Any] = {**settings}
-        find(method).complete(given)
+        """Call :func:`whyformer.explain` with this model."""
+        keywords: dict[str, Any] = {**settings}
+        find(method).complete(keywords)
 
-        def explained(one: Prepared, own: Target, whole: bool = True) -> Explanation:
+        def explained(ready: Prepared, target: Target, whole: bool = True) -> Explanation:
             shown = progress if whole or callable(progress) else False
-            return one.explain(method, own, progress=shown, **given)
+            return ready.explain(method, target, progress=shown, **keywords)
 
         count = count_of(inputs, self.processor)
         if count is None or count == 1:
@@ -156,22 +160,22 @@ class OpenedModel:
 
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
-    """Open the model that a function was given. One that is open already is taken as it is, or with these options."""
+    """Return the opened model; an already opened one is returned with these options applied."""
     if not isinstance(model, OpenedModel):
         return OpenedModel(model, processor, **options)
     return model if processor is None and not options else model.using(processor, **options)
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with what the model shows of their axes, which are checked."""
-    made = with_batch_axes(model, oriented(model, _with_pictures_first(model, inputs)))
-    check_choices(model, made)
-    return made
+    """Complete the inputs with the meaning of their axes, as measured on the model, and check them."""
+    completed = with_batch_axes(model, oriented(model, _with_pictures_first(model, inputs)))
+    check_choices(model, completed)
+    return completed
 
 
 def _with_pictures_first(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with the packed patches of pictures as the main one, where the model compares pictures with texts."""
-    patches = next((name for name, one in inputs.others.items() if one.modality == "tensor"), None)
+    """Make packed picture patches the main input if the model compares pictures with texts."""
+    patches = next((name for name, other in inputs.others.items() if other.modality == "tensor"), None)
     if patches is None or inputs.modality != "text" or not compares(model, *inputs.feed):
         return inputs
     return inputs.with_main(patches)

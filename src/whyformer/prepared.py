@@ -1,4 +1,4 @@
-"""An input that is read and checked for a model: what every entrance starts from."""
+"""An input that is read and checked for a model; all entry points start from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from whyformer.explaining import OpenedModel
 
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
-# no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
+# exact types only: out-of-memory errors and errors of a caller's hook or progress function are re-raised unchanged
 _UNTOLD = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
 _UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
 
@@ -39,14 +39,15 @@ _UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """An opened model and one input or batch, read and checked for it
+    """An opened model and one input or batch that is read and checked for it
     (see :meth:`OpenedModel.prepare <whyformer.explaining.OpenedModel.prepare>`).
 
     Attributes:
         opened: the model with its processor and options.
-        labels: class index -> name, where the model names its classes; classes: how many, where it says so.
-        singles: each prompt by itself, where the tensors of several prompts do not stack.
-        also: classes whose logits a result keeps in any case, of a row of many.
+        labels: class index -> name; None if the model does not name its classes.
+        classes: number of classes; None if the model does not state it.
+        singles: each prompt separately, if the tensors of several prompts cannot be stacked.
+        also: classes whose logits the result always includes when it stores only some logits of a long row.
     """
 
     opened: OpenedModel
@@ -59,64 +60,65 @@ class Prepared:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is explained."""
+        """The model to explain."""
         return self.opened.model
 
     @property
     def processor(self) -> Any:
-        """Its processor, None where there is none."""
+        """The model's processor; None without one."""
         return self.opened.processor
 
     @property
     def name(self) -> str:
-        """The model's name: as it was given, as its config has it, or its class."""
+        """The model's name: as passed, as in its config, or the name of its class."""
         return self.opened.name
 
     @property
     def end_function(self) -> str:
-        """The name of the function that the model's logits go through at its end, as far as it was run; "" for none."""
+        """Name of the function that the model applies to its logits at the end, if a run has shown one; "" for none."""
         return end_function(self.model, *self.inputs.feed)
 
     def activation(self, outputs: int, returned: bool = False) -> str:
-        """What turns a row of so many logits into what it says (see :func:`final_activation`), once the model was run.
+        """Return the activation of a row of logits (see :func:`final_activation`). The model must have run.
 
         Args:
-            returned: whether the row is what the model returned, its end function applied.
+            outputs: length of the row.
+            returned: whether the row is the model's return value, to which its end function is already applied.
         """
         end = self.end_function
         return "identity" if returned and end else final_activation(self.model, end, outputs)
 
     def resolver(self, target: Target = None) -> Resolver:
-        """What a user calls the target, checked against the model's classes."""
+        """Resolve a user's target against the model's classes."""
         facts = (self.labels, self.classes, self.inputs.batch, self.processor)
         return Resolver(target, *facts, activation=self.activation)
 
     def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
-        """The inputs and the target as methods take them; ``name`` is what errors call the work."""
+        """Return the task that methods run on; ``name`` names the work in error messages."""
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
         self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
-        if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
+        if texts and compares(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def refuse_singles(self, name: str) -> None:
-        """Raise where these are prompts that make no batch, by what needs one."""
+        """Raise if the prompts cannot be batched, which the work called ``name`` requires."""
         if self.singles:
-            raise InputError(f"the pictures of these prompts make no batch, as {name} needs: take one prompt")
+            raise InputError(f"{name} needs a batch, and the pictures of these prompts make none: pass one prompt")
 
     def logits(self) -> torch.Tensor:
-        """``[B, C]`` of a plain forward pass, made once."""
+        """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
         if not self._logits and self.singles:
-            self._logits.append(torch.cat([one.logits() for one in self.singles]))
+            self._logits.append(torch.cat([single.logits() for single in self.singles]))
         elif not self._logits:
             self._logits.append(self.task().forward())
         return self._logits[0]
 
     def likeliest(self, count: int) -> list[Target]:
-        """A target for each of the ``count`` highest logits: None for the first, then one class a sample."""
+        """Return ``count`` targets in descending order of logits, each one class per sample; [None] for 1."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"likeliest must be a whole number of at least 1, not {count!r}")
         if count == 1:
@@ -133,21 +135,21 @@ class Prepared:
         together: Together | None = None,
         **settings: Any,
     ) -> Explanation:
-        """As :func:`~whyformer.explain`; ``together`` is what it shares with other methods of the same target."""
+        """Explain as :func:`whyformer.explain` does; ``together`` shares work with other methods of the same target."""
         if not self.singles:
             return self._whole(method, target, progress, together, settings)
         self.resolver(target)
-        made = [
-            one.explain(method, of_samples(target, [i]), progress=progress, **settings)
-            for i, one in enumerate(self.singles)
+        results = [
+            single.explain(method, of_samples(target, [i]), progress=progress, **settings)
+            for i, single in enumerate(self.singles)
         ]
-        return joined(made, *self.padding)
+        return joined(results, *self.padding)
 
     @property
     def padding(self) -> tuple[str, bool]:
-        """(what fills up texts to the longest, whether it stands in front of them)."""
-        words = getattr(self.processor, "tokenizer", self.processor)
-        return getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left"
+        """(padding token of the tokenizer or "", whether it pads on the left)."""
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        return getattr(tokenizer, "pad_token", None) or "", getattr(tokenizer, "padding_side", "right") == "left"
 
     def _whole(
         self,
@@ -158,15 +160,15 @@ class Prepared:
         settings: dict[str, Any],
     ) -> Explanation:
         span = several_tokens(target, self.processor, self.labels, self.classes)
-        if span is not None and self._speaks():
+        if span is not None and self._is_language_model():
             target = Span(-len(span[1]), -1)
-            return self._behind(*span).explain(method, target, progress=progress, **settings)
+            return self._with_appended(*span).explain(method, target, progress=progress, **settings)
         chosen = find(method)
         full = chosen.complete(settings)
         if chosen.modality != "both" and self.inputs.modality != chosen.modality:
             raise InputError(
                 f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and "
-                f"this input is {self.inputs.modality}"
+                f"this input is of kind {self.inputs.modality!r}"
             )
         resolver = self.resolver(target)
         task = replace(self.task(resolver, method, progress), together=together)
@@ -178,62 +180,61 @@ class Prepared:
         note_claims(explanation, chosen, full)
         return explanation
 
-    def _speaks(self) -> bool:
-        """Whether this is a language model."""
+    def _is_language_model(self) -> bool:
         with suppress(InputError):
             self.logits()
         return LANGUAGE.get(self.model, False)
 
-    def _behind(self, text: str, ids: list[int]) -> Prepared:
-        """With the tokens of a text behind those of a language model, where they are a span."""
+    def _with_appended(self, text: str, ids: list[int]) -> Prepared:
+        """Append the tokens of a text to the input of a language model, to explain them as a span."""
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        named = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
-        said = f"{text!r} is {len(ids)} tokens ({named}): the log-probability of this span is explained"
-        return replace(self, inputs=lengthened(self.inputs, ids, tokenizer, said), _logits=[])
+        names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
+        note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
+        return replace(self, inputs=lengthened(self.inputs, ids, tokenizer, note), _logits=[])
 
     @contextmanager
     def explaining_errors(self, task: Task) -> Iterator[None]:
-        """Raise errors of the model's forward with their cause and the way out."""
+        """Re-raise errors of the model's forward as errors that name the cause and the remedy."""
         try:
             yield
         except Exception as error:
-            told = self.told(error, task)
-            if told is None:
+            explained = self.told(error, task)
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
 
     def told(self, error: Exception, task: Task) -> WhyformerError | None:
-        """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
+        """Convert another library's error; None if it comes from the model, the target or the caller."""
         if is_out_of_memory(error):
             return out_of_memory(task)
         if type(error) not in _UNTOLD:
             return None
-        reason = unfit(self.model, self.inputs, error)
-        if reason is not None:
-            return InputError(reason)
+        cause = unfit(self.model, self.inputs, error)
+        if cause is not None:
+            return InputError(cause)
         try:
             task.value(task.forward())
-        except FOREIGN_ERRORS:  # without the method too
-            reason = no_table(self.inputs, error)
-            return None if reason is None else InputError(reason)
-        return task.refuse(f"it ended in {type(error).__name__}: {error}", verdict="is not supported yet")
+        except FOREIGN_ERRORS:  # the model fails without the method too
+            cause = no_table(self.inputs, error)
+            return None if cause is None else InputError(cause)
+        return task.refuse(f"it failed with {type(error).__name__}: {error}", verdict="is not supported yet")
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
-        """The :class:`~whyformer.Explanation` of a method's scores."""
+        """Return the :class:`~whyformer.Explanation` of a method's scores."""
         return self.finishing(resolver, scores.logits)(scores, method, settings)
 
     def finishing(self, resolver: Resolver, logits: torch.Tensor) -> Finish:
-        """What makes explanations of this input from scores."""
+        """Return the function that turns scores into explanations of this input."""
         return finishing(self.inputs, self.name, resolver, logits, self.end_function, self.also)
 
 
 def out_of_memory(task: Task) -> TooLarge:
-    """What running out of memory is told as: what ran, and what takes less."""
+    """Return the error for running out of memory: the method that ran, and ways to use less memory."""
     batch, chosen = task.inputs.batch, find(task.method)
     ways = ["fewer inputs at once"] if batch > 1 else []
     ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
-    ways += [] if chosen.checkpoint else ["a method that keeps no attention maps (attnlrp, input_x_gradient)"]
+    ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
     ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
     ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
     many = f" of {batch} inputs" if batch > 1 else ""
-    return TooLarge(f"memory ran out in {task.method}{many}: take {', '.join(ways)}")
+    return TooLarge(f"memory ran out in {task.method}{many}: try {', '.join(ways)}")

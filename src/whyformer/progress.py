@@ -1,4 +1,4 @@
-"""What stands around long work: a bar, or the caller's own function."""
+"""Progress of long work: a progress bar, or the caller's function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ Track = Callable[..., Iterable[Any]]
 
 
 def tracking(wanted: bool | Track) -> Track:
-    """A function (iterable, description, total) -> iterable: the caller's own, or one that draws a bar if wanted."""
+    """Return ``wanted`` if it is a function (iterable, description, total) -> iterable, else one that draws a bar
+    if ``wanted`` is True."""
     if not isinstance(wanted, bool):
         return wanted
 

@@ -1,4 +1,4 @@
-"""``whyformer.report``: the report under its documented name; it lives in :mod:`whyformer.apps.report`."""
+"""``whyformer.report``: public name of the report, which is defined in :mod:`whyformer.apps.report`."""
 
 from whyformer.apps.report import WrittenReport, write_report
 

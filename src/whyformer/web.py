@@ -1,4 +1,4 @@
-"""``whyformer.web``: the web page under its documented name; it lives in :mod:`whyformer.apps.web`."""
+"""``whyformer.web``: public name of the web page, which is defined in :mod:`whyformer.apps.web`."""
 
 from whyformer.apps.web import Catalogue, PageLimits, serve
 

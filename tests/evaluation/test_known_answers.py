@@ -161,7 +161,7 @@ def test_the_curves_behind() -> None:
 def test_a_text_without_any_token_is_refused_with_the_way_out(name: str) -> None:
     inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
     for given in (inputs, {"input_ids": inputs["input_ids"]}):
-        with pytest.raises(InputError, match=r"take every token of sample 0 out.*choose a token to put there"):
+        with pytest.raises(InputError, match=r"delete every token of sample 0.*replace them by a token"):
             evaluate(Sum().eval(), given, np.array([SCORES]), name, tokenizer(), baseline="delete")
     # one that stays is enough
     special = SimpleNamespace(**{**vars(tokenizer()), "cls_token_id": 1})
@@ -172,7 +172,7 @@ def test_a_text_without_any_token_is_refused_with_the_way_out(name: str) -> None
 @pytest.mark.parametrize("model_name", zoo.LANGUAGE)
 def test_deletion_of_a_language_models_tokens(model_name: str) -> None:
     model, inputs = zoo.build(model_name)
-    with pytest.raises(InputError, match="choose a token to put there"):
+    with pytest.raises(InputError, match="replace them by a token"):
         evaluate(model, inputs, torch.randn(2, 10), "auac", baseline="delete")
 
 
@@ -181,7 +181,7 @@ def test_a_token_may_be_named_by_its_id() -> None:
     found = evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion", target=1, steps=7, baseline=0)
     assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
     assert found.settings["baseline"] == 0
-    with pytest.raises(InputError, match="there is no tokenizer; choose another baseline, or give the token's id"):
+    with pytest.raises(InputError, match="there is no tokenizer: choose another baseline, or pass the token's id"):
         evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion")
 
 

@@ -218,5 +218,5 @@ def test_bad_arguments() -> None:
             whyformer.trust(e, model, BAG, steps=steps)
     with pytest.raises(InputError, match="at least one seed"):
         whyformer.trust(e, model, BAG, seeds=())
-    with pytest.raises(InputError, match="there is no tokenizer; choose another baseline"):
+    with pytest.raises(InputError, match="there is no tokenizer: choose another baseline"):
         whyformer.trust(e, model, BAG, baseline="mask")

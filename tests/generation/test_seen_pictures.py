@@ -97,7 +97,7 @@ def test_a_given_answer_and_a_span() -> None:
         ("what is", [], "no place|is empty|0 are given|list of pictures"),
         (["what", "is"], [square((64, 64), BOX)], "2 prompts need as many pictures"),
         ([{"role": "user", "content": "what"}], square((64, 64), BOX), "prompt with pictures is a text"),
-        ("what is <image> <image>", square((64, 64), BOX), "2 places for pictures"),
+        ("what is <image> <image>", square((64, 64), BOX), "2 placeholders for pictures"),
     ],
 )
 def test_prompts_that_do_not_fit(prompt: Any, images: Any, said: str) -> None:

@@ -57,7 +57,7 @@ def test_what_of_a_token_is_explained(story: tuple[Any, Any], kind: str) -> None
     assert e.diagnostics["target"] == [f"Token(position=-1, token={was}, of='{kind}')"]
     likeliest = one(story, targets.Token(-1, of=kind))
     assert torch.equal(likeliest.scores, one(story, of_row(int(e.logits.argmax()))).scores)
-    with pytest.raises(InputError, match="of is one of"):
+    with pytest.raises(InputError, match="of must be one of"):
         targets.Token(-1, 3, of="odds")
 
 
@@ -69,7 +69,7 @@ def test_a_contrast_of_tokens_by_their_text(story: tuple[Any, Any]) -> None:
     again = one(story, e.diagnostics["target"])
     assert torch.equal(again.scores, e.scores)
     assert torch.equal(one(story, "Contrast(' was', ' there')").scores, e.scores)
-    with pytest.raises(InputError, match=r"not one token but \d"):
+    with pytest.raises(InputError, match=r"is \d+ tokens"):
         one(story, targets.Contrast(" was", " zebra"))
 
 
@@ -157,7 +157,7 @@ def test_a_masked_model_takes_single_tokens_only() -> None:
         (targets.Token(99, 3), "position 99 is outside sample 0, which has .* tokens"),
         (targets.Span(3, 99), "position 99 is outside sample 0"),
         (targets.Span(4, 3), "the span ends at 3, before its start at 4"),
-        (targets.Span(0, 3), "a span starts at 1 or later"),
+        (targets.Span(0, 3), "a span must start at 1 or later"),
     ],
 )
 def test_what_is_outside_is_told_in_words_of_texts(story: tuple[Any, Any], target: Any, said: str) -> None:

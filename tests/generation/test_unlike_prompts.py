@@ -118,7 +118,7 @@ def test_compare_takes_them_and_saving_keeps_them(tmp_path: Any) -> None:
     assert all(torch.equal(again.part(n).scores, e.part(n).scores) for n in e.inputs)
     likely = whyformer.compare(model, given, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
-    with pytest.raises(InputError, match="make no batch, as arbitrate needs: take one prompt"):
+    with pytest.raises(InputError, match="arbitrate needs a batch, and the pictures of these prompts make none"):
         whyformer.arbitrate(model, given, ["saliency", "input_x_gradient"], processor=processor)
 
 
@@ -147,7 +147,7 @@ def test_their_attention_maps_are_those_of_each(name: str, gradient: bool) -> No
 
 def test_maps_of_a_picture_and_of_all_tokens_are_not_joined() -> None:
     model, processor = built("gemma3")
-    with pytest.raises(InputError, match="of others of all tokens: take them one at a time"):
+    with pytest.raises(InputError, match="others over all tokens"):
         whyformer.attention_maps(model, {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}, processor, target=TARGET)
 
 
@@ -188,14 +188,14 @@ def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
 
 def test_what_one_prompt_is_refused_for_is_told() -> None:
     model, processor = built("gemma3")
-    with pytest.raises(InputError, match=r"the prompt has 2 places for pictures .*, and 1 is given"):
+    with pytest.raises(InputError, match=r"the prompt has 2 placeholders for pictures .* and 1 picture"):
         whyformer.explain(model, {"text": ["what is", "<start_of_image> and <start_of_image>"], "images": [[WIDE], [EVEN]]}, "saliency", TARGET, processor)
     fed = dict(processor(images=[[WIDE], [EVEN]], text=["<start_of_image> what is"] * 2, return_tensors="pt", padding=True))
-    with pytest.raises(InputError, match="unknown: explain them one at a time"):  # tensors do not say whose they are
+    with pytest.raises(InputError, match="explain the prompts one at a time"):  # tensors do not say whose they are
         whyformer.explain(model, {n: t for n, t in fed.items() if n != "labels"}, "saliency", TARGET)
     first, second = (dict(processor(images=own, text=text, return_tensors="pt", padding="max_length", max_length=32)) for own, text in ((None, ["what is"]), ([[EVEN, EVEN]], ["<start_of_image> <start_of_image>"])))
     ids = {n: torch.cat([first[n], second[n]]) for n in ("input_ids", "attention_mask")}
-    with pytest.raises(InputError, match="unknown: explain them one at a time"):  # two pictures for two prompts, both of the second
+    with pytest.raises(InputError, match="explain the prompts one at a time"):  # two pictures for two prompts, both of the second
         whyformer.explain(model, {**ids, "pixel_values": second["pixel_values"]}, "saliency", TARGET)
 
 

@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_read_is_written_again(tmp_path: Path, ears: tuple
     whole = bytearray(path.read_bytes())
     whole[20] = 0x55  # MP3
     (tmp_path / "b.wav").write_bytes(whole)
-    with pytest.raises(LoadError, match="16 bits"):
+    with pytest.raises(LoadError, match="16-bit"):
         whyformer.explain(model, tmp_path / "b.wav", "saliency", 1, processor=ear)
     assert whyformer.explain(model, path, "saliency", 1, processor=ear).scores.any()
 
@@ -117,7 +117,7 @@ def test_files_arrays_and_data_set_rows_are_one_sound(tmp_path: Path, ears: tupl
         assert (e.rate, e.features.sampling_rate, e.features.durations) == (RATE, RATE, [1.0])
     assert e.diagnostics.get("input") is None
     assert whyformer.explain(model, sound, "saliency", 1, processor=ear).diagnostics["input"] == [
-        ["taken as 16,000 samples a second"]
+        ["assumed to have 16,000 samples per second"]
     ]
 
 
@@ -133,7 +133,7 @@ def test_a_batch_of_unequal_sounds_equals_single_ones(ears: tuple[nn.Module, obj
 
 
 def test_unequal_sounds_without_a_mask_are_refused(ears: tuple[nn.Module, object]) -> None:
-    with pytest.raises(InputError, match="gives no mask of the padding"):
+    with pytest.raises(InputError, match="returns no mask"):
         whyformer.explain(ears[0], [tone(0.5, 0.1, 0.2), tone()], "saliency", 1, processor=hf.Wav2Vec2FeatureExtractor(return_attention_mask=False))
 
 
@@ -195,11 +195,11 @@ def test_scores_of_a_spectrogram_stand_at_their_moments() -> None:
 
 def test_what_cannot_be_heard_is_told(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
     model, ear = ears
-    with pytest.raises(InputError, match="44,100 samples a second and the model hears 16,000: resample it first"):
+    with pytest.raises(InputError, match="44,100 samples per second and the model takes 16,000: resample it first"):
         whyformer.explain(model, written(tmp_path / "a.wav", tone(), rate=44_100), "saliency", 1, processor=ear)
     with pytest.raises(InputError, match="needs the model's feature extractor"):
         whyformer.explain(model, {"array": tone(), "sampling_rate": RATE}, "saliency", 1)
-    with pytest.raises(InputError, match="one row of fractions"):
+    with pytest.raises(InputError, match="one row of floats"):
         whyformer.explain(model, {"array": np.zeros((2, 9)), "sampling_rate": RATE}, "saliency", 1, processor=ear)
     (tmp_path / "no.wav").write_bytes(b"RIFF, it says")
     with pytest.raises(LoadError, match="cannot read"):

@@ -78,7 +78,7 @@ def test_a_run_around_it_has_no_part_in_it() -> None:
 
 def test_an_axis_that_cannot_be_measured_is_refused() -> None:
     model = Reads(nn.Linear(MELS, WIDTH), lambda x: x.mean(1, keepdim=True) + torch.zeros(1, 4, 1).to(x)).double().eval()
-    with pytest.raises(InputError, match=r"along which axis of features \[2, 48, 20\] its features stand cannot be measured"):
+    with pytest.raises(InputError, match=r"the axis of features \[2, 48, 20\] that indexes features cannot be measured"):
         whyformer.explain(model, {"features": spectrograms(2, STEPS, MELS)}, "saliency", 1)
 
 

@@ -56,5 +56,5 @@ def test_one_sample(family: str) -> None:
 @pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp"])
 def test_several_samples_in_one_row_are_refused(family: str, method: str) -> None:
     model, given = built(family, 2)
-    with pytest.raises(InputError, match=r"2 rows of logits for 1 of pixel_values.*one at a time"):
+    with pytest.raises(InputError, match=r"2 rows of logits for a batch of 1 in pixel_values.*one at a time"):
         whyformer.explain(model, given, method, 70)

@@ -62,10 +62,10 @@ def test_each_pair_is_shown_as_one_text_with_its_words_in_place(model: Any, read
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ({"text": "a", "text_pair": ["b", "c"]}, {}, "1 texts and 2 second ones"),
-        ({"text": "a", "text_pair": 3}, {}, "a text each, or lists"),
+        ({"text": "a", "text_pair": ["b", "c"]}, {}, "1 texts and text_pair has 2"),
+        ({"text": "a", "text_pair": 3}, {}, "one text each, or lists"),
         ({"text": ["a", "b"], "text_pair": ["c", " "]}, {}, "text number 3 is empty"),
-        ({"text": "a", "text_pair": "b"}, {"truncate": True}, "a pair of texts is not cut"),
+        ({"text": "a", "text_pair": "b"}, {"truncate": True}, "cannot be truncated"),
         ({"text": "a", "text_pair": "b " * 600}, {}, "the model takes at most"),
     ],
 )
@@ -95,12 +95,12 @@ def test_pictures_as_arrays(name: str) -> None:
 
 
 def test_what_is_no_picture_is_told() -> None:
-    with pytest.raises(InputError, match=r"takes pictures, \[B, \d, H, W\], and this is \[40, 50, 3\]; .* or fractions from 0 to 1"):
+    with pytest.raises(InputError, match=r"takes pictures, \[B, \d, H, W\], and this is \[40, 50, 3\]: .* or fractions from 0 to 1"):
         whyformer.explain("bundled:digits", shapes()["bytes"].astype(float), "gae", 3)
 
 
 def test_names_that_the_forward_does_not_know_are_told() -> None:
-    with pytest.raises(InputError, match="names no pixels; it takes pixel_values"):
+    with pytest.raises(InputError, match="no parameter pixels; it takes pixel_values"):
         whyformer.explain("bundled:digits", {"pixels": torch.rand(1, 3, 112, 112)}, "gae", 3)
 
 
@@ -123,5 +123,5 @@ def test_a_damaged_processor_is_told(damage: dict[str, Any]) -> None:
 
     processor = ViTImageProcessorPil(**{"size": {"height": 112, "width": 112}, **damage})
     picture = Image.fromarray(shapes()["bytes"])
-    with pytest.raises(InputError, match=r"the image processor fails, look at its preprocessor_config\.json"):
+    with pytest.raises(InputError, match=r"the image processor fails: check its preprocessor_config\.json"):
         whyformer.explain(load("bundled:digits").model, picture, "gae", 3, processor)

@@ -70,21 +70,21 @@ def digit(kind, folder):
     path = folder / "digit.png"
     if kind == "16-bit grey":
         Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(path)
-        return path, ["grey scaled from 0 to 65535 to 0 to 255"]
+        return path, ["grey values 0 to 65535 scaled to 0 to 255"]
     if kind == "float grey":
         path = folder / "digit.tiff"
         Image.fromarray(np.asarray(grey).astype(np.float32) / 255).save(path)
-        return path, ["grey scaled from 0 to 1 to 0 to 255"]
+        return path, ["grey values 0 to 1 scaled to 0 to 255"]
     if kind == "transparent":
         # black, as opaque as the digit is dark: on white the digit again
         alpha = Image.eval(grey, lambda v: 255 - v)
         Image.merge("LA", (Image.new("L", grey.size, 0), alpha)).save(path)
-        return path, ["transparency laid on white"]
+        return path, ["transparency replaced by white"]
     if kind == "turned":
         path, exif = folder / "digit.jpg", Image.Exif()
         exif[0x0112] = 6
         grey.convert("RGB").transpose(Image.Transpose.ROTATE_90).save(path, exif=exif, quality=98, subsampling=0)
-        return path, ["turned upright as EXIF orientation 6 says"]
+        return path, ["turned upright by its EXIF orientation 6"]
     if kind == "several frames":
         path = folder / "digit.gif"
         grey.save(path, save_all=True, append_images=[Image.new("L", grey.size, 9), Image.new("L", grey.size, 200)])
@@ -190,7 +190,7 @@ def test_names_of_files_are_sentences_to_a_tokenizer_and_texts_in_files_are_read
     assert e.texts == ["A charming film."]
 
 
-@pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "no picture"), (Path("none.txt"), "no such file")])
+@pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "not a picture"), (Path("none.txt"), "no such file")])
 def test_files_that_cannot_be_explained(name, match):
     digits = load("bundled:digits")
     with pytest.raises(whyformer.WhyformerError, match=match):
@@ -200,9 +200,9 @@ def test_files_that_cannot_be_explained(name, match):
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        ((800, 100), "the picture was squeezed: 800×100 pixels became 112×112, so that shapes are 8.0:1 out of true"),
-        ((100, 300), "the picture was squeezed: 100×300 pixels became 112×112, so that shapes are 3.0:1 out of true"),
-        ((1, 1), "a picture of 1×1 pixels was enlarged to 112×112: what the model sees of it is a few flat fields"),
+        ((800, 100), "the picture was squeezed: 800×100 pixels became 112×112, which distorts shapes 8.0:1"),
+        ((100, 300), "the picture was squeezed: 100×300 pixels became 112×112, which distorts shapes 3.0:1"),
+        ((1, 1), "a picture of 1×1 pixels was enlarged to 112×112: the model sees only a few flat areas"),
         ((112, 112), None),
         ((130, 112), None),
     ],

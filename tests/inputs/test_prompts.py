@@ -92,11 +92,11 @@ PICTURE = Image.fromarray(np.full((64, 64, 3), 200, np.uint8))
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"text": "what is <image> and <image>", "images": PICTURE}, "2 places for pictures"),
-        ({"text": "what is <image>", "images": [PICTURE, PICTURE]}, "1 place for pictures .*2 are given"),
+        ({"text": "what is <image> and <image>", "images": PICTURE}, "2 placeholders for pictures"),
+        ({"text": "what is <image>", "images": [PICTURE, PICTURE]}, "1 placeholder for pictures .*2 pictures"),
         ({"text": " ", "images": PICTURE}, "not empty"),
         ({"text": "what is", "images": 3}, "PIL image or a file, not int"),
-        ({"text": ["what", "is"], "images": [PICTURE]}, "2 prompts need as many pictures"),
+        ({"text": ["what", "is"], "images": [PICTURE]}, "2 prompts need 2 pictures"),
     ],
 )
 def test_prompts_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
@@ -116,10 +116,10 @@ def test_a_picture_for_a_model_without_eyes() -> None:
 
 def test_places_without_a_picture_and_places_that_do_not_fit() -> None:
     model, processor = llava()
-    with pytest.raises(InputError, match="place for a picture"):
+    with pytest.raises(InputError, match="placeholder for a picture"):
         whyformer.explain(model, "what is <image> here", "saliency", 7, processor)
     pixels = torch.rand(1, 3, 32, 32).double()
     for count in (15, 17):
         ids = torch.tensor([[1, *[MARK] * count, 5]])
-        with pytest.raises(InputError, match=f"{count} places for rows"):
+        with pytest.raises(InputError, match=f"{count} placeholders for rows"):
             whyformer.explain(model, {"input_ids": ids, "pixel_values": pixels}, "saliency", 7)

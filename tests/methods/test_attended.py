@@ -99,7 +99,7 @@ def test_rows_that_are_looked_at_twice_have_no_map() -> None:
     """A token has two rows there, so that no map is over the tokens; relevance of the token is that of both."""
     model, ids = randomise(Echo()).double(), torch.arange(4, 10)[None]
     for method in ("rollout", "gae", "transformer_attribution", "gradcam", "decompx", "value_zeroing"):
-        with pytest.raises(MethodNotApplicable, match=r"unknown|no blocks"):
+        with pytest.raises(MethodNotApplicable, match=r"unknown|no recognizable blocks"):
             whyformer.explain(model, {"input_ids": ids}, method, target=1)
     words = model.words(ids).detach().requires_grad_()
     hidden = model.encoder(torch.cat([words, words], 1) + model.positions[:, :12])

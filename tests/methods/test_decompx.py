@@ -200,7 +200,7 @@ class SortedInside(Small):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize(("kind", "said"), [(Sorted, "operation 'sort'"), (SortedInside, "no blocks")])
+@pytest.mark.parametrize(("kind", "said"), [(Sorted, "operation 'sort'"), (SortedInside, "no recognizable blocks")])
 def test_what_cannot_be_followed_is_refused(kind: type[Small], said: str) -> None:
     with pytest.raises(MethodNotApplicable, match=f"decompx has no meaning.*{said}"):
         whyformer.explain(kind(**PLAIN).eval(), {"input_ids": torch.arange(5)[None]}, method="decompx")

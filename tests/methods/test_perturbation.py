@@ -162,7 +162,7 @@ def test_deletion_without_a_mask(window: int) -> None:
 
 def test_deleting_everything_is_refused() -> None:
     model, inputs = zoo.build("gpt2")
-    with pytest.raises(InputError, match="would take every token of sample 1 out"):
+    with pytest.raises(InputError, match="would delete every token of sample 1"):
         whyformer.explain(model, inputs, "occlusion", window=7)
     assert whyformer.explain(model, inputs, "occlusion", window=6).scores.isfinite().all()
 
@@ -241,13 +241,13 @@ def refused(match: str, name: str, inputs: Any = None, **settings: Any) -> None:
 def test_baselines_that_do_not_fit() -> None:
     refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
     refused("token 3 is not for a picture", "hf_vit", fill_id=3)
-    refused("'blur' is not for text; those are mask, unk, pad, delete", "bert", baseline="blur")
-    refused("there is no tokenizer; choose another baseline", "bert", baseline="unk")
+    refused("'blur' is not for text; its baselines are mask, unk, pad, delete", "bert", baseline="blur")
+    refused("there is no tokenizer: choose another baseline", "bert", baseline="unk")
     refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
     refused("outside the model's vocabulary of 50", "bert", fill_id=50)
-    refused("stride=3 is more than window=2", "hf_vit", window=2, stride=3)
+    refused("stride=3 must not exceed window=2", "hf_vit", window=2, stride=3)
     refused("window must be a whole number", "hf_vit", window=0)
-    refused("what is black to the model is unknown", "hf_vit", baseline="black")
+    refused("the model's value of black is unknown", "hf_vit", baseline="black")
     refused("baseline must be one of", "hf_vit", baseline="white")
 
 
@@ -257,7 +257,7 @@ def test_without_a_tokenizer_and_a_mask_the_model_may_know_what_to_put() -> None
     known = whyformer.explain(model, ids, "occlusion", target=1, fill_id=model.config.pad_token_id)
     assert torch.equal(found.scores, known.scores)
     model.config.pad_token_id = None
-    with pytest.raises(InputError, match=r"neither a tokenizer .* nor an attention_mask .* baseline"):
+    with pytest.raises(InputError, match=r"no tokenizer .* no attention_mask .* baseline"):
         whyformer.explain(model, ids, "occlusion", target=1)
 
 

@@ -37,16 +37,16 @@ def test_rows_made_of_the_whole_picture_are_refused() -> None:
     model = randomise(Mixed((3, 4))).double()
     x = picture(3, 4)
     for method in ("rollout", "gradcam", "vit_cx", "gradcam_attention"):
-        with pytest.raises(MethodNotApplicable, match=r"unknown|no blocks"):
+        with pytest.raises(MethodNotApplicable, match=r"unknown|no recognizable blocks"):
             whyformer.explain(model, x, method)
-    with pytest.raises(MethodNotApplicable, match=r"unknown|no blocks"):
+    with pytest.raises(MethodNotApplicable, match=r"unknown|no recognizable blocks"):
         whyformer.attention_maps(model, x)
     assert whyformer.explain(model, x, "saliency").level == "pixel"
 
 
 def test_rows_of_two_places_are_refused() -> None:
     model = randomise(Folded((3, 2))).double()
-    with pytest.raises(MethodNotApplicable, match=r"unknown|no blocks"):
+    with pytest.raises(MethodNotApplicable, match=r"unknown|no recognizable blocks"):
         whyformer.explain(model, picture(3, 4), "gae")
 
 

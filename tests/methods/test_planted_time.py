@@ -122,5 +122,5 @@ def test_a_video_of_too_few_frames_is_told() -> None:
     options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "num_labels": 4}
     config = hf.VideoMAEConfig(**options, image_size=16, patch_size=8, num_frames=4, tubelet_size=2)
     model = hf.VideoMAEForVideoClassification(config).eval()
-    with pytest.raises(whyformer.errors.InputError, match="a video of 2 frames; it is made for 4"):
+    with pytest.raises(whyformer.errors.InputError, match="a video of 2 frames; it takes 4"):
         whyformer.explain(model, torch.zeros(1, 2, 3, 16, 16), "saliency", 1)

@@ -451,7 +451,7 @@ def test_a_compiled_part_is_named(x: Tensor) -> None:
     model = Model()
     name = next(n for n, m in model.named_children() if next(m.parameters(), None) is not None)
     setattr(model, name, torch.compile(getattr(model, name), backend="eager"))
-    with pytest.raises(ModelError, match=rf"torch\.compile'd and hides its operations: .*model\.{name}\._orig_mod"):
+    with pytest.raises(ModelError, match=rf"compiled with torch\.compile and hides its operations: .*model\.{name}\._orig_mod"):
         whyformer.explain(model, x, "transformer_attribution")
 
 

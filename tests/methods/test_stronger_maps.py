@@ -48,7 +48,7 @@ def test_affinity_spreads_over_patches_that_look_alike(vit, method):
 
 def test_affinity_is_for_patches_alone():
     model, inputs = build("bert")
-    with pytest.raises(InputError, match="one for each token"):
+    with pytest.raises(InputError, match="one score per patch"):
         whyformer.explain(model, inputs, "gae", affinity=True)
     with pytest.raises(InputError, match="no setting"):
         whyformer.explain(*build("hf_vit"), "saliency", affinity=True)

@@ -147,7 +147,7 @@ def test_baselines_of_integrated_gradients_are_those_of_every_removal() -> None:
             wanted = model(x).logits[:, 1] - model(start).logits[:, 1]
         found = whyformer.explain(model, made, "integrated_gradients", 1, baseline=name, blur=4.0, steps=5)
         torch.testing.assert_close(torch.tensor(found.diagnostics["completeness"]["difference"], dtype=wanted.dtype), wanted)
-    with pytest.raises(InputError, match="what is black to the model is unknown"):
+    with pytest.raises(InputError, match="the model's value of black is unknown"):
         whyformer.explain(model, made, "integrated_gradients", baseline="black")
     with pytest.raises(InputError, match="its baselines are zero, black, mean, blur"):
         whyformer.explain(model, made, "integrated_gradients", baseline="unk")

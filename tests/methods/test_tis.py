@@ -55,5 +55,5 @@ def test_blocks_that_need_all_their_rows_are_refused() -> None:
         num_labels=5, use_relative_position_bias=True,
     )  # fmt: skip
     model = randomise(BeitForImageClassification(config))
-    with pytest.raises(MethodNotApplicable, match="cannot do without some of their rows"):
+    with pytest.raises(MethodNotApplicable, match="need all of their rows"):
         whyformer.explain(model, torch.randn(1, 3, 32, 32), method="tis", target=1, masks=4)

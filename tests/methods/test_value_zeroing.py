@@ -247,7 +247,7 @@ def test_cosine_keeps_its_digits_near_zero() -> None:
 
 def test_head_choices_are_refused() -> None:
     model, inputs = zoo.build("bert")
-    with pytest.raises(InputError, match="no heads to choose"):
+    with pytest.raises(InputError, match="omit heads in aggregation"):
         whyformer.explain(model, inputs, "value_zeroing", aggregation={"heads": 0})
     with pytest.raises(InputError, match=r"3 blocks \(0 to 2\)"):
         whyformer.explain(model, inputs, "value_zeroing", aggregation={"layers": [0, 5]})

@@ -1,4 +1,4 @@
-"""From what a user has (picture, sentence, tensors) to what a model is fed and what its scores belong to."""
+"""Prepare a user's inputs (pictures, sentences, tensors) for a model, with descriptions of their features."""
 
 from whyformer.inputs.feed import called, stands_beside
 from whyformer.inputs.inputs import Inputs

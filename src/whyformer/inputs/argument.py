@@ -1,4 +1,4 @@
-"""What a name means: a file of a picture, a sound or text, or on the command line standard input or a sentence too."""
+"""Read a picture, sound or text file by name; on the command line also standard input or a sentence."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from whyformer.inputs.pictures import SUFFIXES, check_file, is_picture_name, ope
 from whyformer.inputs.sounds import Sound, is_sound_name, open_sound
 
 _MOST_TEXT = 16 * 2**20
-_OTHER = f"a file that is no picture ({', '.join(SUFFIXES[:4])} ...), sound (.wav) or text (.txt)"
+_OTHER = f"not a picture ({', '.join(SUFFIXES[:4])} ...), sound (.wav) or text (.txt) file"
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What the user wants explained.
+    """The input that a user named on the command line or the web page.
 
     Attributes:
         kind: "image", "sound" or "text".
         content: the picture, the sound or the text.
-        name: what names of files may begin with.
-        title: what headings say.
+        name: prefix for names of output files.
+        title: title for headings.
     """
 
     kind: str
@@ -37,32 +37,33 @@ class Argument:
 
     @cached_property
     def digest(self) -> str:
-        """What stands for the content in keys."""
+        """Checksum of the content, for cache keys."""
         return checksum(self.content)
 
 
 def checksum(content: Image.Image | Sound | str) -> str:
-    """SHA-256 of a picture, a sound or a text."""
+    """Return the SHA-256 of a picture, a sound or a text."""
     if isinstance(content, str):
-        known = content.encode("utf-8", "replace")
+        data = content.encode("utf-8", "replace")
     elif isinstance(content, Sound):
-        known = f"{content.rate}".encode() + content.wave.numpy().tobytes()
+        data = f"{content.rate}".encode() + content.wave.numpy().tobytes()
     else:
-        known = f"{content.mode}{content.size}".encode() + content.tobytes()
-    return hashlib.sha256(known).hexdigest()
+        data = f"{content.mode}{content.size}".encode() + content.tobytes()
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_argument(source: str) -> Argument:
-    """Read a picture file, a ``.txt`` file, standard input (``-``), or take the argument as the text itself.
+    """Read a picture, ``.wav`` or ``.txt`` file or standard input (``-``), or use the argument as the text itself.
 
-    A name that ends like a picture or a text file is never taken for a sentence, so that a slip of the pen is an error.
+    An argument with the suffix of a picture, sound or text file is never used as text, so that a misspelt file name is
+    an error.
 
     Raises:
-        LoadError: missing or unreadable file.
+        LoadError: the file is missing or cannot be read.
         InputError: empty text, a folder, or a file of another kind.
     """
     if source == "-":
-        # bytes, because the encoding that Python guesses for standard input is that of the terminal
+        # bytes, because Python would decode standard input with the encoding of the terminal
         raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
         if len(raw) > _MOST_TEXT:
             raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
@@ -72,19 +73,20 @@ def read_argument(source: str) -> Argument:
         content = read_file(path)
         kind = "text" if isinstance(content, str) else "sound" if isinstance(content, Sound) else "image"
         return Argument(kind, content, path.stem, path.name)
-    if source.strip() and os.path.exists(source):  # False too for what is longer than any name, or has a NUL in it
+    if source.strip() and os.path.exists(source):  # also False for text that is too long for a name or contains a NUL
         raise InputError(
-            f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain these very words, pass them on "
-            "standard input, with - as the argument"
+            f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain the text {source!r} itself, "
+            "pass it on standard input, with - as the argument"
         )
     return sentence(source)
 
 
 def read_file(path: Path) -> Image.Image | Sound | str:
-    """The picture, the sound or the text in a file.
+    """Return the picture, the sound or the text in a file.
 
     Raises:
-        LoadError: missing or unreadable. InputError: an empty text, or a file of another kind.
+        LoadError: the file is missing or cannot be read.
+        InputError: an empty text, or a file of another kind.
     """
     if is_picture_name(str(path)):
         return open_picture(path)
@@ -100,7 +102,7 @@ def read_file(path: Path) -> Image.Image | Sound | str:
 
 
 def _bytes(path: Path) -> bytes:
-    """What is in a file, and never more than was allowed, should it grow or be exchanged meanwhile."""
+    """Read a file, refusing one that has grown beyond the limit since it was checked."""
     with path.open("rb") as file:
         raw = file.read(_MOST_TEXT + 1)
     if len(raw) > _MOST_TEXT:
@@ -109,7 +111,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def sentence(text: str) -> Argument:
-    """A text that is meant as it stands."""
+    """Return the argument for a text."""
     text = _filled(text)
     return Argument("text", text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
 

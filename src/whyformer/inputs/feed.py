@@ -1,4 +1,4 @@
-"""The arguments of a model's forward, put right before anything is read off them: what makes a loss is left out."""
+"""The arguments of a model's forward: corrections before the run, and their names, channels and devices."""
 
 from __future__ import annotations
 
@@ -12,57 +12,60 @@ from torch import Tensor, nn
 _LOSS = ("label", "labels", "start_positions", "end_positions", "next_sentence_label", "return_loss")
 
 
-def put_right(
+def corrected(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
-    """(args, kwargs, notes) as they are to be fed; the notes say what was changed.
+    """Correct the arguments of a model's forward.
 
-    Labels, with which a model returns a loss, are left out where its forward can do without them; a decoder that is
-    given nothing else reads them as its tokens. One sample without a batch axis gets one, where it is plainly that:
-    ids ``[N]``, and pixels ``[C, H, W]`` of a model that begins with a convolution over C channels.
+    Labels, with which a model returns a loss, are dropped if its forward does not require them; a decoder without other
+    inputs reads them as its tokens. A single sample without a batch axis gets one if it is clearly such: ids ``[N]``,
+    and pixels ``[C, H, W]`` of a model that begins with a convolution over C channels.
+
+    Returns:
+        (args, kwargs, notes on the changes).
     """
     notes = []
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    needed = _needed(model)
-    left = [n for n in kwargs if (n in _LOSS or n.endswith("_labels")) and n not in needed]
+    required = _required(model)
+    dropped = [n for n in kwargs if (n in _LOSS or n.endswith("_labels")) and n not in required]
     labels = kwargs.get("labels")
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     decodes = "decoder_input_ids" in parameters(model) and not any(n.startswith("decoder_input") for n in kwargs)
-    if decodes and "labels" in left and isinstance(labels, Tensor) and labels.dim() == 2 and callable(shift):
+    if decodes and "labels" in dropped and isinstance(labels, Tensor) and labels.dim() == 2 and callable(shift):
         kwargs["decoder_input_ids"] = shift(labels=labels)
-        notes.append("labels were read as the decoder's tokens (decoder_input_ids)")
-    for name in left:
+        notes.append("labels were used as the decoder's tokens (decoder_input_ids)")
+    for name in dropped:
         del kwargs[name]
-    if left:
-        notes.append(f"left out, for it is the output that is explained and no loss: {', '.join(left)}")
+    if dropped:
+        notes.append(f"ignored, because the output is explained and not a loss: {', '.join(dropped)}")
     named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-    single = next(((n, v) for n, v in named if isinstance(v, Tensor) and _alone(model, n, v)), None)
+    single = next(((n, v) for n, v in named if isinstance(v, Tensor) and _is_unbatched(model, n, v)), None)
     if single is not None:
         main, (axes, length) = single[0], (single[1].dim(), single[1].shape[-1])
-        notes.append(f"{main if isinstance(main, str) else 'the input'} had no batch axis and got one")
+        notes.append(f"a batch axis was added to {main if isinstance(main, str) else 'the input'}")
 
         def batched(value: Any) -> Any:
-            alike = isinstance(value, Tensor) and value.dim() == axes and value.shape[-1] == length
-            return value[None] if alike else value
+            is_batch_part = isinstance(value, Tensor) and value.dim() == axes and value.shape[-1] == length
+            return value[None] if is_batch_part else value
 
         args, kwargs = tuple(map(batched, args)), {n: batched(v) for n, v in kwargs.items()}
     return args, kwargs, notes
 
 
 def naming(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that make a model of transformers name the parts of its output, if it was told not to."""
-    told = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
-    return {**kwargs, "return_dict": True} if False in told else kwargs
+    """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names."""
+    settings = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
+    return {**kwargs, "return_dict": True} if False in settings else kwargs
 
 
 def channels(model: nn.Module) -> int | None:
-    """How many channels a picture has that the model takes: those of the convolution that it begins with."""
+    """Return the number of picture channels the model takes, if it begins with a 2D convolution."""
     first = next((m for m in model.modules() if not any(m.children()) and any(True for _ in m.parameters())), None)
     return first.in_channels if isinstance(first, nn.Conv2d) else None
 
 
-def _alone(model: nn.Module, name: str | int, value: Tensor) -> bool:
-    """Whether this is one sample without a batch axis."""
+def _is_unbatched(model: nn.Module, name: str | int, value: Tensor) -> bool:
+    """Return whether a tensor is a single sample without a batch axis."""
     if value.is_floating_point():
         return value.dim() == 3 and name in (0, "pixel_values", "x") and value.shape[0] == channels(model)
     return value.dim() == 1 and len(value) > 0 and name in (0, "input_ids", "ids", "x", "src")
@@ -75,14 +78,14 @@ def parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def _needed(model: nn.Module) -> set[str]:
-    """Names of the arguments that the forward cannot do without."""
+def _required(model: nn.Module) -> set[str]:
+    """Return the names of the forward's arguments without defaults."""
     return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
 
 
 def place_of(model: nn.Module) -> torch.device:
-    """The device that a model's inputs belong on: that of its first parameter; where weights are put in place for each
-    pass only (accelerate's offloading), the one on which its modules are run."""
+    """Return the device for a model's inputs: that of its first parameter, or, if weights are loaded for each pass
+    (accelerate's offloading), the device on which its modules run."""
     first = next(model.parameters(), None)
     if first is None or not first.is_meta:
         return torch.device("cpu") if first is None else first.device
@@ -99,17 +102,17 @@ _BESIDE = re.compile(
 
 
 def stands_beside(name: str) -> bool:
-    """Whether an argument of that name stands beside features: masks, kinds and positions of tokens, labels, boxes."""
+    """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
     return _BESIDE.search(name) is not None
 
 
 def is_table(tensor: Tensor, samples: int | None) -> bool:
-    """Whether this is one number for each feature, or for each moment of a sound, of so many samples."""
+    """Return whether a tensor is ``[samples, F]`` floats: features of a table, or a wave."""
     return tensor.is_floating_point() and tensor.dim() == 2 and samples in (None, len(tensor))
 
 
 def called(model: nn.Module, place: int) -> str:
-    """What the model's forward calls an argument given by position."""
+    """Return the name of the model's positional argument at ``place``."""
     try:
         names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
         return names[place]

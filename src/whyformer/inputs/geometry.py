@@ -1,7 +1,8 @@
-"""Where a processor put a picture, measured: feed it two ramps of the picture's size and fit the box they show.
+"""Measure which part of a picture a processor passes to the model, by feeding it test pictures.
 
-Black and white pictures tell how brightness comes out of the processor, and where nothing of the picture does
-(padding); a ramp from left to right and one from top to bottom then tell of each input pixel which place it shows.
+Black and white pictures show the range of the processor's output and where it holds padding; a left-to-right and a
+top-to-bottom brightness ramp then show which place of the picture each input pixel is from. A box is fitted to these
+places.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Process = Callable[[list[Image.Image]], Tensor]
 Size = tuple[int, int]
 Span = tuple[float, float]
 _SQUASHED, _ENLARGED = 1.5, 16.0
-_LEAST = 4  # pixels of a side on which a ramp can be seen
-# rows of a ramp are rounded at 8 different levels, so that their mean is the ramp itself
+_LEAST = 4  # the shortest side in pixels for which a ramp can be measured
+# rows of a ramp are rounded with 8 different offsets, so that their mean is the unrounded ramp
 _ROUNDING = np.array([0, 4, 2, 6, 1, 5, 3, 7])[:, None] / 8
 
 
@@ -36,19 +37,23 @@ _MOST_KNOWN = 256
 
 
 def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
-    """The geometry of pictures of these (height, width), in one batch; None where it is no box for any of them.
+    """Measure the geometry of pictures of these (height, width), processed in one batch.
 
-    A box is where columns and rows of the input show places that grow evenly: no rotation, mirroring or warping,
-    nothing random. Most edges come out to the pixel, because pictures are resized to whole pixels and cropped by
-    whole ones; all are within a pixel of the original, or half a one of the input where those are larger. Where much
-    is cropped, ramps over the part that is seen are fed once more, as 256 levels of brightness tell less of a large
-    picture.
+    A picture has a box if the rows and columns of the input show evenly spaced places of it: no rotation, mirroring,
+    warping or random transforms. Most edges are exact, because pictures are resized to whole pixels and cropped by
+    whole pixels; all are within a pixel of the original, or half a pixel of the input where that is larger. If much is
+    cropped, ramps over the visible part are measured once more, because 256 brightness levels resolve a large picture
+    coarsely.
 
-    It is measured once for a processor and these sizes, as long as the processor's settings stay what they are; each
-    time if they cannot be told. Where random numbers are drawn, several measurements must agree.
+    Results are cached by the processor's settings and the sizes; without known settings nothing is cached. If the
+    processor draws random numbers, several measurements must agree.
 
     Args:
-        process: pictures -> ``[B, C, H, W]`` of the model's input.
+        process: function from pictures to the model's input ``[B, C, H, W]``.
+        sizes: (height, width) of each picture.
+
+    Returns:
+        The geometry of each picture; None if any has no box.
     """
     settings = settings_of(process)
     key = settings, tuple(sizes)
@@ -56,62 +61,63 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         with suppress(KeyError):
             return _KNOWN[key]
     before = _random_state()
-    found = _measured(process, sizes)
+    measured = _measured(process, sizes)
     if _random_state() != before:
-        return found if found is not None and all(_measured(process, sizes) == found for _ in range(2)) else None
+        agree = measured is not None and all(_measured(process, sizes) == measured for _ in range(2))
+        return measured if agree else None
     if settings is not None:
-        _KNOWN[key] = found
+        _KNOWN[key] = measured
         while len(_KNOWN) > _MOST_KNOWN:
             _KNOWN.popitem(last=False)
-    return found
+    return measured
 
 
 def _random_state() -> Hashable:
-    """The state of the generators from which random numbers are drawn."""
+    """Return the state of the random number generators of Python, NumPy and torch."""
     name, keys, *rest = np.random.get_state()
     return random.getstate(), torch.get_rng_state().numpy().tobytes(), name, np.asarray(keys).tobytes(), tuple(rest)
 
 
 def _measured(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
-    different = list(dict.fromkeys(sizes))
-    if min(map(min, different)) < _LEAST:
+    unique = list(dict.fromkeys(sizes))
+    if min(map(min, unique)) < _LEAST:
         return None
-    lengths = np.array(different, dtype=float)
+    lengths = np.array(unique, dtype=float)
     try:
         black, white = (
-            _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in different])
+            _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in unique])
             for level in (0, 255)
         )
-        if black.ndim != 4 or white.shape != black.shape or len(black) != len(different):
+        if black.ndim != 4 or white.shape != black.shape or len(black) != len(unique):
             return None
-        found = fitted(process, black, white, different, np.stack([0 * lengths, lengths], -1))
-        if found is not None and ((found[..., 1] - found[..., 0]) / lengths).min() < 0.75:
-            found = fitted(process, black, white, different, found)
-    except FOREIGN_ERRORS:  # a processor of the user's own may fail on pictures that are not what it is made for
+        spans = fitted(process, black, white, unique, np.stack([0 * lengths, lengths], -1))
+        if spans is not None and ((spans[..., 1] - spans[..., 0]) / lengths).min() < 0.75:
+            spans = fitted(process, black, white, unique, spans)
+    except FOREIGN_ERRORS:  # a user's processor may fail on test pictures
         return None
-    if found is None:
+    if spans is None:
         return None
-    edges = dict(zip(different, found.tolist(), strict=True))
+    edges = dict(zip(unique, spans.tolist(), strict=True))
     return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
 
 
-def told(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
-    """What happened to a picture's shape that a map does not show: its sides scaled unlike, or hardly any pixels.
+def distortions(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
+    """Return notes on distortions that a map does not show: sides scaled unequally, or a strongly enlarged picture.
 
     Args:
-        size: (height, width) of the picture; seen: of the model's input; geometry: where that lies on it, if known.
+        size: (height, width) of the picture.
+        seen: (height, width) of the model's input.
+        geometry: the part of the picture that the input shows; None if unknown.
     """
     left, top, right, bottom = (0, 0, size[1], size[0]) if geometry is None else geometry.box
     down, across = seen[0] / (bottom - top), seen[1] / (right - left)
-    was, now, said = f"{size[1]}×{size[0]}", f"{seen[1]}×{seen[0]}", []
+    before, after, notes = f"{size[1]}×{size[0]}", f"{seen[1]}×{seen[0]}", []
     if max(down, across) > _SQUASHED * min(down, across):
         ratio = max(down, across) / min(down, across)
-        said.append(
-            f"the picture was squeezed: {was} pixels became {now}, so that shapes are {ratio:.1f}:1 out of true"
-        )
+        notes.append(f"the picture was squeezed: {before} pixels became {after}, which distorts shapes {ratio:.1f}:1")
     if min(down, across) > _ENLARGED:
-        said.append(f"a picture of {was} pixels was enlarged to {now}: what the model sees of it is a few flat fields")
-    return said
+        notes.append(f"a picture of {before} pixels was enlarged to {after}: the model sees only a few flat areas")
+    return notes
 
 
 def _fed(process: Process, pictures: list[Image.Image]) -> NDArray[np.float64]:
@@ -119,7 +125,13 @@ def _fed(process: Process, pictures: list[Image.Image]) -> NDArray[np.float64]:
 
 
 def ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
-    """Brightness from 0 to 255 along a span of an axis (0: from top to bottom), and the same before and behind it."""
+    """Return a picture whose brightness rises from 0 to 255 along a span of an axis, and is constant outside of it.
+
+    Args:
+        size: (height, width).
+        axis: 0 from top to bottom, 1 from left to right.
+        span: (start, end) of the ramp in pixels.
+    """
     along, beside = size[axis], size[1 - axis]
     line = 255 * (np.arange(along) + 0.5 - span[0]) / (span[1] - span[0])
     rows = np.floor(line.clip(0, 255) + _ROUNDING).clip(max=255).astype(np.uint8)
@@ -130,34 +142,48 @@ def ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
 def fitted(
     process: Process, black: NDArray[Any], white: NDArray[Any], sizes: list[Size], spans: NDArray[Any]
 ) -> NDArray[Any] | None:
-    """``[P, 2, 2]`` for each size where the input starts and ends, (top, bottom) and (left, right), by ramps over
-    these spans and an eighth more on either side."""
+    """Fit the part of each picture that the input shows, by ramps over these spans and an eighth more on either side.
+
+    Args:
+        black, white: the processed black and white pictures.
+        sizes: (height, width) of each picture.
+        spans: ``[P, 2, 2]`` (top, bottom) and (left, right) of the ramps.
+
+    Returns:
+        ``[P, 2, 2]`` (top, bottom) and (left, right) of each picture; None if any has no box.
+    """
     margin = (spans[..., 1:] - spans[..., :1]) / 8 * [-1, 1]
     near = np.clip(spans + margin, 0, np.array(sizes, dtype=float)[..., None])
     ramps = [_fed(process, [ramp(size, axis, span[axis]) for size, span in zip(sizes, near, strict=True)])
              for axis in (0, 1)]  # fmt: skip
     if any(ramp.shape != black.shape for ramp in ramps):
         return None
-    found = np.empty_like(near)
+    edges = np.empty_like(near)
     for i, axis in np.ndindex(len(sizes), 2):
         gain = white[i] - black[i]
         power = (gain**2).sum(0)
         inside = power > 0.25 * power.max()
-        # least squares over channels: which share of the way from black to white, NaN where nothing is to be seen
+        # least squares over channels: fraction of the way from black to white, NaN at padding
         share = np.where(inside, ((ramps[axis][i] - black[i]) * gain).sum(0) / np.where(inside, power, 1), np.nan)
-        one = _fit(share if axis == 0 else share.T, near[i, axis], sizes[i][axis])
-        if one is None:
+        span = _fit(share if axis == 0 else share.T, near[i, axis], sizes[i][axis])
+        if span is None:
             return None
-        found[i, axis] = one
-    return found
+        edges[i, axis] = span
+    return edges
 
 
 def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
-    """Where an input of n rows starts and ends on ``length`` pixels, from the shares ``[n, m]`` of a span it shows."""
+    """Fit where an input of n rows starts and ends on a picture.
+
+    Args:
+        shares: ``[n, m]`` fraction of the ramp at each pixel of the input, NaN at padding.
+        span: (start, end) of the ramp in pixels of the picture.
+        length: length of the picture's axis in pixels.
+    """
     seen = ~np.isnan(shares).all(1)
     line = np.full(len(shares), np.nan)
     line[seen] = np.nanmean(shares[seen], 1)
-    # resampling bends a ramp at the border of the picture
+    # resampling bends a ramp at the border of the picture, so rows there are left out
     even = seen & (line > 0.1) & (line < 0.9)
     chosen = even if even.sum() > 3 else seen
     if chosen.sum() < 2 or np.nanmean(np.abs(shares - line[:, None])) > 0.02:
@@ -168,7 +194,7 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
     if not step > 0 or np.abs(places - start - step * at)[chosen].max() > 1 + step + 1.5 * level:
         return None
     fitted = (float(start), float(start + step * len(line)))
-    # pictures are resized to whole pixels, and cropped and padded by whole ones, before or after
+    # pictures are resized to whole pixels, and cropped and padded by whole pixels, before or after
     whole = max(1, round(length / step))
     first = round(start * whole / length)
     after = (first * length / whole, (first + len(line)) * length / whole)

@@ -1,4 +1,4 @@
-"""What a user hands over, made into what is prepared: files are read, arrays become pictures or tensors."""
+"""Normalize a user's inputs: open files, and convert arrays to pictures or tensors."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, open_sound
 
 
-def as_given(inputs: Any, processor: Any) -> Any:
-    """Inputs with one alone in a list, files opened, and arrays as pictures, texts or tensors.
+def normalized(inputs: Any, processor: Any) -> Any:
+    """Wrap a single sample in a list, open files, and convert arrays to pictures, texts or tensors.
 
-    A list holds samples. A tuple with tensors holds the arguments of forward, in their order.
+    A list holds samples. A tuple with tensors holds forward's positional arguments.
     """
     inputs = as_sound(inputs, processor)
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
         inputs = inputs.tolist()
     if isinstance(inputs, np.ndarray | Tensor):
-        several = inputs.ndim == 4 and len(inputs) > 0 and raw_picture(inputs[0]) is not None
-        inputs = list(inputs) if several else [inputs] if raw_picture(inputs) is not None else _as_tensor(inputs)
+        pictures = inputs.ndim == 4 and len(inputs) > 0 and raw_picture(inputs[0]) is not None
+        inputs = list(inputs) if pictures else [inputs] if raw_picture(inputs) is not None else _as_tensor(inputs)
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
     if not isinstance(inputs, list | tuple):
         return inputs
-    read = [_one(i, processor) for i in inputs]
-    if isinstance(inputs, tuple) and any(isinstance(i, Tensor) for i in read):
-        return tuple(read)
-    return [_tensors_of(i) for i in read]
+    items = [_opened(i, processor) for i in inputs]
+    if isinstance(inputs, tuple) and any(isinstance(i, Tensor) for i in items):
+        return tuple(items)
+    return [_tensors_of(i) for i in items]
 
 
 def _tensors_of(sample: Any) -> Any:
-    """A mapping with its arrays as tensors; anything else as it is."""
+    """Convert the arrays of a mapping to tensors; return anything else unchanged."""
     if not isinstance(sample, Mapping):
         return sample
     return {name: _as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in sample.items()}
 
 
 def count_of(inputs: Any, processor: Any = None) -> int | None:
-    """How many samples these are, where each is read by itself: files, pictures, sounds, texts and pairs of texts in a
-    list. None of what the model's forward takes as it is, and of prompts with pictures."""
+    """Return the number of samples in a list of files, pictures, sounds, texts or pairs of texts; None for tensors and
+    for prompts with pictures."""
     if isinstance(inputs, Mapping):
-        lists = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
-        return len(inputs["text"]) if lists and len(inputs["text"]) == len(inputs["text_pair"]) else None
+        paired = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
+        return len(inputs["text"]) if paired and len(inputs["text"]) == len(inputs["text_pair"]) else None
     first = inputs[0] if isinstance(inputs, list | tuple | np.ndarray | Tensor) and len(inputs) else None
     if isinstance(inputs, np.ndarray | Tensor):
         return len(inputs) if isinstance(first, str) or (inputs.ndim == 4 and raw_picture(first) is not None) else None
@@ -62,12 +62,12 @@ def count_of(inputs: Any, processor: Any = None) -> int | None:
 
 
 def some_of(inputs: Any, start: int, stop: int) -> Any:
-    """Of so many samples (:func:`count_of`) those from ``start`` to before ``stop``."""
+    """Return samples ``start`` to ``stop`` (exclusive) of inputs that :func:`count_of` can count."""
     return {n: v[start:stop] for n, v in inputs.items()} if isinstance(inputs, Mapping) else inputs[start:stop]
 
 
 def wants_processor(inputs: Any) -> bool:
-    """Whether these are no tensors yet."""
+    """Return whether the inputs need a processor, because they are not tensors yet."""
     if isinstance(inputs, Mapping):
         return "text" in inputs and not isinstance(inputs["text"], Tensor)
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
@@ -77,15 +77,15 @@ def wants_processor(inputs: Any) -> bool:
     return isinstance(as_sound(first, None), Sound)
 
 
-def _one(item: Any, processor: Any) -> Any:
-    """The picture or the text where a file is given; anything else as it is."""
+def _opened(item: Any, processor: Any) -> Any:
+    """Read a file's picture, sound or text and convert arrays; return anything else unchanged."""
     item = as_sound(item, processor)
     if isinstance(item, str | Path) and is_sound_name(str(item)) and (isinstance(item, Path) or listener(processor)):
         return open_sound(item)
     if hasattr(item, "read"):
         return open_picture(item)
     if isinstance(item, str | Path) and str(item).strip() and os.path.isdir(item):
-        raise InputError(f"{item} is a folder: give the files in it, such as sorted(Path({str(item)!r}).glob('*.png'))")
+        raise InputError(f"{item} is a folder: pass the files in it, such as sorted(Path({str(item)!r}).glob('*.png'))")
     if isinstance(item, Path):
         return read_file(item)
     if isinstance(item, np.ndarray | Tensor):
@@ -100,17 +100,17 @@ def _as_tensor(item: Any) -> Tensor:
 
 
 def raw_picture(item: Any) -> NDArray[np.uint8] | None:
-    """The bytes ``[H, W]`` or ``[H, W, C]`` of an array or a tensor that holds one picture as it is read off a file.
+    """Return the bytes ``[H, W]`` or ``[H, W, C]`` of an array or tensor that holds one decoded picture, else None.
 
-    Bytes ``[H, W]`` or with 3 or 4 channels, of a tensor also in front (``[C, H, W]``, as torchvision reads them);
-    or an array ``[H, W, C]`` of fractions from 0 to 1, as matplotlib reads them.
+    Accepted are bytes ``[H, W]`` and ``[H, W, C]`` with 3 or 4 channels, tensors of bytes ``[C, H, W]`` (torchvision),
+    and arrays of fractions from 0 to 1 ``[H, W, C]`` (matplotlib).
     """
     if isinstance(item, Tensor) and item.dtype == torch.uint8 and item.dim() == 3:
-        front = item.shape[0] in (1, 3, 4) and item.shape[-1] not in (3, 4)
-        return raw_picture((item.permute(1, 2, 0) if front else item).squeeze(-1).cpu().numpy())
+        channels_first = item.shape[0] in (1, 3, 4) and item.shape[-1] not in (3, 4)
+        return raw_picture((item.permute(1, 2, 0) if channels_first else item).squeeze(-1).cpu().numpy())
     if not isinstance(item, np.ndarray) or item.size == 0:
         return None
-    coloured = item.ndim == 3 and item.shape[-1] in (3, 4)
-    if coloured and item.dtype.kind == "f" and min(item.shape[:2]) > 4 and item.min() >= 0 and item.max() <= 1:
+    has_channels = item.ndim == 3 and item.shape[-1] in (3, 4)
+    if has_channels and item.dtype.kind == "f" and min(item.shape[:2]) > 4 and item.min() >= 0 and item.max() <= 1:
         return np.rint(item * 255).astype(np.uint8)
-    return np.ascontiguousarray(item) if item.dtype == np.uint8 and (item.ndim == 2 or coloured) else None
+    return np.ascontiguousarray(item) if item.dtype == np.uint8 and (item.ndim == 2 or has_channels) else None

@@ -1,4 +1,4 @@
-"""What is fed to a model, and what is known about its features."""
+"""The arguments of a model's forward, and the facts known about their features."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from whyformer.explanation.mosaic import Mosaic
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is fed to the model, and what is known about its features.
+    """The arguments of a model's forward, and the facts known about their features.
 
     Attributes:
         args, kwargs: the arguments of the model's forward.
         modality: "image", "text" or "tensor" (a sequence of vectors, or a sound).
         scored: position or name of the argument whose features get scores.
-        mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
-        special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
-        features: what the scores will belong to, carried into the result.
-        notes: what was done to each sample (a picture that was read, arguments that were left out), in words.
-        fill_ids: (name, id) of tokens that may stand for "nothing here"; black, white: ``[C]`` in the model's space,
-            None if unknown.
-        samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
-        shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
+        mask: ``[B, N]`` True at real tokens, False at padding; None without padding.
+        special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...); None if unknown.
+        features: description of the scored features, passed on to the result.
+        notes: for each sample, notes on its preparation (conversions of a picture, ignored arguments).
+        fill_ids: (name, id) of tokens that can replace others as "nothing here".
+        black, white: ``[C]`` in the model's space; None if unknown.
+        samples: ``[B]`` the sample of which each row is a perturbed copy; None if row i is sample i.
+        shared: names of arguments that all samples share (the texts that each picture is compared with).
         whole: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of several
             samples.
-        name: what the model's forward calls the scored argument.
-        turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last); None until it
-            was measured on the model.
-        mosaic: where on which picture its tiles or packed patches lie, where a processor cut pictures into such.
-        others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
+        name: name of the scored argument in the model's forward.
+        turned: whether its vectors are columns, ``[B, D, N]`` (a spectrogram with time last); None until measured on
+            the model.
+        mosaic: the picture and place of each tile or packed patch, if a processor cut pictures into such.
+        others: further inputs whose features get scores, by name; their args and kwargs are empty (see :meth:`side`).
     """
 
     args: tuple[Any, ...]
@@ -59,11 +59,11 @@ class Inputs:
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
     def side(self, name: str) -> Inputs:
-        """The same arguments with another of the inputs as the scored one."""
+        """Return the same arguments with another input as the scored one."""
         return self if name == self.name else replace(self.others[name], args=self.args, kwargs=self.kwargs)
 
     def with_main(self, name: str) -> Inputs:
-        """The same inputs with another of them as the main one."""
+        """Return the same inputs with another one as the main input."""
         names = (self.name, *self.others)
         others = {n: replace(self.side(n), args=(), kwargs={}, others={}) for n in names if n != name}
         return replace(
@@ -79,12 +79,12 @@ class Inputs:
 
     @property
     def axis(self) -> int:
-        """Along which axis of the tensor its features stand, of those that are no picture."""
+        """Axis of the tensor that indexes features, for inputs other than pictures."""
         return 2 if self.turned else 1
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """(batch, features), of a multiple choice (batch, choices, features), of what is no picture."""
+        """(batch, features), or (batch, choices, features) for multiple choice, for inputs other than pictures."""
         shape = self.tensor.shape
         return tuple(shape[:3] if self.choices else (shape[0], shape[self.axis]))
 
@@ -93,28 +93,28 @@ class Inputs:
         return int(self.tensor.shape[0])
 
     def check_rows(self, logits: Tensor) -> None:
-        """Refuse logits of another number of samples: several that are one in the input (whose pictures are packed into
-        one row), or an input ``[N, B, ...]`` of a model that takes tokens before samples."""
+        """Raise if the number of rows of logits differs from the number of samples: pictures of several samples packed
+        into one row, or an input ``[N, B, ...]`` of a model whose batch axis comes second."""
         if len(logits) == self.batch:
             return
-        said = f"the model gives {len(logits)} rows of logits for {self.batch} of {self.name}"
+        reason = f"the model returns {len(logits)} rows of logits for a batch of {self.batch} in {self.name}"
         if self.tensor.dim() > 1 and self.tensor.shape[1] == len(logits):
             raise InputError(
-                f"{said}, whose second axis has {len(logits)}: samples come first, so give a module that hands "
-                f"{self.name}.transpose(0, 1) on to the model, and {self.name} [B, N, ...]"
+                f"{reason}, whose second axis has length {len(logits)}: the batch axis must come first. Wrap the model "
+                f"in a module that passes it {self.name}.transpose(0, 1), and pass {self.name} as [B, N, ...]"
             )
-        raise InputError(f"{said}, so which belongs to which is unknown: explain the samples one at a time")
+        raise InputError(f"{reason}, so their correspondence is unknown: explain the samples one at a time")
 
     @property
     def choices(self) -> int | None:
-        """Number of texts of each sample, for ids ``[B, choices, N]`` (multiple choice); the model reads them one by
-        one."""
+        """Number of texts per sample for ids ``[B, choices, N]`` (multiple choice), which the model reads separately;
+        else None."""
         tensor = self.tensor
         return int(tensor.shape[1]) if tensor.dim() == 3 and not tensor.is_floating_point() else None
 
     @property
     def rows(self) -> int:
-        """Number of texts or pictures that go through the blocks."""
+        """Number of texts or pictures that pass through the blocks."""
         return self.batch * (self.choices or 1)
 
     @property
@@ -131,18 +131,18 @@ class Inputs:
         return self.args, self.kwargs
 
     def with_tensor(self, value: Tensor) -> Inputs:
-        """The same with another scored tensor; for k copies of each sample the other arguments are repeated too."""
+        """Replace the scored tensor; if it holds k copies of each sample, repeat the other arguments too."""
         times = value.shape[0] // self.batch
 
         def repeated(rows: Tensor) -> Tensor:
             return rows if times == 1 else rows.repeat_interleave(times, 0)
 
-        made = self._of_samples(repeated)
-        args = tuple(value if i == self.scored else a for i, a in enumerate(made.args))
-        return replace(made, args=args, kwargs={k: value if k == self.scored else v for k, v in made.kwargs.items()})
+        more = self._of_samples(repeated)
+        args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
+        return replace(more, args=args, kwargs={k: value if k == self.scored else v for k, v in more.kwargs.items()})
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with other samples: ``change`` takes the rows ``[B, ...]`` of what has a batch axis."""
+        """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis."""
 
         def changed(place: str | int, value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.dim() or place in self.whole or place in self.shared:
@@ -161,29 +161,28 @@ class Inputs:
         return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
 
     def by_sample(self, value: Tensor) -> Tensor:
-        """``[B, ...]`` of a tensor in which each sample has as many rows as any other (packed patches)."""
+        """Reshape a tensor with equally many rows per sample (packed patches) to ``[B, rows, ...]``."""
         return value.unflatten(0, (self.batch, -1)) if self.is_packed(value) else value
 
     def is_packed(self, value: Tensor) -> bool:
-        """Whether each sample has several rows of a tensor, as many as any other."""
+        """Return whether a tensor has several rows per sample, equally many for each."""
         return len(value) != self.batch and len(value) % self.batch == 0
 
     def select_features(self, numbers: list[int]) -> Inputs:
-        """What is known of the features of some samples, or of some texts, for scores that are in this order.
+        """Select the mask, special tokens and features of some samples or texts, in this order.
 
         Args:
-            numbers: of the samples; in a multiple choice of the texts, where text c of sample b is number b · C + c.
+            numbers: indices of samples; for multiple choice, of texts, where text c of sample b has index b · C + c.
         """
         mask, special = (None if t is None else t.flatten(0, -2)[numbers] for t in (self.mask, self.special))
         return replace(self, mask=mask, special=special, features=self.features.of_texts(numbers), notes=None)
 
     def of_samples(self, numbers: list[int]) -> Inputs:
-        """Some of the samples with all inputs, those that all samples share unchanged (what is only for display is left
-        out)."""
+        """Select samples from all inputs, except those that all samples share. Drops data for display."""
         others = {n: one if n in self.shared else one.select_features(numbers) for n, one in self.others.items()}
         return replace(self.select(torch.tensor(numbers, device=self.tensor.device)), others=others)
 
     def select(self, rows: slice | Tensor) -> Inputs:
-        """Some of the samples (what is only for display is left out)."""
-        made = self._of_samples(lambda value: value[rows])
-        return replace(made, features=Features(), notes=None, mosaic=None, others={})
+        """Select samples of the main input. Drops data for display."""
+        selected = self._of_samples(lambda value: value[rows])
+        return replace(selected, features=Features(), notes=None, mosaic=None, others={})

@@ -1,4 +1,4 @@
-"""Text inputs with further tokens behind them: what a language model might say next."""
+"""Append tokens to the text inputs of a language model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from whyformer.inputs.pieces import pieces
 _DECODER = "decoder_input_ids"
 
 
-def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, said: str) -> Inputs:
-    """The same with ``ids`` behind the tokens of each sample (a decoder's, where there is one), and a note.
+def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inputs:
+    """Append ``ids`` to the tokens of each sample (to the decoder's, if there is one), and a note.
 
     Raises:
-        InputError: there is no room for them: text padded on the right, or other arguments for each token.
+        InputError: the text is padded on the right, or has other arguments per token.
     """
     side = inputs.others.get(_DECODER, inputs)
     name = side.scored if side is not inputs or isinstance(inputs.scored, str) else "input_ids"
@@ -36,35 +36,36 @@ def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, said: str) -> Inp
     if value.dim() != 2 or inputs.args or others or not whole or inputs.modality != "text":
         why = "is padded on the right" if not whole else f"has other arguments ({', '.join(others) or 'by position'})"
         raise InputError(
-            f"a target of several tokens is put behind the text, and this input {why}: explain one text at a time, or "
-            "name one token"
+            f"a target of several tokens must be appended to the text, and this input {why}: explain one text at a "
+            "time, or name one token"
         )
     more = torch.tensor([ids], device=value.device).expand(len(value), -1)
     kwargs = {**inputs.kwargs, str(name): torch.cat([value, more], 1)}
     if mask is not None:
         kwargs[beside] = torch.cat([mask, mask.new_ones(more.shape)], 1)
-    notes = [[*own, said] for own in inputs.notes or [[]] * inputs.batch]
-    longer = _worded(side, value[0, -1:].tolist(), ids, tokenizer)
+    notes = [[*previous, note] for previous in inputs.notes or [[]] * inputs.batch]
+    longer = _with_features(side, value[0, -1:].tolist(), ids, tokenizer)
     if side is inputs:
         return replace(longer, kwargs=kwargs, notes=notes)
     return replace(inputs, kwargs=kwargs, notes=notes, others={**inputs.others, _DECODER: longer})
 
 
-def _worded(side: Inputs, last: list[int], ids: list[int], tokenizer: Any) -> Inputs:
-    """What is known of the tokens, of which ``last`` is the last, with those behind them."""
+def _with_features(side: Inputs, last: list[int], ids: list[int], tokenizer: Any) -> Inputs:
+    """Extend the mask, special tokens and features by the appended ids; ``last`` is the last id before them."""
 
     def ones(values: Tensor | None, value: bool) -> Tensor | None:
         return None if values is None else torch.cat([values, values.new_full((len(values), len(ids)), value)], 1)
 
     known, texts = side.features, pieces(tokenizer, [*last, *ids])[len(last) :]
-    tokens = None if known.tokens is None else [[*own, *tokenizer.convert_ids_to_tokens(ids)] for own in known.tokens]
+    more = tokenizer.convert_ids_to_tokens(ids)
+    tokens = None if known.tokens is None else [[*row, *more] for row in known.tokens]
     offsets, sentences = None, None
     if known.offsets is not None and known.texts is not None:
         sentences = [text + "".join(texts) for text in known.texts]
         places = joined(texts)[1]
         offsets = [
-            [*own, *((a + len(text), b + len(text)) for a, b in places)]
-            for own, text in zip(known.offsets, known.texts, strict=True)
+            [*row, *((a + len(text), b + len(text)) for a, b in places)]
+            for row, text in zip(known.offsets, known.texts, strict=True)
         ]
     features = replace(known, tokens=tokens, offsets=offsets, texts=sentences)
     return replace(side, mask=ones(side.mask, True), special=ones(side.special, False), features=features)

@@ -1,4 +1,4 @@
-"""Which part of which picture each tile or packed patch shows, measured by feeding the processor ramps."""
+"""Measure which part of which picture each tile or packed patch shows, by feeding the processor ramps."""
 
 from __future__ import annotations
 
@@ -21,72 +21,78 @@ Process = Callable[[Group], Tensor]
 
 
 def measure_mosaic(process: Process, groups: list[Group], shape: torch.Size) -> Mosaic | None:
-    """What the processor made of the pictures of each sample; None where it cannot be told.
+    """Measure where the tiles or packed patches of each sample lie on its pictures.
 
-    One picture of a prompt is made white and the others black: what brightens shows that picture. Ramps then tell which
-    part.
+    With one picture of a prompt white and the others black, the bright tiles or patches are those of that picture.
+    Ramps then show which part of it each holds.
 
     Args:
-        process: the pictures of one prompt -> its tiles ``[T, C, H, W]`` or packed patches ``[P, D]``.
-        shape: of what the model is fed, ``[B, T, C, H, W]``, ``[B · T, C, H, W]`` or ``[B · P, D]``.
+        process: function from the pictures of one prompt to its tiles ``[T, C, H, W]`` or packed patches ``[P, D]``.
+        groups: the pictures of each prompt.
+        shape: shape of the model's input, ``[B, T, C, H, W]``, ``[B · T, C, H, W]`` or ``[B · P, D]``.
+
+    Returns:
+        The mosaic; None if it cannot be measured.
     """
     packed = len(shape) == 2
-    found: list[list[Any]] = []
+    parts: list[list[Any]] = []
     try:
         for group in groups:
-            own = [_of(process, group, k, packed) for k in range(len(group))]
-            if any(one is None for one in own):
+            measured = [_parts_of(process, group, k, packed) for k in range(len(group))]
+            if any(part is None for part in measured):
                 return None
-            found.append(own)
-    except FOREIGN_ERRORS:  # a processor may fail on pictures that are not what it is made for
+            parts.append(measured)
+    except FOREIGN_ERRORS:  # a processor may fail on test pictures
         return None
-    return Mosaic(groups, places=found) if packed else Mosaic(groups, tiles=found)
+    return Mosaic(groups, places=parts) if packed else Mosaic(groups, tiles=parts)
 
 
-def _of(process: Process, group: Group, k: int, packed: bool) -> Any:
-    """The tiles or the packed patches of one picture of a prompt."""
+def _parts_of(process: Process, group: Group, k: int, packed: bool) -> Any:
+    """Measure the tiles or packed patches of picture ``k`` of a prompt."""
     size = (group[k].height, group[k].width)
     dark = [Image.new("RGB", p.size) for p in group]
 
-    def shown(picture: Image.Image) -> NDArray[np.float64]:
+    def processed(picture: Image.Image) -> NDArray[np.float64]:
         return np.asarray(process([*dark[:k], picture, *dark[k + 1 :]]).double().cpu())
 
-    black, white = shown(dark[k]), shown(Image.new("RGB", group[k].size, (255, 255, 255)))
+    black, white = processed(dark[k]), processed(Image.new("RGB", group[k].size, (255, 255, 255)))
     bright = np.abs(white - black).reshape(len(black), -1).max(1)
-    mine = np.flatnonzero(bright > 0.25 * bright.max())
-    return _patches(shown, black, white, mine, size) if packed else _tiles(shown, black, white, mine, size)
+    rows = np.flatnonzero(bright > 0.25 * bright.max())
+    return _patches(processed, black, white, rows, size) if packed else _tiles(processed, black, white, rows, size)
 
 
-def _tiles(shown: Any, black: Any, white: Any, mine: Any, size: tuple[int, int]) -> list[Tile] | None:
-    """Each tile's box, as for one picture (:mod:`whyformer.inputs.geometry`)."""
+def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[int, int]) -> list[Tile] | None:
+    """Measure the box of each tile (see :mod:`whyformer.inputs.geometry`)."""
 
     def process(pictures: Group) -> Tensor:
-        return torch.from_numpy(shown(pictures[0])[mine])
+        return torch.from_numpy(process_picture(pictures[0])[rows])
 
-    spans = np.tile(np.array([[0.0, size[0]], [0.0, size[1]]]), (len(mine), 1, 1))
-    edges = fitted(process, black[mine], white[mine], [size] * len(mine), spans)
+    spans = np.tile(np.array([[0.0, size[0]], [0.0, size[1]]]), (len(rows), 1, 1))
+    edges = fitted(process, black[rows], white[rows], [size] * len(rows), spans)
     if edges is None:
         return None
     boxes = [(left, top, right, bottom) for (top, bottom), (left, right) in edges.tolist()]
-    return [Tile(int(place), Geometry(size, box)) for place, box in zip(mine, boxes, strict=True)]
+    return [Tile(int(place), Geometry(size, box)) for place, box in zip(rows, boxes, strict=True)]
 
 
-def _patches(shown: Any, black: Any, white: Any, mine: Any, size: tuple[int, int]) -> tuple[Tensor, Geometry] | None:
-    """Rows of packed patches as they lie on the picture: the mean of a ramp over a patch is its middle."""
-    gain = (white - black)[mine]
+def _patches(
+    process: Any, black: Any, white: Any, chosen: Any, size: tuple[int, int]
+) -> tuple[Tensor, Geometry] | None:
+    """Measure the grid of the packed patches of a picture; the mean of a ramp over a patch is the patch's center."""
+    gain = (white - black)[chosen]
     power = (gain**2).sum(1)
-    middles = []
+    centers = []
     for axis in (0, 1):
-        seen = shown(ramp(size, axis, np.array([0.0, size[axis]])))[mine]
-        middles.append(((seen - black[mine]) * gain).sum(1) / power * size[axis])
-    lines = [_lines(values) for values in middles]
-    if any(one is None for one in lines):
+        seen = process(ramp(size, axis, np.array([0.0, size[axis]])))[chosen]
+        centers.append(((seen - black[chosen]) * gain).sum(1) / power * size[axis])
+    lines = [_lines(values) for values in centers]
+    if any(line is None for line in lines):
         return None
     (down, rows), (across, columns) = lines
-    if len(rows) * len(columns) != len(mine):
+    if len(rows) * len(columns) != len(chosen):
         return None
     places = np.full((len(rows), len(columns)), -1)
-    places[down, across] = mine
+    places[down, across] = chosen
     if (places < 0).any():
         return None
     (top, bottom), (left, right) = (_ends(line, length) for line, length in zip((rows, columns), size, strict=True))
@@ -94,7 +100,7 @@ def _patches(shown: Any, black: Any, white: Any, mine: Any, size: tuple[int, int
 
 
 def _lines(values: NDArray[Any]) -> Any:
-    """(which line each value is on, the lines); None where they do not lie on even lines."""
+    """Return (line of each value, positions of the lines); None if the lines are not evenly spaced."""
     order = np.argsort(values)
     gaps = np.diff(values[order])
     begins = gaps > 0.5 * gaps.max(initial=0)
@@ -103,15 +109,15 @@ def _lines(values: NDArray[Any]) -> Any:
     lines = np.array([values[numbers == n].mean() for n in range(numbers.max() + 1)])
     steps = np.diff(lines)
     off = steps - np.median(steps) if steps.size else np.zeros(1)
-    off[-1] = max(off[-1], 0) if steps.size > 1 else off[-1]  # the picture may fill but a part of the last
+    off[-1] = max(off[-1], 0) if steps.size > 1 else off[-1]  # the last patch may be partly padding
     even = not steps.size or np.abs(off).max() < 0.25 * np.median(steps)
     return (numbers, lines) if even else None
 
 
 def _ends(line: NDArray[Any], length: int) -> tuple[float, float]:
-    """Where the first cell begins and the last ends; resampling bends a ramp at the borders of the picture."""
+    """Return where the first cell begins and the last ends; resampling bends a ramp at the borders of the picture."""
     steps = np.diff(line)
-    if len(line) > 2 and steps[-1] < 0.75 * steps[:-1].mean():  # filled up behind the picture
+    if len(line) > 2 and steps[-1] < 0.75 * steps[:-1].mean():  # padding after the picture
         return 0.0, float(steps[:-1].mean() * len(line))
     if len(line) < 4:
         return 0.0, float(length)

@@ -1,4 +1,4 @@
-"""Pictures, tiles and packed patches that stand one behind another: which are whose."""
+"""Assign concatenated pictures, tiles and packed patches to their samples."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
 
 
-def alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
-    """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures."""
+def is_evenly_packed(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
+    """Return whether the rows of a ``[P, D]`` tensor are packed patches, equally many per sample."""
     grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
     return (
         bool(grids)
         and len(tensor) % samples == 0
-        and all(len(g) % samples == 0 and _as_many(g.unflatten(0, (samples, -1))) for g in grids)
+        and all(len(g) % samples == 0 and _equal_counts(g.unflatten(0, (samples, -1))) for g in grids)
     )
 
 
-def _as_many(grids: Tensor) -> bool:
-    """Whether the grids ``[B, k, 3]`` of each sample have as many patches."""
+def _equal_counts(grids: Tensor) -> bool:
+    """Return whether the grids ``[B, k, 3]`` hold equally many patches per sample."""
     counts = grids.prod(-1).sum(1)
     return bool((counts == counts[0]).all())
 
 
 def channels_last(pixels: Tensor, model: nn.Module) -> bool:
-    """Whether the channels of pixels seem to come last."""
+    """Return whether the channels of pixels seem to be the last axis."""
     return pixels.shape[-1] in (1, 3, 4) and min(pixels.shape[-3:-1]) > 4 and channels(model) != pixels.shape[-3]
 
 
 def small_pictures(pixels: Tensor, ids: Tensor, model: nn.Module) -> bool:
-    """Whether these are packed patches of the pictures of prompts, each a picture of its own with its channels last, as
-    many of each prompt (Inkling)."""
+    """Return whether pixels are packed patches of the pictures of prompts, each stored as a small picture with its
+    channels last, equally many per prompt (Inkling)."""
     return channels_last(pixels, model) and places_in(model, ids) > 0 and len(pixels) % len(ids) == 0
 
 
 def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
-    """Whether each prompt holds several of the pictures or tiles: more of them, and places for them among its ids.
+    """Return whether each prompt holds several of the pictures or tiles, with placeholders for them among its ids.
 
     Raises:
-        InputError: the prompts have places for unlike numbers of rows, so that which are whose is unknown.
+        InputError: the prompts have different numbers of placeholders, so the pictures cannot be assigned.
     """
     counts = [places_in(model, row) for row in ids]
-    # as many pictures as prompts, and a prompt without one: another has two
-    unlike = len(pictures) == len(ids) and 0 in counts
-    if not any(counts) or (len(pictures) <= len(ids) and not unlike):
+    # equally many pictures and prompts, but a prompt without a picture: another prompt has two
+    unequal = len(pictures) == len(ids) and 0 in counts
+    if not any(counts) or (len(pictures) <= len(ids) and not unequal):
         return False
-    if unlike or len(set(counts)) > 1 or len(pictures) % len(ids):
+    if unequal or len(set(counts)) > 1 or len(pictures) % len(ids):
         raise InputError(
-            f"these {len(ids)} prompts have places for {', '.join(map(str, counts[:8]))} rows of pictures, so which of "
-            f"the {len(pictures)} pictures or tiles are whose is unknown: explain them one at a time"
+            f"these {len(ids)} prompts have placeholders for {', '.join(map(str, counts[:8]))} rows of pictures, and "
+            f"{len(pictures)} pictures or tiles cannot be assigned to them: explain the prompts one at a time"
         )
     return True
 
 
-def each_its_own(made: Inputs, samples: int) -> Inputs:
-    """The inputs of prompts.
+def check_assigned(inputs: Inputs, samples: int) -> Inputs:
+    """Return the inputs of prompts unchanged, if their pictures can be assigned to them.
 
     Raises:
-        InputError: it cannot be told what was made of the pictures of each.
+        InputError: they cannot.
     """
-    pixels = [n for n, t in made.kwargs.items() if "pixel" in n and isinstance(t, Tensor) and t.is_floating_point()]
-    lost = bool(pixels) and {made.name, *made.others}.isdisjoint(pixels)
-    if samples > 1 and (lost or made.batch != samples):
+    pixels = [n for n, t in inputs.kwargs.items() if "pixel" in n and isinstance(t, Tensor) and t.is_floating_point()]
+    unscored = bool(pixels) and {inputs.name, *inputs.others}.isdisjoint(pixels)
+    if samples > 1 and (unscored or inputs.batch != samples):
         raise InputError(
-            "which rows of the pictures of several prompts are whose is unknown: explain them one at a time"
+            "the rows of the pictures cannot be assigned to the prompts: explain the prompts one at a time"
         )
-    return made
+    return inputs

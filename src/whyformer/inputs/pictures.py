@@ -1,13 +1,13 @@
-"""The one reader of pictures, behind every entrance: from a file or a PIL image to what a processor is given.
+"""Read pictures from files and PIL images; all entry points use this reader.
 
-Every picture becomes RGB with 8 bits a channel, and what had to be done for that is said in words (:func:`notes`):
+Every picture is converted to RGB with 8 bits per channel, and :func:`notes` lists the conversions:
 
-- it is turned upright as its EXIF orientation says;
-- transparency is laid on white;
-- grey of 16 bits is divided by 257 (0 to 65535 becomes 0 to 255), grey of 0 to 1 multiplied by 255; any other grey
-  beyond 0 to 255 is stretched from its lowest to its highest value;
-- of several frames (GIF, TIFF) the first is read, and of an open PIL image the one it stands at;
-- CMYK and other colours are converted.
+- it is rotated according to its EXIF orientation;
+- transparent pixels are composited on white;
+- 16-bit grey is divided by 257 (0 to 65535 becomes 0 to 255), grey from 0 to 1 is multiplied by 255, and grey of any
+  other range beyond 0 to 255 is scaled from its minimum and maximum;
+- of several frames (GIF, TIFF), the first is read; of an open PIL image, the current frame;
+- CMYK and other color modes are converted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from whyformer.errors import InputError, LoadError
 
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 * 2**20
-# Not all that Pillow knows: some of its formats start another program (EPS), and none is needed.
+# a subset of Pillow's formats, because some start another program (EPS)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jfif")
 _NOTES = "whyformer.notes"
@@ -37,16 +37,17 @@ _NOTES = "whyformer.notes"
 def open_picture(
     source: str | Path | IO[bytes], *, pixels: int | None = None, size: int = MAX_BYTES, upright: bool = True
 ) -> Image.Image:
-    """The picture in a file, as :func:`as_rgb` makes it.
+    """Read the picture in a file and convert it with :func:`as_rgb`.
 
     Args:
-        source: a path, or a file opened for reading bytes.
-        pixels, size: the most pixels (:data:`MAX_PIXELS` by default) and bytes that are taken.
-        upright: False leaves it as it is stored, for data whose masks lie on the stored pixels.
+        source: a path, or a binary file object.
+        pixels: maximum number of pixels, :data:`MAX_PIXELS` by default.
+        size: maximum number of bytes.
+        upright: False ignores the EXIF orientation, for data sets whose masks match the stored pixels.
 
     Raises:
-        LoadError: the file is missing, no picture, damaged, or cannot be read.
-        InputError: more pixels or bytes than that (checked before anything is decoded).
+        LoadError: the file is missing, not a picture, damaged, or cannot be read.
+        InputError: the picture has too many pixels or bytes (checked before it is decoded).
     """
     if isinstance(source, str | Path):
         source = Path(source)
@@ -56,39 +57,39 @@ def open_picture(
     with _readable(name, most):
         Image.init()
         with Image.open(source, formats=[f for f in FORMATS if f in Image.OPEN]) as raw:
-            made = as_rgb(raw, name, pixels=most, upright=upright)
-            return raw.copy() if made is raw else made  # not bound to the file
+            picture = as_rgb(raw, name, pixels=most, upright=upright)
+            return raw.copy() if picture is raw else picture  # a copy is not bound to the file
 
 
 def is_picture_name(text: str) -> bool:
-    """Whether a text ends like the name of a picture file."""
+    """Return whether a text has the suffix of a picture file."""
     return "\n" not in text and text.lower().endswith(SUFFIXES)
 
 
 def check_file(path: Path, size: int) -> None:
-    """Refuse, before it is opened, what is no file that can be read, or has more than ``size`` bytes."""
+    """Raise, before opening it, if a path is not a readable regular file or has more than ``size`` bytes."""
     try:
         facts = path.stat()
     except FileNotFoundError as error:
         raise LoadError(f"no such file: {path}") from error
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if not stat.S_ISREG(facts.st_mode):  # a pipe or a device would be read without end, or waited for
-        raise LoadError(f"{path} is {'a folder' if stat.S_ISDIR(facts.st_mode) else 'a pipe or a device'}, no file")
+    if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device could block or never end
+        raise LoadError(f"{path} is {'a folder' if stat.S_ISDIR(facts.st_mode) else 'a pipe or a device'}, not a file")
     if facts.st_size == 0:
         raise LoadError(f"{path} is empty")
     if facts.st_size > size:
-        raise InputError(f"{path} has {facts.st_size / 2**20:.0f} MB; files of at most {size // 2**20} MB are read")
+        raise InputError(f"{path} has {facts.st_size / 2**20:.0f} MB; the limit is {size // 2**20} MB")
 
 
 @contextmanager
 def _readable(name: str, most: int) -> Iterator[None]:
-    """Errors of Pillow as ours."""
+    """Convert errors of Pillow to whyformer's."""
     try:
         with warnings.catch_warnings():
-            # our own limit is the stricter one and has the better message
+            # MAX_PIXELS is the stricter limit
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            # damaged facts beside the pixels, which are not read
+            # damaged metadata, which is not used
             warnings.simplefilter("ignore", UserWarning)
             yield
     except Image.DecompressionBombError as error:
@@ -101,14 +102,14 @@ def _readable(name: str, most: int) -> Iterator[None]:
         raise LoadError(f"{name} is damaged or cannot be read: {error}") from error
 
 
-def _too_large(name: str, what: str, most: int) -> InputError:
-    return InputError(f"{name} has {what}; at most {most / 10**6:g} megapixels are taken: scale it down first")
+def _too_large(name: str, size: str, most: int) -> InputError:
+    return InputError(f"{name} has {size}; the limit is {most / 10**6:g} megapixels: scale it down first")
 
 
 def as_rgb(
     picture: Image.Image, name: str = "the picture", *, pixels: int | None = None, upright: bool = True
 ) -> Image.Image:
-    """The picture upright, opaque, as RGB of 8 bits a channel; the very same where it is so already.
+    """Convert a picture to upright, opaque RGB with 8 bits per channel; return the same object if it is so already.
 
     Raises:
         InputError: it is empty, has too many pixels, or holds values that are not finite.
@@ -119,35 +120,35 @@ def as_rgb(
         raise _too_large(name, f"{picture.width} x {picture.height} pixels", most)
     if 0 in picture.size:
         raise InputError(f"{name} is empty")
-    said = notes(picture)
+    changes = notes(picture)
     with _readable(name, most):
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
-            said.append(f"frame {picture.tell() + 1} of {frames}")
+            changes.append(f"frame {picture.tell() + 1} of {frames}")
         picture.load()
-        made = picture if frames == 1 else picture.copy()
+        result = picture if frames == 1 else picture.copy()
         turn = picture.getexif().get(ExifTags.Base.Orientation, 1)
         if turn in range(2, 9):
             if upright:
-                made = ImageOps.exif_transpose(picture)
-                said.append(f"turned upright as EXIF orientation {turn} says")
-            else:  # and nothing may turn it later
-                made = picture.copy()
-                made.info.pop("exif", None)
-        made = _as_bytes(made, said) if made.mode.startswith(("I", "F")) else _opaque(made, said)
-    if made is not picture:
-        made.info = {**made.info, _NOTES: said}
-    return made
+                result = ImageOps.exif_transpose(picture)
+                changes.append(f"turned upright by its EXIF orientation {turn}")
+            else:  # without its EXIF data, so that no later step rotates it
+                result = picture.copy()
+                result.info.pop("exif", None)
+        result = _as_bytes(result, changes) if result.mode.startswith(("I", "F")) else _opaque(result, changes)
+    if result is not picture:
+        result.info = {**result.info, _NOTES: changes}
+    return result
 
 
 def notes(picture: Image.Image) -> list[str]:
-    """What reading did to a picture that :func:`as_rgb` made, in words; empty for any other."""
-    said = picture.info.get(_NOTES)
-    return list(said) if isinstance(said, list) else []  # a file's own text chunk of that name would be a str
+    """Return the conversions that :func:`as_rgb` applied to a picture; empty for any other picture."""
+    changes = picture.info.get(_NOTES)
+    return list(changes) if isinstance(changes, list) else []  # a text chunk of that name in a file is a str
 
 
-def _as_bytes(picture: Image.Image, said: list[str]) -> Image.Image:
-    """Grey of more than 8 bits as RGB; ``convert`` alone would cut everything above 255 off."""
+def _as_bytes(picture: Image.Image, changes: list[str]) -> Image.Image:
+    """Convert grey of more than 8 bits to RGB; ``convert`` alone would clip everything above 255."""
     values = np.asarray(picture, dtype=np.float64)
     if not np.isfinite(values).all():
         raise InputError("the picture holds NaN or infinity")
@@ -159,29 +160,30 @@ def _as_bytes(picture: Image.Image, said: list[str]) -> Image.Image:
     elif low >= 0 and high <= 255:
         low, high = 0.0, 255.0
     if high != 255:
-        said.append(f"grey scaled from {low:g} to {high:g} to 0 to 255")
+        changes.append(f"grey values {low:g} to {high:g} scaled to 0 to 255")
     scaled = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)
     return Image.fromarray(scaled.round().astype(np.uint8)).convert("RGB")
 
 
-def _opaque(picture: Image.Image, said: list[str]) -> Image.Image:
+def _opaque(picture: Image.Image, changes: list[str]) -> Image.Image:
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
         if layer.getchannel("A").getextrema()[0] != 255:
-            said.append("transparency laid on white")
-        ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        return Image.alpha_composite(ground, layer).convert("RGB")
+            changes.append("transparency replaced by white")
+        background = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(background, layer).convert("RGB")
     if picture.mode == "RGB":
         return picture
     if picture.mode not in ("1", "L", "P"):
-        said.append(f"{picture.mode} converted to RGB")
+        changes.append(f"{picture.mode} converted to RGB")
     return picture.convert("RGB")
 
 
 def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
-    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture.
+    """Undo the normalisation of pixels ``[B, C, H, W]`` (or a video ``[B, T, C, H, W]``) for display.
 
-    Of a video ``[B, T, C, H, W]``, ``[B, T, H, W, 3]``.
+    Returns:
+        uint8 ``[B, H, W, 3]`` (or ``[B, T, H, W, 3]``); None unless there are 1 or 3 channels.
     """
     if pixels.dim() == 5:
         frames = without_normalisation(pixels.flatten(0, 1), processor)
@@ -201,12 +203,12 @@ def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
 
 
 def black_of(processor: Any) -> tuple[float, ...] | None:
-    """``[C]`` black in the model's space, −mean/std of the processor's normalisation; None where that is unknown."""
+    """Return black ``[C]`` in the model's space, −mean/std of the processor's normalisation; None if unknown."""
     return _grey(processor, 0.0)
 
 
 def white_of(processor: Any) -> tuple[float, ...] | None:
-    """``[C]`` white in the model's space, (1 − mean)/std of the processor's normalisation; None where unknown."""
+    """Return white ``[C]`` in the model's space, (1 − mean)/std of the processor's normalisation; None if unknown."""
     return _grey(processor, 1.0)
 
 

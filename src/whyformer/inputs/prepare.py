@@ -1,4 +1,4 @@
-"""Turn pictures, sentences or tensors into :class:`Inputs`, refusing bad ones before any work."""
+"""Turn pictures, sentences or tensors into :class:`Inputs`, and validate them before any work."""
 
 from __future__ import annotations
 
@@ -14,72 +14,77 @@ from torch import Tensor, nn
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import called, is_table, naming, place_of, put_right, stands_beside
-from whyformer.inputs.geometry import measure_geometry, told
-from whyformer.inputs.given import as_given
+from whyformer.inputs.feed import called, corrected, is_table, naming, place_of, stands_beside
+from whyformer.inputs.geometry import distortions, measure_geometry
+from whyformer.inputs.given import normalized
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.lists import holds_tensors, stacked
-from whyformer.inputs.packing import alike, channels_last, each_its_own, several_each, small_pictures
-from whyformer.inputs.pairs import both, read_together
+from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
+from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
-from whyformer.inputs.sounds import Sound, heard, listener
+from whyformer.inputs.sounds import Sound, listener, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
-_EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
+_EXAMPLE = "Pass processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
 
 
 def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
-    """Make :class:`Inputs` out of tensors, pictures or sentences; moved to the model's device and dtype.
+    """Turn tensors, pictures or sentences into :class:`Inputs` on the model's device and in its dtype.
 
-    A ``Path`` and an opened file are read; so is a text that ends like a picture file, unless the processor is a mere
-    tokenizer. An array of bytes ``[H, W]`` or ``[H, W, 3]`` is a picture, so are bytes ``[3, H, W]`` of a tensor and
-    fractions ``[H, W, 3]`` from 0 to 1 of an array; any other is a tensor. A mapping with ``text`` and ``text_pair``
-    is a pair of texts, or one for each sample, of a model that reads two. A list holds samples, also of tensors or
-    mappings of tensors (:mod:`whyformer.inputs.lists`); a tuple of tensors the arguments of forward, in their order.
+    A ``Path`` or file object is read, and so is a string with the suffix of a picture file unless the processor is a
+    tokenizer. Bytes ``[H, W]`` or ``[H, W, 3]``, a tensor of bytes ``[3, H, W]`` and an array of fractions from 0 to 1
+    ``[H, W, 3]`` are pictures; any other array is a tensor. A mapping with ``text`` and ``text_pair`` is a pair of
+    texts per sample. A list holds samples, which may be tensors or mappings of tensors
+    (:mod:`whyformer.inputs.lists`); a tuple of tensors holds forward's positional arguments.
+
+    Args:
+        model: the model that will run on the inputs.
+        inputs: as for :func:`whyformer.explain`.
+        processor: image processor, tokenizer, feature extractor, or function picture -> tensor.
+        truncate: truncate text that is longer than the model's limit.
 
     Raises:
-        InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
+        InputError: the inputs are empty, too long, not finite, or of the wrong kind.
         LoadError: a file is missing or cannot be read.
     """
     if isinstance(inputs, Inputs):
         return inputs
-    inputs = as_given(inputs, processor)
+    inputs = normalized(inputs, processor)
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
-        made = _from_texts(model, list(inputs), processor, truncate)
+        prepared = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
-        texts, pairs = both(inputs["text"], inputs["text_pair"], truncate)
-        made = _from_texts(model, texts, processor, truncate, pairs)
+        texts, pairs = text_lists(inputs["text"], inputs["text_pair"], truncate)
+        prepared = _from_texts(model, texts, processor, truncate, pairs)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
-        made = _from_pictures(list(inputs), processor)
+        prepared = _from_pictures(list(inputs), processor)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
         encoded, facts = encode_sounds(inputs, processor)
-        made = heard(_from_tensors((), encoded, model, None), facts, _untold_rates(inputs, processor))
+        prepared = with_sounds(_from_tensors((), encoded, model, None), facts, _notes_on_rates(inputs, processor))
     elif is_prompt(inputs):
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
-        made = each_its_own(_from_tensors((), encoded, model, processor), len(pictures))
-        made = with_pictures(made, pictures, processor)
+        prepared = check_assigned(_from_tensors((), encoded, model, processor), len(pictures))
+        prepared = with_pictures(prepared, pictures, processor)
     elif isinstance(inputs, Tensor | Mapping | tuple) or holds_tensors(inputs):
         inputs = stacked(model, inputs, processor) if isinstance(inputs, list) else inputs
         listed = inputs if isinstance(inputs, tuple) else (inputs,) if isinstance(inputs, Tensor) else ()
-        args, kwargs, said = put_right(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
-        made = _from_tensors(args, kwargs, model, processor)
-        made = replace(made, notes=[said] * made.batch if said else None)
+        args, kwargs, changes = corrected(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
+        prepared = _from_tensors(args, kwargs, model, processor)
+        prepared = replace(prepared, notes=[changes] * prepared.batch if changes else None)
     else:
         raise InputError(
             "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a tensor, a mapping of "
-            "tensors, a list of one kind of these, or a tuple of forward's arguments; got "
-            f"{type(inputs).__name__}"
+            f"tensors, a list of one of these kinds, or a tuple of forward's arguments, not {type(inputs).__name__}"
         )
-    return _move(made, model)
+    return _move(prepared, model)
 
 
-def _move(made: Inputs, model: nn.Module) -> Inputs:
-    """To the model's device; pixels and vectors to its dtype; checked to be finite."""
+def _move(inputs: Inputs, model: nn.Module) -> Inputs:
+    """Move inputs to the model's device, and pixels and vectors to its dtype; check that they are finite."""
     device = place_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
@@ -88,25 +93,24 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
             return value
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise InputError(
-                "the input holds NaN or infinity, so no explanation would mean anything; check the preprocessing"
+                "the input contains NaN or infinity, which no explanation can handle: check the preprocessing"
             )
         # inference-mode tensors cannot enter a graph
         value = value.clone() if value.is_inference() else value
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-    moved = replace(
-        made, args=tuple(move(a) for a in made.args), kwargs={k: move(v) for k, v in naming(model, made.kwargs).items()}
-    )
+    args = tuple(move(a) for a in inputs.args)
+    moved = replace(inputs, args=args, kwargs={k: move(v) for k, v in naming(model, inputs.kwargs).items()})
     if moved.batch == 0:
         raise InputError("the batch is empty")
     name = moved.name or (moved.scored if isinstance(moved.scored, str) else called(model, moved.scored))
-    others = {n: _on(one, device) for n, one in moved.others.items()}
+    others = {n: _on(other, device) for n, other in moved.others.items()}
     return replace(_on(moved, device), name=name, others=others)
 
 
-def _on(made: Inputs, device: torch.device) -> Inputs:
-    there = {n: own for n in ("mask", "special") if (own := getattr(made, n)) is not None}
-    return replace(made, **{n: own.to(device) for n, own in there.items()})
+def _on(inputs: Inputs, device: torch.device) -> Inputs:
+    masks = {n: mask for n in ("mask", "special") if (mask := getattr(inputs, n)) is not None}
+    return replace(inputs, **{n: mask.to(device) for n, mask in masks.items()})
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = [(n, t) for n, t in named if isinstance(t, Tensor)]
     if not tensors:
-        raise InputError("no tensor among the inputs")
+        raise InputError("there is no tensor among the inputs")
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
     names, whole = {n: n if isinstance(n, str) else called(model, n) for n, _ in tensors}, dict(tensors)
@@ -126,34 +130,35 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     patches = [n for n in pixels if ids and small_pictures(whole[n], whole[ids[0]], model)]
     pictures = [n for n in pixels if n not in patches]
-    if ids and not (pictures or vectors):  # packed patches of pictures of one size
+    if ids and not (pictures or vectors):  # packed patches of equally large pictures
         samples = len(dict(content)[ids[0]])
-        vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and alike(t, samples, kwargs)]
-    several = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
+        packed = [(n, t) for n, t in content if t.is_floating_point() and t.dim() == 2]
+        vectors = [n for n, t in packed if is_evenly_packed(t, samples, kwargs)]
+    several_pictures = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
     vectors = [*vectors, *patches]
-    found = [*ids, *pictures, *vectors] if several or patches else [*pictures, *ids, *vectors]
-    count = len(whole[found[0]]) if found else None
-    found += [n for n, t in content if n not in found and is_table(t, count)]
-    if not found:
+    scored = [*ids, *pictures, *vectors] if several_pictures or patches else [*pictures, *ids, *vectors]
+    count = len(whole[scored[0]]) if scored else None
+    scored += [n for n, t in content if n not in scored and is_table(t, count)]
+    if not scored:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(
-            f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token ids [B, N], vectors "
+            f"none of the tensors can be explained ({shapes}): pass pixels [B, C, H, W], token ids [B, N], vectors "
             "[B, N, D], or numbers [B, F] (a table, a sound)"
         )
-    made = []
-    for place in found:
+    sides = []
+    for place in scored:
         facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
-        one = facts(whole[place], names[place], kwargs, model, processor)
-        made.append(replace(one, scored=place, name=names[place]))
-    main, *others = made
+        side = facts(whole[place], names[place], kwargs, model, processor)
+        sides.append(replace(side, scored=place, name=names[place]))
+    main, *others = sides
     return replace(main, args=args, kwargs=kwargs, others={o.name: o for o in others})
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     if channels_last(tensor, model):
         raise InputError(
-            f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the axes to "
-            "[B, C, H, W]; where the model itself takes them so, wrap it in one that permutes them back"
+            f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the "
+            "axes to [B, C, H, W]; if the model takes channels last, wrap it in a module that permutes them back"
         )
     seen = Features(pictures=without_normalisation(tensor, processor))
     return Inputs((), {}, "image", name, features=seen, black=black_of(processor), white=white_of(processor))
@@ -168,14 +173,14 @@ def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.M
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     check_vocabulary(tensor, model)
-    _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or cut the ids off yourself")
+    _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or truncate the ids")
     mask = kwargs.get(name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask")
     mask = mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
     tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else getattr(processor, "tokenizer", None)
     rows: Any = None
     if tokenizer is not None:
         rows = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor.flatten(0, -2)]
-        if tensor.dim() == 3:  # a list of choices a sample
+        if tensor.dim() == 3:  # multiple choice: group the rows by sample
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
@@ -183,21 +188,21 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
 
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
-    """Raise where there are no tokens, or one that the model does not know."""
+    """Raise if there are no ids, or an id outside the model's vocabulary."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if ids.numel() == 0:
         raise InputError("the text is empty")
     worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
     if isinstance(size, int) and not 0 <= worst < size:
         raise InputError(
-            f"token id {worst} is outside the model's vocabulary of {size}: is this the model's own tokenizer?"
+            f"token id {worst} is outside the model's vocabulary of {size}: use the model's own tokenizer"
         )
 
 
-def _untold_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | None:
-    said = f"taken as {listener(processor).sampling_rate:,} samples a second"
-    told = [[] if sound.rate else [said] for sound in sounds]
-    return told if any(told) else None
+def _notes_on_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | None:
+    note = f"assumed to have {listener(processor).sampling_rate:,} samples per second"
+    notes_of = [[] if sound.rate else [note] for sound in sounds]
+    return notes_of if any(notes_of) else None
 
 
 # -- text --------------------------------------------------------------------------------------------------------
@@ -208,15 +213,15 @@ def _from_texts(
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for text in texts:
         if isinstance(mark, str) and mark in text:
-            raise InputError(f"the prompt has a place for a picture ({mark}), and no picture is given: give both")
+            raise InputError(f"the prompt has a placeholder for a picture ({mark}) and no picture: pass both")
     if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
     check_texts([*texts, *(pairs or ())])
     if len(texts) > 1 and tokenizer.pad_token is None:
         known = getattr(getattr(model, "config", None), "pad_token_id", 0) is not None
         raise InputError(
-            "this tokenizer has no padding token, so sentences of different length make no batch: set "
-            f"tokenizer.pad_token{'' if known else ', and model.config.pad_token_id to the id of that'}"
+            "this tokenizer has no padding token, so sentences of different lengths cannot be batched: set "
+            f"tokenizer.pad_token{'' if known else ', and model.config.pad_token_id to its id'}"
         )
     limit = longest_text(model, tokenizer)
     encoded = tokenizer(
@@ -233,11 +238,11 @@ def _from_texts(
     _check_length(ids.shape[1], limit, "shorten it, or allow truncation (truncate=True, --truncate)")
     special = _special_tokens(ids, tokenizer)
     if bool(special.all(1).any()):
-        raise InputError("the text holds no tokens the tokenizer knows")
+        raise InputError("the text holds no tokens that the tokenizer knows")
     mask = encoded.get("attention_mask")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
     if pairs is not None:
-        texts, places = read_together(texts, pairs, places, encoded)
+        texts, places = join_pairs(texts, pairs, places, encoded)
     features = Features(
         [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
         extent=extent(texts, places, encoded) if truncate and places is not None else None,
@@ -250,16 +255,16 @@ def _from_texts(
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
     if limit is not None and tokens > limit:
-        raise InputError(f"the text has {tokens} tokens and the model takes at most {limit}: {way_out}")
+        raise InputError(f"the text has {tokens} tokens, and the model takes at most {limit}: {way_out}")
 
 
 def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
-    """The most tokens the model takes: the smaller of what tokenizer and position embeddings say."""
+    """Return the maximum number of tokens, the smaller of the tokenizer's and the position embeddings' limits."""
     config = getattr(model, "config", None)
     limits = [
         n
         for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None))
-        if isinstance(n, int) and 0 < n < 10**9  # a tokenizer's may be anything
+        if isinstance(n, int) and 0 < n < 10**9  # a tokenizer without a limit has a huge number
     ]
     offset = 0
     if limits and getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
@@ -269,22 +274,23 @@ def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
 
 
 def named_special(tokenizer: Any) -> list[int]:
-    """[CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] stand for content."""
+    """Return the ids of [CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] count as content."""
     names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
     return [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
 
 
 def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
-    found = named_special(tokenizer)
+    """Return True at special tokens."""
+    special = named_special(tokenizer)
     return (
-        torch.isin(ids, torch.tensor(found, dtype=ids.dtype, device=ids.device))
-        if found
+        torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device))
+        if special
         else torch.zeros_like(ids, dtype=torch.bool)
     )
 
 
 def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
-    """Ids that may stand for "nothing here" in perturbations."""
+    """Return (name, id) of the tokens that can replace others as "nothing here" in perturbations."""
     ids = {name: getattr(tokenizer, f"{token}_token_id", None) for name, token in TOKENS.items()}
     return tuple((name, i) for name, i in ids.items() if isinstance(i, int))
 
@@ -295,43 +301,43 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
     if hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor"):
         raise InputError(f"this is a picture, and the processor is a tokenizer, which reads text. {_EXAMPLE}")
-    # the very pictures where they are RGB already, so that many explanations of a large one share it
+    # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
     pixels = _processed(processor, rgb)
-    shown = without_normalisation(pixels, processor)
+    shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
     geometry = None
     if shown is not None:
-        geometry = measure_geometry(partial(_processed, processor), [(p.height, p.width) for p in rgb])
+        geometry = measure_geometry(partial(_processed, processor), sizes)
     features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
     kwargs = {"pixel_values": pixels} if named else {}
-    seen = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    said = [notes(p) + told((p.height, p.width), seen, geometry[i] if geometry else None) for i, p in enumerate(rgb)]
-    return Inputs(
-        args, kwargs, "image", "pixel_values" if named else 0, features=features, notes=said, black=black_of(processor),
-        white=white_of(processor),
-    )
+    size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+    boxes = [None if geometry is None else geometry[i] for i in range(len(rgb))]
+    changes = [notes(p) + distortions(s, size, b) for p, s, b in zip(rgb, sizes, boxes, strict=True)]
+    place = "pixel_values" if named else 0
+    black, white = black_of(processor), white_of(processor)
+    return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)
 
 
 def _processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
-    """``[B, C, H, W]`` as the model takes it."""
+    """Return the processor's pixels ``[B, C, H, W]``."""
     if hasattr(processor, "preprocess"):
         try:
             pixels: Tensor = dict(processor(images=pictures, return_tensors="pt"))["pixel_values"]
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise InputError(f"the image processor fails, look at its preprocessor_config.json ({said})") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(f"the image processor fails: check its preprocessor_config.json ({reason})") from error
         return pixels
     if not callable(processor):
         raise InputError(
             "processor must be a Hugging Face image processor or a function picture -> tensor, "
             f"not {type(processor).__name__}"
         )
-    made = [processor(p) for p in pictures]
-    if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
+    tensors = [processor(p) for p in pictures]
+    if not all(isinstance(t, Tensor) and t.dim() == 3 for t in tensors):
         raise InputError("the processor must return a tensor [C, H, W] for a picture")
-    if len({m.shape for m in made}) > 1:
-        raise InputError("the processor must bring pictures of one batch to the same size")
-    return torch.stack(made)
+    if len({t.shape for t in tensors}) > 1:
+        raise InputError("the processor must resize the pictures of a batch to the same size")
+    return torch.stack(tensors)

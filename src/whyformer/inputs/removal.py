@@ -1,6 +1,6 @@
-"""Taking features out of an input: what stands in for them, and the forward passes that follow.
+"""Remove features from an input: replace them by a baseline, and run the model on the results.
 
-What may stand there is in the table :data:`whyformer.baselines.BASELINES`.
+The table :data:`whyformer.baselines.BASELINES` lists the baselines.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ Job = tuple[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Removal:
-    """How features of an input are taken out.
+    """The way to remove features from an input.
 
     Attributes:
-        features: ``[B, P]`` True at features that may be taken out (no special tokens, no padding).
-        grid, cell: (rows, columns) of cells and (height, width) of one in pixels, for pictures.
-        baseline: what stands in for a feature, by name.
-        filler: pixels ``[B, C, H, W]``, vectors ``[B, N, D]`` (turned ``[B, D, N]``), or a token id.
-        choice: ``[B]`` the text of each sample that tokens are taken out of, in a multiple choice.
+        inputs: the input.
+        features: ``[B, P]`` True at features that may be removed (no special tokens, no padding).
+        baseline: name of the baseline.
+        filler: replacement of the features: pixels ``[B, C, H, W]``, vectors ``[B, N, D]`` (turned ``[B, D, N]``), or a
+            token id.
+        grid: (rows, columns) of cells, for pictures.
+        cell: (height, width) of a cell in pixels, for pictures.
+        choice: ``[B]`` for multiple choice, the text of each sample from which tokens are removed.
     """
 
     inputs: Inputs
@@ -48,19 +51,19 @@ class Removal:
 
     @property
     def box(self) -> tuple[float, float, float, float] | None:
-        """(left, top, right, bottom) of the grid in pixels, which reaches beyond a picture that is no whole number of
-        cells; None for other inputs."""
+        """(left, top, right, bottom) of the grid in pixels; None for other inputs. The grid extends beyond a picture
+        whose sides are not multiples of the cell's."""
         if self.grid is None or self.cell is None:
             return None
         return 0.0, 0.0, float(self.grid[1] * self.cell[1]), float(self.grid[0] * self.cell[0])
 
     def without(self, jobs: Sequence[Job]) -> Inputs:
-        """One row for each job (sample, features to take out)."""
+        """Return the input with one row per job (sample, features to remove)."""
         samples = torch.tensor([sample for sample, _ in jobs])
         gone = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
         for i, (_, features) in enumerate(jobs):
             gone[i, torch.as_tensor(features, dtype=torch.long)] = True
-        samples, gone = (made.to(self.inputs.tensor.device) for made in (samples, gone))
+        samples, gone = (t.to(self.inputs.tensor.device) for t in (samples, gone))
         chosen = self.inputs.select(samples)
         x = chosen.tensor
         if self.grid is not None and self.cell is not None:
@@ -80,7 +83,7 @@ class Removal:
         return chosen.with_tensor(x.masked_fill(gone, self.filler))
 
     def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
-        """The other tokens move up, padding comes on the side where padding is, and columns of padding alone go."""
+        """Delete tokens: shift the others, pad on the side that is padded already, and drop columns of padding only."""
         mask = chosen.mask if chosen.mask is not None else torch.ones_like(gone)
         left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
         order = torch.argsort(~gone if left else gone, dim=1, stable=True)
@@ -102,7 +105,7 @@ class Removal:
         return replace(chosen, args=args, kwargs=kwargs, mask=mask[:, columns], special=None)
 
     def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
-        """An empty text is no input: a job that deletes all that the model would read is refused."""
+        """Raise if a job would delete every token of its text; ``who`` begins the message."""
         if self.baseline != "delete":
             return
         width = self.features.shape[1]
@@ -110,9 +113,9 @@ class Removal:
         for sample, features in jobs:
             if len(features) >= real[sample]:
                 raise InputError(
-                    f"{who}: baseline 'delete' would take every token of sample {sample} out, for none is a special "
-                    "one that stays, and a model cannot read nothing: choose a token to put there instead (mask, unk, "
-                    "pad, or its id)"
+                    f"{who}: baseline 'delete' would delete every token of sample {sample}, which has no special "
+                    "tokens, and the model cannot read an empty text: replace them by a token instead (mask, unk, pad, "
+                    "or its id)"
                 )
 
 
@@ -127,20 +130,23 @@ def removal(
     blur: tuple[float, int | None] | None = None,
     choice: Tensor | None = None,
 ) -> Removal:
-    """The way to take features out of the task's input; settings as in :func:`occlusion`.
+    """Return the way to remove features from the task's input; settings as in :func:`occlusion`.
 
     Args:
-        baseline: a name, or the id of the token that stands in.
-        prefer: baselines of text by default, the first that the tokenizer has.
+        baseline: name of a baseline, or id of the replacing token.
+        fill_id: id of the replacing token.
+        patch: side of the cells of a picture in pixels; default: the model's patch.
+        window: side of occlusion's window in cells; scales the default blur.
+        prefer: text baselines by preference; the default is the first that the tokenizer has.
         blur: (σ, radius) in pixels, radius None for 3σ; by default σ is the window's longer side.
-        choice: ``[B]`` the text of each sample in a multiple choice; by default the one that the target is about.
+        choice: ``[B]`` for multiple choice, a text of each sample; default: the one that the target is about.
 
     Raises:
-        InputError: a baseline that this input or its tokenizer does not have.
+        InputError: the baseline is not available for this input or its tokenizer.
     """
     inputs, x = task.inputs, task.inputs.tensor
     if baseline is not None and fill_id is not None and inputs.modality == "text":
-        raise InputError(f"{task.method}: give baseline or fill_id, not both")
+        raise InputError(f"{task.method}: pass baseline or fill_id, not both")
     if isinstance(baseline, int):
         baseline, fill_id = None, baseline
     if inputs.modality == "text":
@@ -154,8 +160,8 @@ def removal(
     allowed = names_for(inputs.modality)
     if name not in allowed or fill_id is not None:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
-        given = f"baseline {name!r}" if name not in allowed else f"token {fill_id}"
-        raise InputError(f"{task.method}: {given} is not for {kind}; its baselines are {', '.join(allowed)}")
+        value = f"baseline {name!r}" if name not in allowed else f"token {fill_id}"
+        raise InputError(f"{task.method}: {value} is not for {kind}; its baselines are {', '.join(allowed)}")
     if inputs.modality != "image":
         filler = fill(name, Filling(x, (inputs.axis,)))
         return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), name, filler)
@@ -170,7 +176,8 @@ def removal(
 
 
 def _ends(task: Task) -> Tensor:
-    """``[B, N]`` True at tokens that end a text, where no tokenizer tells: what reads a text there needs them."""
+    """Return ``[B, N]`` True at end-of-text tokens, for inputs without a tokenizer. They stay, because models may pool
+    the text there."""
     ids = task.inputs.tensor.cpu()
     end = getattr(getattr(task.model, "config", None), "eos_token_id", None)
     ends = [end] if isinstance(end, int) else end if isinstance(end, list) else []
@@ -180,7 +187,7 @@ def _ends(task: Task) -> Tensor:
 
 
 def content_of(inputs: Inputs) -> Tensor:
-    """``[B, N]`` True at tokens that are neither special nor padding."""
+    """Return ``[B, N]`` True at tokens that are neither special nor padding."""
     content = torch.ones(inputs.extent, dtype=torch.bool)
     for known, wanted in ((inputs.mask, True), (inputs.special, False)):
         if known is not None and known.shape == content.shape:
@@ -189,11 +196,11 @@ def content_of(inputs: Inputs) -> Tensor:
 
 
 def fill(name: str, given: Filling) -> Tensor:
-    """``[B, C, H, W]`` or ``[B, N, D]`` what shows where features of a picture or of vectors are taken out."""
+    """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors."""
     row = BASELINES.get(name)
     if row is None or row.fill is None:
-        known = (one for one, row in BASELINES.items() if row.fill is not None)
-        raise InputError(f"a baseline of pictures and vectors is one of {', '.join(known)}, not {name!r}")
+        known = (other for other, row in BASELINES.items() if row.fill is not None)
+        raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(known)}, not {name!r}")
     return row.fill(given)
 
 
@@ -207,32 +214,35 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         return "fill_id", fill_id
     if baseline is None:
         masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not in_place else []
-        if not known and not masked:  # there is no tokenizer, but the model may know
-            own = {name: getattr(config, f"{TOKENS[name]}_token_id", None) for name in prefer}
-            known = {name: token for name, token in own.items() if isinstance(token, int)}
+        if not known and not masked:  # without a tokenizer, look in the model's config
+            tokens = {name: getattr(config, f"{TOKENS[name]}_token_id", None) for name in prefer}
+            known = {name: token for name, token in tokens.items() if isinstance(token, int)}
         baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
     if baseline == "delete":
         if task.inputs.choices is not None:
-            raise InputError(f"{method}: no token can be deleted from one text of a multiple choice; choose a token")
+            raise InputError(f"{method}: baseline 'delete' does not work for multiple choice: choose a token")
         pad = getattr(config, "pad_token_id", None)
         return baseline, known.get("pad", pad if isinstance(pad, int) else 0)
-    have = ", ".join(known) or "none"
+    available = ", ".join(known) or "none"
     if baseline is None:
         raise InputError(
-            f"{method}: which token may stand for 'nothing here' is unknown, for there is neither a tokenizer with a "
-            "mask, unknown or padding token nor an attention_mask among the inputs by which tokens could be deleted "
-            "(and none is where the target is read at a token's number): give a token's id, baseline=..."
+            f"{method}: no token is known that means 'nothing here'. There is no tokenizer with a mask, unknown or "
+            "padding token, and tokens cannot be deleted, because there is no attention_mask or the target is at a "
+            "token's position: pass a token's id, baseline=..."
         )
     if baseline not in names_for("text"):
-        raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(names_for('text'))}")
+        raise InputError(
+            f"{method}: baseline {baseline!r} is not for text; its baselines are {', '.join(names_for('text'))}"
+        )
     if baseline not in known:
-        reason = f"the tokenizer has no {baseline} token (it has: {have})" if known else "there is no tokenizer"
-        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id, baseline=...")
+        reason = f"the tokenizer has no {baseline} token (it has: {available})" if known else "there is no tokenizer"
+        raise InputError(f"{method}: {reason}: choose another baseline, or pass the token's id, baseline=...")
     return baseline, known[baseline]
 
 
 def patch_size(model: nn.Module) -> tuple[int, int]:
-    """(height, width) of a patch in pixels: from the config (Hugging Face) or the model (timm, torchvision), or 16."""
+    """Return (height, width) of a patch in pixels from the config (Hugging Face) or the model (timm, torchvision); 16
+    by default."""
     config = getattr(model, "config", None)
     for owner in (config, getattr(config, "vision_config", None), getattr(model, "patch_embed", None), model):
         size = getattr(owner, "patch_size", None)
@@ -244,31 +254,32 @@ def patch_size(model: nn.Module) -> tuple[int, int]:
 
 
 def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size: int, description: str) -> Tensor:
-    """``[len(jobs), C]`` logits of the input with each job's features taken out, ``batch_size`` rows at a time."""
+    """Return the logits ``[len(jobs), C]`` of the input without each job's features, ``batch_size`` rows at a time."""
     removed.refuse_nothing(jobs, task.method)
     if removed.baseline == "delete" and task.counted:
         raise InputError(
-            f"{task.method}: the target is read at a token's number, and baseline 'delete' would move the tokens: "
-            "choose a token to put there instead (mask, unk, pad, or its id)"
+            f"{task.method}: the target is at a token's position, which baseline 'delete' would change: replace tokens "
+            "by another instead (mask, unk, pad, or its id)"
         )
     batch_size, places = task.at_once(batch_size), [list(range(len(jobs)))]
     if removed.baseline == "delete" and "attention_mask" not in task.inputs.kwargs:
-        # nothing could tell padding from words, so texts of one length go together
+        # without a mask, padding would be read as text, so only texts of equal length are batched
         by_length = sorted(places[0], key=lambda j: len(jobs[j][1]))
         places = [list(group) for _, group in groupby(by_length, key=lambda j: len(jobs[j][1]))]
     chunks = [some[i : i + batch_size] for some in places for i in range(0, len(some), batch_size)]
     rows = torch.zeros(0)
     for chunk in task.progress(chunks, description, len(chunks)):
-        found = task.forward(removed.without([jobs[j] for j in chunk]))
-        rows = found.new_zeros(len(jobs), found.shape[1]) if not len(rows) else rows
-        rows[chunk] = found
+        logits = task.forward(removed.without([jobs[j] for j in chunk]))
+        rows = logits.new_zeros(len(jobs), logits.shape[1]) if not len(rows) else rows
+        rows[chunk] = logits
     return rows
 
 
 def values_of(target: Callable[[Tensor], Tensor], rows: Tensor, samples: Sequence[int], logits: Tensor) -> Tensor:
-    """``[M]`` the target of each row ``[M, C]``, where row i is a changed copy of sample ``samples[i]``.
+    """Return the target ``[M]`` of each row ``[M, C]``, where row i is a changed copy of sample ``samples[i]``.
 
-    A target may hold one class a sample, so each row is put in its sample's place among the clean logits ``[B, C]``.
+    A target may hold one class per sample, so each row is put in its sample's place in the unchanged ``logits``
+    ``[B, C]``.
     """
     place = torch.tensor(list(samples), device=rows.device)
     turns: dict[int, Iterator[int]] = defaultdict(count)

@@ -1,4 +1,4 @@
-"""What a processor does, as a value that can be compared: all of its settings, without the processor itself."""
+"""The settings of a processor as a hashable value, to cache results that depend on them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOST_VALUES, _MOST_PARTS = 1_000, 5_000
 
 
 class _UnknownError(Exception):
-    """Something is among the settings whose state cannot be told."""
+    """A setting has state that cannot be compared."""
 
 
 def settings_of(processor: Any) -> Hashable | None:
-    """All that a processor's work depends on: attributes, and of functions the code, what it encloses and the global
-    numbers and texts that it names. Two processors with equal settings do the same.
+    """Return everything that a processor's output depends on: its attributes, and for functions their code, closures
+    and the global constants and functions that they use. Two processors with equal settings give equal outputs.
 
-    None where that is not known, as of one that holds a random generator, a network or an open file.
+    None if this is unknown, such as for a processor that holds a random generator, a network or an open file.
     """
     try:
         return _Reading().of(processor)
@@ -34,11 +34,11 @@ def settings_of(processor: Any) -> Hashable | None:
 
 
 class _Reading:
-    """One way through the parts of a processor."""
+    """One traversal of the parts of a processor."""
 
     def __init__(self) -> None:
         self.parts = 0
-        self.inside: dict[int, int] = {}  # parts that are being read -> their number, for those that hold themselves
+        self.inside: dict[int, int] = {}  # id of a part being read -> its number, for parts that contain themselves
 
     def of(self, part: Any) -> Hashable:
         self.parts += 1
@@ -77,26 +77,26 @@ class _Reading:
             return functools.partial, self.of(part.func), self.of(part.args), self.of(part.keywords)
         if not hasattr(part, "__dict__") or hasattr(type(part), "__next__"):
             raise _UnknownError
-        own = tuple((name, self.of(value)) for name, value in vars(part).items())
+        attributes = tuple((name, self.of(value)) for name, value in vars(part).items())
         shared = [(n, v) for kind in type(part).__mro__ for n, v in vars(kind).items() if isinstance(v, _PLAIN)]
         runs = [f for n in ("__call__", "forward") if isinstance(f := getattr(type(part), n, None), types.FunctionType)]
-        return type(part), own, tuple((n, self.of(v)) for n, v in shared), tuple(map(self.of, runs))
+        return type(part), attributes, tuple((n, self.of(v)) for n, v in shared), tuple(map(self.of, runs))
 
     def _function(self, function: types.FunctionType) -> Hashable:
-        """The code of a function, and what it is run with."""
+        """Return the code of a function, its closure, defaults, and the globals that it uses."""
         try:
             enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError as error:  # a cell that is empty yet
+        except ValueError as error:  # an empty cell
             raise _UnknownError from error
         known = function.__globals__
         names = sorted(n for n in _names(function.__code__) if n in known)
-        own = [n for n in names if isinstance(f := known[n], types.FunctionType) and f.__globals__ is known]
-        plain = [n for n in names if n not in own and not isinstance(known[n], (*_FIXED, types.FunctionType))]
-        parts = (enclosed, function.__defaults__, function.__kwdefaults__, [known[n] for n in (*own, *plain)])
+        called = [n for n in names if isinstance(f := known[n], types.FunctionType) and f.__globals__ is known]
+        values = [n for n in names if n not in called and not isinstance(known[n], (*_FIXED, types.FunctionType))]
+        parts = (enclosed, function.__defaults__, function.__kwdefaults__, [known[n] for n in (*called, *values)])
         return (function.__code__, *map(self.of, parts))
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that a function asks for, also inside of the functions that it makes."""
+    """Return the global names that a function uses, also in the functions defined inside it."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))

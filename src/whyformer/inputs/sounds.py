@@ -1,4 +1,4 @@
-"""Sounds: a ``.wav`` file, or a wave with its rate, fed through the model's feature extractor."""
+"""Sounds: read ``.wav`` files and waves, and process them with the model's feature extractor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ _TYPES = {(_WHOLE, 1): "u1", (_WHOLE, 2): "<i2", (_WHOLE, 4): "<i4", (_FLOAT, 4)
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """``wave`` ``[T]`` float32, −1 to 1; ``rate``: its samples a second, None if that was not said."""
+    """A mono sound.
+
+    Attributes:
+        wave: ``[T]`` float32, −1 to 1.
+        rate: samples per second; None if unknown.
+    """
 
     wave: Tensor
     rate: int | None = None
@@ -32,34 +37,35 @@ class Sound:
     def __post_init__(self) -> None:
         if self.wave.dim() != 1 or not self.wave.is_floating_point() or not len(self.wave):
             raise InputError(
-                f"a sound is one row of fractions [T], one for each moment; this one is {list(self.wave.shape)} "
-                f"{self.wave.dtype}. Of several channels take the mean"
+                f"a sound must be one row of floats [T], not {list(self.wave.shape)} {self.wave.dtype}: average the "
+                "channels if there are several"
             )
 
 
 def is_sound_name(source: str) -> bool:
-    """Whether a file name ends like that of a sound that can be read."""
+    """Return whether a file name has the suffix of a sound file that can be read."""
     return source.lower().endswith(".wav")
 
 
 def open_sound(path: str | Path) -> Sound:
-    """The sound in a ``.wav`` file of 8, 16, 24 or 32 bits, or of floats of 32 or 64 bits; the mean of its channels.
+    """Read a ``.wav`` file of 8, 16, 24 or 32 bits, or of 32 or 64-bit floats, and average its channels.
 
     Raises:
-        LoadError: missing, unreadable or larger than 256 MB. InputError: it holds no sound.
+        LoadError: the file is missing or cannot be read.
+        InputError: the file is larger than 256 MB or holds no sound.
     """
     check_file(Path(path), LARGEST)
     try:
         kind, channels, rate, width, raw = _read_wav(Path(path).read_bytes())
     except (OSError, ValueError, struct.error) as error:
-        said = "it is damaged" if isinstance(error, struct.error) else error
-        raise LoadError(f"cannot read {path}: {said}; write it as a .wav file of 16 bits") from error
+        reason = "it is damaged" if isinstance(error, struct.error) else error
+        raise LoadError(f"cannot read {path}: {reason}; save it as a 16-bit .wav file") from error
     three = (kind, width) == (_WHOLE, 3)
     if not (three or (kind, width) in _TYPES) or channels < 1 or rate < 1:
-        found = f"format {kind}, {width} bytes a sample, {channels} channels, {rate} samples a second"
-        raise LoadError(f"cannot read {path}: {found}; write it as a .wav file of 16 bits")
-    raw = raw[: len(raw) // (width * channels) * width * channels]  # a file that was cut off ends within a moment
-    if three:  # 24 bits: the upper three bytes of 32
+        facts = f"format {kind}, {width} bytes per sample, {channels} channels, {rate} samples per second"
+        raise LoadError(f"cannot read {path}: {facts}; save it as a 16-bit .wav file")
+    raw = raw[: len(raw) // (width * channels) * width * channels]  # a truncated file may end within a sample
+    if three:  # 24 bits become the upper three bytes of 32
         bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 3)
         numbers = np.pad(bytes_, ((0, 0), (1, 0))).reshape(-1).view("<i4")
     else:
@@ -70,18 +76,22 @@ def open_sound(path: str | Path) -> Sound:
     if kind == _WHOLE:
         values = values / 128 - 1 if width == 1 else values / 2.0 ** (31 if three else 8 * width - 1)
     if not bool(values.float().isfinite().all()):
-        raise InputError(f"{path} holds NaN or infinity: write it again as fractions from -1 to 1")
+        raise InputError(f"{path} contains NaN or infinity: save it again with values from -1 to 1")
     return Sound(values.float(), rate)
 
 
 def _read_wav(content: bytes) -> tuple[int, int, int, int, bytes]:
-    """(format, channels, samples a second, bytes a sample, samples) of a RIFF file; its other chunks are skipped.
+    """Parse a RIFF file, skipping chunks other than format and data.
+
+    Returns:
+        (format, channels, samples per second, bytes per sample, samples).
 
     Raises:
-        ValueError: it is none. struct.error: it ends within its head.
+        ValueError: it is not a .wav file, or has no samples.
+        struct.error: it ends within a header.
     """
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        raise ValueError("it is no .wav file")
+        raise ValueError("it is not a .wav file")
     place, head = 12, None
     while place < len(content):
         name, size = struct.unpack_from("<4sI", content, place)
@@ -93,20 +103,20 @@ def _read_wav(content: bytes) -> tuple[int, int, int, int, bytes]:
         elif name == b"data" and head is not None:
             return *head, content[place : place + size]
         place += size + size % 2
-    raise ValueError("it holds no samples")
+    raise ValueError("it contains no samples")
 
 
 def listener(processor: Any) -> Any:
-    """The feature extractor that hears, of a processor; None if it has none."""
-    for one in (processor, getattr(processor, "feature_extractor", None)):
-        if isinstance(getattr(one, "sampling_rate", None), int) and callable(one):
-            return one
+    """Return the audio feature extractor that a processor is or has; None if it has none."""
+    for extractor in (processor, getattr(processor, "feature_extractor", None)):
+        if isinstance(getattr(extractor, "sampling_rate", None), int) and callable(extractor):
+            return extractor
     return None
 
 
 def as_sound(item: Any, processor: Any) -> Any:
-    """A :class:`Sound` where one is meant: a mapping with "array" and "sampling_rate" (as data sets have them), or,
-    for a processor that hears, one row of fractions; anything else as it is."""
+    """Convert to a :class:`Sound` a mapping with "array" and "sampling_rate" (the format of ``datasets``) or, with an
+    audio processor, one row of floats; return anything else unchanged."""
     if isinstance(item, Mapping) and {"array", "sampling_rate"} <= item.keys():
         return Sound(torch.as_tensor(np.asarray(item["array"], np.float32)), int(item["sampling_rate"]))
     row = isinstance(item, np.ndarray | Tensor) and item.ndim == 1
@@ -116,52 +126,58 @@ def as_sound(item: Any, processor: Any) -> Any:
 
 
 def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of the model's forward, what is known of the sounds and of what is fed: see :func:`heard`).
+    """Process sounds with the model's feature extractor.
+
+    Returns:
+        (arguments of the model's forward, facts about the sounds for :func:`heard`).
 
     Raises:
-        InputError: no feature extractor, a sound of another rate than the model hears, or sounds of unequal length
+        InputError: no feature extractor, a sound whose rate differs from the model's, or sounds of unequal length
             without a mask.
     """
-    ear = listener(processor)
-    if ear is None:
-        raise InputError("a sound needs the model's feature extractor: give processor= (AutoFeatureExtractor)")
-    rate = int(ear.sampling_rate)
+    extractor = listener(processor)
+    if extractor is None:
+        raise InputError("a sound needs the model's feature extractor: pass processor= (AutoFeatureExtractor)")
+    rate = int(extractor.sampling_rate)
     for sound in sounds:
         if sound.rate not in (None, rate):
             raise InputError(
-                f"the sound has {sound.rate:,} samples a second and the model hears {rate:,}: resample it first "
+                f"the sound has {sound.rate:,} samples per second and the model takes {rate:,}: resample it first "
                 "(torchaudio.functional.resample, librosa.resample, or ffmpeg -ar)"
             )
     waves = [sound.wave.numpy() for sound in sounds]
     options: dict[str, Any] = {"sampling_rate": rate, "return_tensors": "pt"}
-    try:  # as the extractor pads by itself: Whisper's to half a minute
-        given = dict(ear(waves, **options))
+    try:  # with the extractor's default padding: Whisper's pads to 30 seconds
+        encoded = dict(extractor(waves, **options))
     except ValueError:  # of unequal length
-        given = dict(ear(waves, **options, padding=True))
-        if "attention_mask" not in given:
+        encoded = dict(extractor(waves, **options, padding=True))
+        if "attention_mask" not in encoded:
             raise InputError(
-                "these sounds are of unequal length, and the feature extractor gives no mask of the padding, which the "
-                "model would hear: explain them one at a time, or set return_attention_mask=True if it was trained so"
+                "these sounds have different lengths, and the feature extractor returns no mask, so the model would "
+                "read the padding as sound: explain them one at a time, or set return_attention_mask=True if the model "
+                "was trained with a mask"
             ) from None
-    seen = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
-    lasts = [len(sound.wave) / rate for sound in sounds]
-    return given, {"sounds": seen, "sampling_rate": rate, "durations": lasts, "time": _time(given, ear, rate)}
+    padded = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
+    seconds = [len(sound.wave) / rate for sound in sounds]
+    time = _time(encoded, extractor, rate)
+    return encoded, {"sounds": padded, "sampling_rate": rate, "durations": seconds, "time": time}
 
 
-def heard(made: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
-    """Prepared tensors with what is known of the sounds they were made of."""
+def with_sounds(inputs: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
+    """Add facts about the sounds to their prepared tensors."""
     known = dict(facts)
     axis, rate = known.pop("time")
-    features = replace(made.features, **known, rate=rate)
-    return replace(made, features=features, notes=notes, turned=axis == 2)
+    features = replace(inputs.features, **known, rate=rate)
+    return replace(inputs, features=features, notes=notes, turned=axis == 2)
 
 
-def _time(given: Mapping[str, Any], ear: Any, rate: int) -> tuple[int, float | None]:
-    """(axis of time, steps a second) of what an extractor makes of a sound.
+def _time(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int, float | None]:
+    """Return (time axis, steps per second) of an extractor's output; the steps are None if unknown.
 
-    A wave has its own; of a spectrogram they are measured: where two clicks, a second apart, change it.
+    For a wave, they are the wave's. For a spectrogram, they are measured from the places that change with each of two
+    clicks one second apart.
     """
-    tensor = next(v for v in given.values() if isinstance(v, Tensor) and v.is_floating_point())
+    tensor = next(v for v in encoded.values() if isinstance(v, Tensor) and v.is_floating_point())
     if tensor.dim() != 3:
         return 1, float(rate) if tensor.dim() == 2 else None
     noise = torch.randn(2 * rate, generator=torch.Generator().manual_seed(0)).numpy() * 1e-3
@@ -169,18 +185,19 @@ def _time(given: Mapping[str, Any], ear: Any, rate: int) -> tuple[int, float | N
     for click, at in zip(clicks, (rate // 2, 3 * rate // 2), strict=True):
         click[at] = 1.0
     first, second = (
-        next(v for v in ear(c, sampling_rate=rate, return_tensors="pt").values() if isinstance(v, Tensor))[0].double()
+        next(v for v in extractor(c, sampling_rate=rate, return_tensors="pt").values() if isinstance(v, Tensor))[0]
         for c in clicks
     )
-    apart = []
-    for axis in (1, 2):  # where the first sounds louder, and where the second does
+    first, second = first.double(), second.double()
+    distances = []
+    for axis in (1, 2):  # centers of the places at which the first is larger, and the second is
         power = [(sign * (first - second)).clamp(min=0).square().sum(2 - axis) for sign in (1, -1)]
         places = torch.arange(len(power[0]), dtype=torch.float64)
         early, late = (float((p * places).sum() / p.sum()) for p in power)
-        apart.append(late - early)
-    axis = 1 if apart[0] > apart[1] else 2
-    steps, hop = apart[axis - 1], getattr(ear, "hop_length", None)
+        distances.append(late - early)
+    axis = 1 if distances[0] > distances[1] else 2
+    steps, hop = distances[axis - 1], getattr(extractor, "hop_length", None)
     if not (math.isfinite(steps) and steps > 1):
         return axis, None
-    told = rate / hop if isinstance(hop, int) and hop else float(round(steps))
-    return axis, told if abs(told - steps) < 0.03 * steps else steps  # what is said where it agrees: it is exact
+    exact = rate / hop if isinstance(hop, int) and hop else float(round(steps))
+    return axis, exact if abs(exact - steps) < 0.03 * steps else steps

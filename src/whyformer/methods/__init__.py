@@ -1,6 +1,6 @@
-"""Methods. Importing this package fills the registry."""
+"""The methods; importing this package registers them."""
 
-from whyformer.methods import auto, multipliers, propagation  # noqa: F401 - each fills the registry
+from whyformer.methods import auto, multipliers, propagation  # noqa: F401 - each registers its methods
 from whyformer.methods.gradients import gradcam, input_gradients  # noqa: F401
 from whyformer.methods.maps import (  # noqa: F401
     attcat,

@@ -1,4 +1,4 @@
-"""The setting ``affinity`` of patch-level methods: scores are spread over patches that look alike to the model."""
+"""The setting ``affinity`` of patch-level methods: spread scores over patches with similar features."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
 
-SAID = "spread over patches that look alike to the last block: sharper on objects, less faithful to the model"
+SAID = "spread over patches with similar features in the last block: sharper on objects, less faithful to the model"
 
 
 def spread(task: Task, scores: Scores) -> Scores:
-    """S′ = W S over the patches of the main picture, W_ij = max(0, cos(h_i, h_j))² with rows divided by their sums and
-    h what enters the last block. One more forward pass, as far as that block.
+    """Return S′ = W S over the patches of the main picture, with W_ij = max(0, cos(h_i, h_j))², rows divided by their
+    sums, and h the input of the last block. Costs another forward pass up to that block.
 
     Raises:
-        InputError: the scores are not of patches.
-        MethodNotApplicable: which rows of the last block are the picture's cannot be measured.
+        InputError: the scores are not per patch.
+        MethodNotApplicable: the rows of the picture in the last block cannot be determined.
     """
     if scores.kind != "patch":
         raise InputError(
-            f"{task.method}: affinity=True spreads scores over the patches of a picture, and these are one for each "
-            f"{'pixel' if scores.kind == 'pixel' else 'token'}; leave it out"
+            f"{task.method}: affinity=True needs one score per patch of a picture, and these are per "
+            f"{'pixel' if scores.kind == 'pixel' else 'token'}: omit it"
         )
     hidden = cells_of_last_block(task, scores)
-    alike = functional.normalize(hidden, dim=-1)
-    weights = (alike @ alike.mT).clamp(min=0).square()
+    unit = functional.normalize(hidden, dim=-1)
+    weights = (unit @ unit.mT).clamp(min=0).square()
     weights = weights / weights.sum(-1, keepdim=True)
     values = torch.einsum("bij,bj->bi", weights, scores.values.to(weights.dtype))
     return replace(scores, values=values, diagnostics={**scores.diagnostics, "affinity": SAID})
 
 
 def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
-    """``[B, P, D]`` what enters the last block in the rows that stand for the picture's cells."""
+    """Return the last block's input ``[B, P, D]`` at the rows that represent the picture's cells."""
     passed = task.main_pass()
     stream, block = passed.blocks_of(task.inputs.name)[-1]
     if not passed.holds(block.entry, stream):
@@ -47,6 +47,6 @@ def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     hidden = passed.features_of(stream, block.entry, passed.whole.tape[block.entry])
     rows = task.cells(hidden.shape[1]) if scores.places is None else scores.places.rows[None]
     if rows.shape[-1] != scores.values.shape[-1] or int(rows.max()) >= hidden.shape[1] or int(rows.min()) < 0:
-        raise task.refuse("its last block has other rows than its first, so affinities of patches are unknown")
+        raise task.refuse("its last block has other rows than its first, so the affinities of patches are unknown")
     rows = rows.to(hidden.device).expand(len(hidden), -1)
     return hidden.detach().gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))

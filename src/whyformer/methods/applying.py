@@ -1,4 +1,4 @@
-"""Which methods apply to a model, tried: what a refusal names as the way out."""
+"""Find out which methods apply to a model by trying them, so that errors can name alternatives."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ ODD = (
     TypeError,
     ValueError,
 )
-"""What a method may end in on a model that it was not made for."""
+"""Errors that a method may raise on a model that it does not support."""
 _LARGE = 3e8
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
 
 
-class Begun(Exception):  # noqa: N818 - a signal, never told
-    """A method has done the first part of its work."""
+class Begun(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a method has done the first part of its work."""
 
 
 def applying(task: Task) -> list[str]:
-    """Names of the methods that apply to a task's model and kind of input, of those that need no map over all tokens.
+    """Return the names of the methods that apply to a task's model and kind of input, among those that need no
+    attention over all tokens.
 
-    Each is tried once for a model and kind of input: its first pass, or the first of many. Of a large model (300
-    million parameters) only gradient × input is tried, and what takes the same pass is named.
+    The first pass of each method is run once per model and kind of input. On a large model (300 million parameters)
+    only gradient × input is tried, and the methods that need the same pass are named.
     """
     inputs = task.inputs
     facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.options.checkpoint)
     kind = (*facts, inputs.name, *inputs.others)
     known = _KNOWN.setdefault(task.model, {})
     if kind not in known:
-        known[kind] = []  # of what is refused meanwhile nothing is named
+        known[kind] = []  # errors raised while trying name no alternatives
         known[kind] = _tried(task)
     return known[kind]
 
@@ -59,18 +60,18 @@ def _tried(task: Task) -> list[str]:
     if sum(p.numel() for p in task.model.parameters()) > _LARGE:
         return [] if gradients else ["auto", "input_x_gradient", "saliency"]
     fitting = (n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", task.inputs.modality))
-    same = {"auto", "input_x_gradient", "saliency"}  # the last choice of auto is gradient × input
+    same = {"auto", "input_x_gradient", "saliency"}  # the last choice of auto is input_x_gradient
     return sorted(n for n in fitting if n not in gradients and (n in same or _applies(task, n)))
 
 
 def _applies(task: Task, name: str) -> bool:
-    """Whether the first part of a method's work ends well."""
+    """Return whether the first part of a method's work succeeds."""
     tried = replace(task, method=name, progress=_first, replay=None, together=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
     except Begun:
         return True
-    except (WhyformerError, *ODD):  # running out of memory too
+    except (WhyformerError, *ODD):  # includes running out of memory
         return False
     return True
 

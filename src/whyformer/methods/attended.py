@@ -1,9 +1,9 @@
-"""Walks over a recorded pass that are watched at its maps of attention and at its blocks.
+"""Walks over a recorded pass that observe its attention maps and blocks.
 
     passed = map_pass(whole, sources, read)
     walked = passed.walk(seed, [GRADIENT, deep_taylor()], seen, passed.attentions)
 
-``seen`` is called at each map, the last one first, with what flows to it under each composite.
+``seen`` is called at each map, the last one first, with the flow that arrives under each composite.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ __all__ = [
 
 Seen = Callable[..., None]
 Key = frozenset[str]
-"""A name of rows: the inputs that have elements among them; a name of its own for rows of learned vectors."""
+"""A name of rows: the inputs that have elements among them; rows of learned vectors get a separate name."""
 
 
 @dataclass(frozen=True)
 class NamedAttention:
-    """An attention, by the names of its rows.
+    """An attention with the names of its rows.
 
     Attributes:
-        queries, keys: names of the rows that look, and of those that are looked at.
+        queries, keys: names of the query and key rows.
         depth: the largest number of attentions on a path to its output.
-        layer: position of its block in the stream of the queries.
+        layer: index of its block in the stream of the queries.
     """
 
     queries: Key
@@ -67,12 +67,12 @@ class NamedAttention:
 
 @dataclass(eq=False)
 class Walked:
-    """What a walk from a target saw besides the maps.
+    """The results of a walk from a target besides the maps.
 
     Attributes:
-        read: stream -> ``[B, N]``, how much the target reads each row of its last state. Streams at whose last state
+        read: stream -> ``[B, N]`` weight of each row of its last state in the target. Streams at whose last state
             nothing arrived are left out.
-        sums: of relevance, if a composite carries it.
+        sums: sums of relevance, if a composite propagates relevance.
     """
 
     read: dict[Any, Tensor] = field(default_factory=dict)
@@ -80,23 +80,23 @@ class Walked:
 
     @property
     def row(self) -> Tensor | None:
-        """``[B, N]`` of the only stream that is read; None if nothing arrived there."""
+        """``[B, N]`` of the only stream that the target reads; None if nothing arrived there."""
         return next(iter(self.read.values()), None)
 
 
 @dataclass(frozen=True, eq=False)
 class MapPass:
-    """A recorded pass whose maps of attention and blocks can be looked at.
+    """A recorded pass with its attention maps and blocks.
 
     Attributes:
         whole: the pass.
         layout: its rows, attentions and streams.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        attentions: those in blocks, by number.
+        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        attentions: the attentions in blocks, by index.
         ends: name -> stream that the target reads.
         sources: the inputs by name.
-        inputs: name of rows -> input that gets their scores, where the names differ.
-        alone: the inputs that are no constants, by the names of their rows; none for all of them.
+        inputs: name of rows -> input that gets their scores, if the names differ.
+        alone: names of the rows of the inputs that are not held constant; empty for all inputs.
     """
 
     whole: ForwardPass
@@ -115,54 +115,55 @@ class MapPass:
 
     @property
     def roots(self) -> list[int]:
-        """The values in which the rows of the inputs that are explained begin."""
+        """Numbers of the values in which the rows of the explained inputs begin."""
         return [self.layout.rows.begun[name] for name in self.alone] or self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:
-        """``[B, C]``, the row of logits that the target is about."""
+        """``[B, C]``, the row of logits that the target reads."""
         return self.whole.logits(self.read)
 
     def map(self, index: int) -> Tensor:
-        """Return the map of an attention, ``[B, H, Q, K]``."""
+        """Return the attention map ``[B, H, Q, K]`` of an attention."""
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[n] for n in attention.maps))
 
     def scores(self, index: int) -> Tensor:
-        """Return what the map of an attention is the softmax of, ``[B, H, Q, K]``."""
+        """Return the attention scores ``[B, H, Q, K]`` before the softmax."""
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
 
-    # -- whose rows attend to whose
+    # -- names of rows
     @cached_property
     def named(self) -> dict[int, NamedAttention]:
-        """Number of each attention -> the names of its rows."""
-        names, found = self._names, dict[int, NamedAttention]()
+        """Index of each attention -> the names of its rows."""
+        names, attentions = self._names, dict[int, NamedAttention]()
         for number, attention in self.attentions.items():
             stream, block = self.block_of(number)
             layer = stream.blocks.index(block)
-            found[number] = NamedAttention(self.name_of(stream), names[id(attention.keys)], attention.depth, layer)
-        return found
+            attentions[number] = NamedAttention(self.name_of(stream), names[id(attention.keys)], attention.depth, layer)
+        return attentions
 
     @cached_property
     def _names(self) -> dict[int, Key]:
-        """Names of the rows of all attentions and streams, by the identity of their numbers."""
-        found: dict[int, Key] = {}
+        """Names of the rows of all attentions and streams, by the id of the tensor of their numbers."""
+        names: dict[int, Key] = {}
         for numbers in self._rows:
             name = frozenset(self.sources_of(numbers))
-            alike = name in found.values() or not name
-            found[id(numbers)] = name | {f"rows {len(found)}"} if alike else name
-        return found
+            is_taken = name in names.values() or not name
+            names[id(numbers)] = name | {f"rows {len(names)}"} if is_taken else name
+        return names
 
     @cached_property
     def _rows(self) -> list[Tensor]:
-        """The numbers of the rows that look or are looked at, and those of streams without attention."""
+        """The numbers of query and key rows, and those of streams without attention."""
         sides = [side for a in self.attentions.values() for side in (a.queries, a.keys)]
         sides += [stream.rows for stream in self.layout.streams if stream.all_blocks]
         return list({id(numbers): numbers for numbers in sides if numbers is not None}.values())
 
     def sources_of(self, numbers: Tensor | None) -> set[str]:
-        """Return the inputs that some rows are made of, those of learned vectors that attended left out."""
+        """Return the inputs that some rows are computed from, without those that reached them only by attention of
+        learned vectors."""
         if numbers is None:
             return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
@@ -192,7 +193,7 @@ class MapPass:
 
     @property
     def keys(self) -> list[Key]:
-        """The names of all rows that look or are looked at."""
+        """The names of all query and key rows."""
         return list(self._names.values())
 
     def name_of(self, stream: Stream) -> Key:
@@ -200,37 +201,36 @@ class MapPass:
         return self._names[id(stream.rows)]
 
     def elements(self, name: str, key: Key) -> tuple[int, Elements] | None:
-        """Return how many rows a name stands for, and which of them stand for the elements of an input; None if that
-        is unknown.
+        """Return (number of rows of a name, which of them represent the elements of an input); None if unknown.
 
         Args:
-            name: of the input.
-            key: of the rows.
+            name: name of the input.
+            key: name of the rows.
         """
         numbers = next((n for n in self._rows if self._names[id(n)] == key), None)
         if numbers is None:
             return None
         source = self.source_of(name)
-        found = find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
-        return None if found is None else (int(numbers.shape[1]), found)
+        elements = find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
+        return None if elements is None else (int(numbers.shape[1]), elements)
 
     def source_of(self, name: str) -> str:
         """Return the name of the rows of an input."""
-        return next((source for source, own in self.inputs.items() if own == name), name)
+        return next((source for source, scored in self.inputs.items() if scored == name), name)
 
     @property
     def is_complete(self) -> bool:
-        """True if it is known which rows look at which in all attentions that lead to the target, and each is in a
-        block of its rows, or pools them. Rows that are looked at, but look at none, are not mixed otherwise before."""
-        own = list(self.attentions.values())
-        known = all(a.queries is not None and a.keys is not None for a in own)
-        others = [a for a in self.layout.leading if a not in own]
+        """True if the queries and keys of all attentions that lead to the target are known, each attention is in a
+        block of its rows or pools them, and key rows without attention are not mixed in other ways before."""
+        in_blocks = list(self.attentions.values())
+        known = all(a.queries is not None and a.keys is not None for a in in_blocks)
+        others = [a for a in self.layout.leading if a not in in_blocks]
         complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
-        first = {id(a.keys): a for a in reversed(own)}  # of those that look at the same rows
+        first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
         return complete and not any(map(self._mixed_before, first.values()))
 
     def _mixed_before(self, attention: Attention) -> bool:
-        """Return True if the rows that an attention looks at look at none, and may have been mixed on the way to it."""
+        """Return True if the key rows of an attention do not attend, and may have been mixed before it."""
         keys, rows, value = attention.keys, self.layout.rows, attention.pieces[0].value
         if keys is None or value is None or any(s.all_blocks and s.rows is keys for s in self.layout.streams):
             return False
@@ -241,26 +241,26 @@ class MapPass:
 
     # -- blocks
     def blocks_of(self, name: str) -> list[tuple[Stream, Block]]:
-        """Return the blocks that the rows of an input go through, in the order of execution: where they are in several
-        streams, those of the one that the target reads; where patches are merged on the way, the blocks before too."""
+        """Return the blocks that the rows of an input pass through, in the order of execution. If they are in several
+        streams, these are the blocks of the stream that the target reads, with those before merges of its rows."""
         holding = [s for s in self.layout.streams if s.all_blocks and name in s.names]
         last = next((s for s in reversed(holding) if s.is_read), holding[-1] if holding else None)
         return [(s, b) for s in holding if last is not None and set(s.names) == set(last.names) for b in s.all_blocks]
 
     def block_of(self, index: int) -> tuple[Stream, Block]:
-        """Return the stream and the block that an attention belongs to."""
+        """Return the stream and the block of an attention."""
         attention = self.attentions[index]
         blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
     def places(self, picture: str, stream: Stream) -> Places | None:
-        """Return where the cells of a picture lie among the rows of a stream; None if that cannot be read off the
-        pass, and for an input that is no picture."""
+        """Return where the cells of a picture lie among the rows of a stream; None if unknown, and for an input that is
+        not a picture."""
         return find_places(self.whole.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
-        """Return the number of what a block normalises first, if both queries and values of its attention are made of
-        that, or all of its first branch if it has none; else of what enters the block."""
+        """Return the number of the output of a block's first norm if the attention's queries and values (without
+        attention, the whole first branch) are computed from it; else of the block's input."""
         if not block.attentions:
             units = (self.program.makers[n] for n in self.path(stream, block)[1:])
             added = (unit for unit in units if unit.kind == "add")
@@ -274,46 +274,45 @@ class MapPass:
         return path[self.behind_norm(path)]
 
     def path(self, stream: Stream, block: Block) -> list[int]:
-        """Return the values of a stream's spine from what enters a block to what leaves it, without those inside of
-        units; and the sums between that something leads past."""
+        """Return the values of a stream's spine from a block's input to its output, without those inside of units, and
+        with the bypassed sums between them."""
         path = [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
         members = Members(stream.rows, self.layout.rows)
         between = (Trunk(self.program.makers, members, *ends).values[1:] for ends in pairwise(path))
         return [*path[:1], *(n for values in between for n in values)]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
-        """The values of a path from one on that are no unit's inside. Where something leads past it, as an embedding
-        that is added once more, the later ones."""
-        behind = [n for n in path if n > first and n in self.program.makers]
-        return [first, *behind] if first in path or not behind else behind
+        """Return the values of a path from ``first`` on that are not inside of units; without ``first`` itself if a
+        path bypasses it, such as an embedding that is added again."""
+        later = [n for n in path if n > first and n in self.program.makers]
+        return [first, *later] if first in path or not later else later
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
-        """Return the position behind a norm that follows a value on a path, with its weight and bias.
+        """Return the position on a path after a norm, with its weight and bias, that follows a value.
 
         Args:
             path: numbers of values through which all paths from the first to the last lead.
             first: position of the value, which is returned if no norm follows it.
         """
-        found, kinds = first, frozenset(("view", "norm"))
+        position, kinds = first, frozenset(("view", "norm"))
         for i in range(first + 1, len(path)):
             unit = self.program.makers[path[i]]
             if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
                 break
-            if found > first and self._readers[path[i - 1]] > 1:  # a scale of one branch behind the norm
+            if position > first and self._readers[path[i - 1]] > 1:  # a scale in one of several branches after the norm
                 break
-            if unit.kind == "norm" or found > first:
-                found, kinds = i, frozenset(("view", "scale", "shift"))
-        return found
+            if unit.kind == "norm" or position > first:
+                position, kinds = i, frozenset(("view", "scale", "shift"))
+        return position
 
     def adds_rows(self, value: int) -> bool:
-        """Return True if a value is a sum with constants of several axes, such as learned vectors."""
+        """Return True if a value is a sum with constants that have several axes, such as learned vectors."""
         unit, tape = self.program.makers[value], self.whole.tape
         constants = (o for n in unit.calls for o in tape.calls[n].operands if o not in unit.entries)
         return unit.kind == "shift" and any(len(tape.shapes[o]) > 1 for o in constants)
 
     def _is_of_features(self, unit: Unit) -> bool:
-        """Return True if what a unit adds or multiplies by is the same for all rows, as the bias of a norm is and
-        positions are not."""
+        """Return True if a unit's constants are equal for all rows: true for a norm's bias, false for positions."""
         if unit.kind not in ("scale", "shift"):
             return True
         tape, samples = self.whole.tape, RowSamples(self.layout.rows)
@@ -322,49 +321,49 @@ class MapPass:
 
     @cached_property
     def _readers(self) -> Counter[int]:
-        """Value -> how many units read it."""
+        """Value -> number of units that read it."""
         return Counter(e for u in self.program.units for e in set(u.entries))
 
     @cached_property
     def program(self) -> Program:
-        """The units between the rows and the logits."""
+        """The program of units between the rows and the logits."""
         starts = self.whole.starts(self.read, torch.ones_like(self.logits))
         return read_program(self.whole.tape, self.roots, starts)
 
     def holds(self, value: int, stream: Stream) -> bool:
-        """Return True if a value holds the rows of a stream and no other."""
+        """Return True if a value holds exactly the rows of a stream."""
         rows = self.layout.rows
         label = rows.labels.get(value, ())
         return len(label) == 1 and torch.equal(rows.distinct(label[0]), stream.rows.flatten().sort().values)
 
     def features_of(self, stream: Stream, value: int, tensor: Tensor) -> Tensor:
-        """Return ``[B, N, D]``, the features of each row of a stream.
+        """Return the features ``[B, N, D]`` of each row of a stream.
 
         Args:
-            stream: whose rows are meant.
-            value: number of a value that is no map.
-            tensor: of its shape, such as a flow.
+            stream: the stream.
+            value: number of a value that is not a map.
+            tensor: a tensor of the value's shape, such as a flow.
 
         Raises:
-            ModelError: its rows are unknown, or others than those of the stream.
+            ModelError: the value's rows are unknown, or not those of the stream.
         """
         if not self.holds(value, stream):
-            raise ModelError(f"the rows of value {value} are not those that attend")
+            raise ModelError(f"the rows of value {value} are not the attending rows")
         return self.layout.rows.features(value, tensor, stream.rows).flatten(2)
 
     def arrived(self, stream: Stream, value: int, flow: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return :meth:`features_of` a value and of what flows there; zeros for None."""
+        """Return :meth:`features_of` a value and of the flow that arrives there; zeros for None."""
         tensor = self.whole.tape[value]
         flow = torch.zeros_like(tensor) if flow is None else flow
         return self.features_of(stream, value, tensor), self.features_of(stream, value, flow)
 
     def rerun(self, change: Change, stream: Stream, block: Block) -> Tensor:
-        """Return ``[B, N, D]``, what leaves a block in another pass of the model in which some values are replaced. The
-        model may decide otherwise in it, as which experts rows choose.
+        """Return a block's output ``[B, N, D]`` in another pass of the model with some values replaced. That pass may
+        take other decisions, such as which experts process a row.
 
         Args:
             change: number of a value -> function that replaces it.
-            stream, block: those of this pass.
+            stream, block: the stream and block of this pass.
 
         Raises:
             ModelError: the other pass has other streams or blocks.
@@ -373,13 +372,13 @@ class MapPass:
         layout = whole.layout(self.sources, self.read, learned=bool(self.layout.first_maps))
         numbers = [(s.rows.shape, len(s.blocks)) for s in self.layout.streams]
         if [(s.rows.shape, len(s.blocks)) for s in layout.streams] != numbers:
-            raise ModelError("the model takes another way if a value of its attention is changed")
-        own = layout.streams[next(i for i, s in enumerate(self.layout.streams) if s is stream)]
-        leaving = own.blocks[stream.blocks.index(block)].exit
-        return replace(self, whole=whole, layout=layout).features_of(own, leaving, whole.tape[leaving])
+            raise ModelError("the model runs other operations if a value of its attention is changed")
+        other = layout.streams[next(i for i, s in enumerate(self.layout.streams) if s is stream)]
+        leaving = other.blocks[stream.blocks.index(block)].exit
+        return replace(self, whole=whole, layout=layout).features_of(other, leaving, whole.tape[leaving])
 
     def release(self) -> None:
-        """Drop the values that were computed again."""
+        """Drop recomputed values."""
         self.whole.tape.release()
 
     def walk(
@@ -396,21 +395,21 @@ class MapPass:
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
-            composites: rules, to which those of users are added; the first carries multipliers, so that the rows which
-                are read out are known.
-            seen: called with an attention's number and what flows to its map under each composite, ``[B, H, Q, K]``,
-                the last attention first; not called where nothing arrives under some of them.
-            watched: numbers of the attentions that are watched.
-            at: value -> function that is called with what flows there under each composite.
-            starts: what the walk starts with at other values than the logits.
+            composites: rules, to which users' rules are added; the first must propagate multipliers, from which the
+                readout rows are taken.
+            seen: called with an attention's index and the flow ``[B, H, Q, K]`` that arrives at its map under each
+                composite, the last attention first; not called if nothing arrives under one of them.
+            watched: indices of the observed attentions.
+            at: value -> function to call with the flow that arrives there under each composite.
+            starts: value -> start of the walk, for walks that do not start at the logits.
         """
         tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
         composites = [with_own_rules(composite) for composite in composites]
         starts = self.whole.starts(self.read, seed) if starts is None else starts
         watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
         if seen is not None:
-            there = [index for index in watched if index in self.attentions]
-            for number, arrive in (pair for index in there for pair in self._pieces(index, seen).items()):
+            present = [index for index in watched if index in self.attentions]
+            for number, arrive in (pair for index in present for pair in self._pieces(index, seen).items()):
                 watchers[number].append(arrive)
         for name, stream in self.ends.items():
             watchers[stream.last].append(partial(self._ended, walked, name))
@@ -435,7 +434,7 @@ class MapPass:
         return walked
 
     def _pieces(self, index: int, seen: Seen) -> dict[int, Seen]:
-        """What to call at the pieces of a map, so that ``seen`` is called when all have arrived."""
+        """Return {piece of a map: function to call there}; they call ``seen`` when flows have arrived at all pieces."""
         attention, arrived = self.attentions[index], dict[int, tuple[Tensor | None, ...]]()
 
         def arrive(number: int, *flows: Tensor | None) -> None:
@@ -453,7 +452,7 @@ class MapPass:
         return {n: at(n) for n in attention.maps}
 
     def _ended(self, walked: Walked, name: Any, flow: Tensor | None, *_: Tensor | None) -> None:
-        """Note which rows of the last state of a stream are read."""
+        """Store the readout row of a stream's last state."""
         if flow is not None:
             stream = self.ends[name]
             walked.read[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
@@ -473,24 +472,24 @@ def has_one_resolution(layout: Layout) -> bool:
 def map_pass(
     whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
 ) -> MapPass:
-    """Return a pass with its sequences, their blocks and the attentions in these.
+    """Return a pass with its sequences, their blocks and attentions.
 
     Args:
         whole: a recorded pass.
         sources: the inputs by name.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
+        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        made: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
     """
     layout = whole.layout(sources, read, learned=True)
-    own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
+    in_blocks = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
     inputs = {source: name for name, source in (made or {}).items()}
-    attentions = dict(enumerate(sorted(own, key=lambda a: a.map)))
+    attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
     passed = MapPass(whole, layout, read, attentions, {}, sources, inputs)
     return replace(passed, ends={passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks})
 
 
 def _is_complete(stream: Stream) -> bool:
-    """Return True if the rows of a stream look at themselves in all of its blocks or in none. Else learned vectors did
-    so before they looked at any input, and that attention is not on the tape."""
-    looks = [any(a.is_self for a in block.attentions) for block in stream.blocks]
-    return not stream.is_learned or all(looks) or not any(looks)
+    """Return True if the rows of a stream attend to themselves in all of its blocks or in none. Otherwise learned
+    vectors did so before they attended to any input, and that attention is not on the tape."""
+    self_attends = [any(a.is_self for a in block.attentions) for block in stream.blocks]
+    return not stream.is_learned or all(self_attends) or not any(self_attends)

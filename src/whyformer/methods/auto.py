@@ -1,4 +1,4 @@
-"""``auto``: the method that measured best for the kind of input and what the map is for."""
+"""``auto``: the method that measured best for the kind of input and the purpose of the map."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
     ("text", "localise"): _FAITHFUL,
     ("language model", "faithful"): _LANGUAGE,
     ("language model", "localise"): _LANGUAGE,
-    # over blocks the method was measured on decoders of one text alone
+    # sums over blocks were measured only on decoders of a single text
     ("language model of several inputs", "faithful"): _LANGUAGE[1:],
     ("language model of several inputs", "localise"): _LANGUAGE[1:],
 }
-"""(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
-this rests on is in docs/measurements/results.md."""
+"""(kind of input, purpose) -> methods with settings, best first; if one does not apply, the next is run.
+docs/measurements/results.md has the measurements behind this order."""
 
 
 @method(
@@ -46,14 +46,14 @@ this rests on is in docs/measurements/results.md."""
     checkpoint=True,
 )
 def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
-    """What :data:`whyformer.methods.auto.CHOICES` lists first for the input, among what applies to the model.
+    """Run the first method of :data:`whyformer.methods.auto.CHOICES` for this kind of input that applies to the model.
 
     Args:
-        purpose: "faithful" (removing what scores high changes the prediction most) or "localise" (the map lies on the
-            object).
+        purpose: "faithful" (removing features with high scores changes the prediction most) or "localise" (the map
+            covers the object).
 
-    ``diagnostics["auto"]``: the method that was used, its settings, its name with those that differ from the
-    defaults, and why the methods before it were not, which is a warning too.
+    ``diagnostics["auto"]`` holds the method, its settings, its name with the settings that differ from the defaults,
+    and why better methods were passed over, which is also a warning.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     if kind == "text" and speaks(task.model, task.forward):
@@ -67,23 +67,23 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         try:
             scores = chosen.function(replace(task, method=name), **full)
         except (MethodNotApplicable, UnknownOperation, ModelError) as error:
-            if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # a fault of the model's
+            if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # the model is at fault
                 raise
             passed_over[named] = str(error)
             continue
         except Exception as error:
-            if type(error) not in ODD or (name, settings) == choices[-1]:  # memory, or the model's own fault
+            if type(error) not in ODD or (name, settings) == choices[-1]:  # out of memory, or the model is at fault
                 raise
             passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue
-        said = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
-        facts = {**chosen.claims(full), **scores.diagnostics, "auto": said}
-        said_too = [_next_best(named, passed_over)] if passed_over else []
-        return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *said_too])
+        choice = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
+        facts = {**chosen.claims(full), **scores.diagnostics, "auto": choice}
+        warnings = [_warning(named, passed_over)] if passed_over else []
+        return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *warnings])
     raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")
 
 
-def _next_best(named: str, passed_over: dict[str, str]) -> str:
-    """Say which methods measured better and why they were not taken."""
-    said = (f"{name} ({textwrap.shorten(reason, 160, placeholder='…')})" for name, reason in passed_over.items())
-    return f"auto took {named}, because what measured better does not apply here: {'; '.join(said)}"
+def _warning(named: str, passed_over: dict[str, str]) -> str:
+    """Return a warning that names the better methods and why they were passed over."""
+    reasons = (f"{name} ({textwrap.shorten(reason, 160, placeholder='…')})" for name, reason in passed_over.items())
+    return f"auto ran {named}, because the methods that measured better do not apply here: {'; '.join(reasons)}"

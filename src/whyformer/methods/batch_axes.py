@@ -1,4 +1,4 @@
-"""Which arguments of a model have a batch axis: those that have not are the same for all samples and all copies."""
+"""Find out which arguments of a model have a batch axis; the others are the same for all samples and copies."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ _MOST = 4
 
 
 def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with the arguments that have no batch axis, ``whole``.
+    """Set ``whole`` of the inputs to the arguments without a batch axis.
 
-    An argument with as many rows as there are samples, or a multiple of it, has rows for each sample. Where that may be
-    by chance, it is tried: the model has to say of one sample alone what it says of all, with it cut or whole.
+    An argument whose number of rows is a multiple of the number of samples has rows for each sample. If this may be a
+    coincidence, it is tested: the model's output for one sample must equal that in the batch, with the argument
+    sliced or whole.
     """
-    given: list[tuple[Place, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
-    scored = {inputs.scored, *(one.scored for one in inputs.others.values())}
-    tensors = [(p, v) for p, v in given if isinstance(v, Tensor) and v.dim() and p not in scored]
+    arguments: list[tuple[Place, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
+    scored = {inputs.scored, *(other.scored for other in inputs.others.values())}
+    tensors = [(p, v) for p, v in arguments if isinstance(v, Tensor) and v.dim() and p not in scored]
     whole = {p for p, v in tensors if len(v) % inputs.batch}
-    doubtful = [p for p, v in tensors if p not in whole and _is_doubtful(_name(model, p), v, inputs.batch)]
+    ambiguous = [p for p, v in tensors if p not in whole and _is_ambiguous(_name(model, p), v, inputs.batch)]
     inputs = replace(inputs, whole=frozenset(whole))
-    if not doubtful:
+    if not ambiguous:
         return inputs
-    # a model that fails on these inputs does so again where that is reported
+    # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        says = plain_logits(model, *inputs.feed, anything)
-        for some in _choices(doubtful):
+        outputs = plain_logits(model, *inputs.feed, anything)
+        for some in _choices(ambiguous):
             tried = replace(inputs, whole=frozenset((*whole, *some)))
-            if _agrees(model, tried, says):
+            if _agrees(model, tried, outputs):
                 return tried
     return inputs
 
@@ -48,28 +49,29 @@ def _name(model: nn.Module, place: Place) -> str:
     return place if isinstance(place, str) else called(model, place)
 
 
-def _is_doubtful(name: str, value: Tensor, batch: int) -> bool:
-    """Whether its length alone does not say that an argument has rows for each sample."""
+def _is_ambiguous(name: str, value: Tensor, batch: int) -> bool:
+    """Return whether the length alone does not show that an argument has rows for each sample."""
     if batch == len(value) == 1:
         return False
     fits = len(value) == batch or "position" not in name
     return not (fits and stands_beside(name)) and (len(value) != batch or value.is_floating_point())
 
 
-def _choices(doubtful: list[Place]) -> Iterator[tuple[Place, ...]]:
-    """Which of them may be left whole: none, one of them, two ..."""
-    few = doubtful[:_MOST]
+def _choices(ambiguous: list[Place]) -> Iterator[tuple[Place, ...]]:
+    """Yield the subsets that may have no batch axis, by size."""
+    few = ambiguous[:_MOST]
     for count in range(len(few) + 1):
         yield from combinations(few, count)
 
 
-def _agrees(model: nn.Module, inputs: Inputs, says: Tensor) -> bool:
-    """Whether the model says of one sample alone, or of a copy of the only one, what it says of all."""
-    alone = inputs.select(slice(0, 1))
-    tried = alone if inputs.batch > 1 else alone.with_tensor(alone.tensor.repeat_interleave(2, 0))
+def _agrees(model: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
+    """Return whether the model's output for the first sample alone (or for two copies of the only one) equals that in
+    the batch."""
+    first = inputs.select(slice(0, 1))
+    tried = first if inputs.batch > 1 else first.with_tensor(first.tensor.repeat_interleave(2, 0))
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        found = plain_logits(model, *tried.feed, anything)
-        wanted = says[:1].expand(len(found), *says.shape[1:])
-        tolerance = 1e-3 if says.dtype not in (torch.float16, torch.bfloat16) else 0.1
-        return found.shape == wanted.shape and bool(((found - wanted).abs() <= tolerance * (1 + wanted.abs())).all())
+        actual = plain_logits(model, *tried.feed, anything)
+        wanted = outputs[:1].expand(len(actual), *outputs.shape[1:])
+        tolerance = 1e-3 if outputs.dtype not in (torch.float16, torch.bfloat16) else 0.1
+        return actual.shape == wanted.shape and bool(((actual - wanted).abs() <= tolerance * (1 + wanted.abs())).all())
     return False

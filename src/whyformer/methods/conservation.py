@@ -1,4 +1,4 @@
-"""How much of the relevance that starts at the target arrives at each block."""
+"""Measure how much of the relevance that starts at the target arrives at each block."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Balance", "Sums"]
 
 @dataclass(eq=False)
 class Balance:
-    """The relevance of each sample on its way back.
+    """The relevance of each sample along a backward walk.
 
     Attributes:
-        started: ``[B]``, (ΣR, Σ|R|) at the start.
-        blocks: block -> ``[B]``, ΣR at what enters it.
-        lost: operation -> ``[B]``, the relevance that arrived there and was not handed on.
-        precision: how far the float32 copy that was explained agrees with a model in half precision.
-        is_checked: False if paths lead past every block, so that no sum has to be that of the start.
+        started: (ΣR, Σ|R|) at the start, ``[B]`` each.
+        blocks: block -> ΣR ``[B]`` at its input.
+        lost: operation -> ``[B]`` relevance that arrived there and was not propagated further.
+        precision: agreement of the explained float32 copy with a model in half precision.
+        is_checked: False if paths bypass every block, so that the sums at blocks need not equal the start.
     """
 
     started: tuple[Tensor, Tensor]
@@ -34,13 +34,13 @@ class Balance:
     is_checked: bool = True
 
     def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
-        """Return ``conservation``, and ``precision`` if there is one: per sample, what started, what arrived at each
-        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|.
+        """Return ``conservation``, and ``precision`` if set: per sample, the relevance at the start and at each block,
+        and ``error``, the largest |ΣR_block / ΣR_start − 1|.
 
-        For a target whose start sums to 0 (a contrast) differences are taken relative to Σ|R_start| instead.
+        For a target whose start sums to 0 (a contrast), differences are relative to Σ|R_start| instead.
 
         Args:
-            promised: True if the rules conserve relevance by their definition.
+            promised: whether the rules conserve relevance by definition.
         """
         total, scale = (s.double() for s in self.started)
         scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
@@ -59,13 +59,13 @@ class Balance:
 
 @dataclass(eq=False)
 class Sums:
-    """Adds up the relevance of each sample during a walk over a tape.
+    """Sums of the relevance of each sample, collected during a walk over a tape.
 
     Attributes:
-        rows: of the pass.
-        starts: value -> what the walk starts with.
+        rows: the rows of the pass.
+        starts: value -> the relevance with which the walk starts there.
         seed: ``[B, C]``, ∂target/∂logits.
-        run: which of the walk's runs carries relevance.
+        run: index of the walk's run that carries relevance.
         is_checked: as for :class:`Balance`.
     """
 
@@ -81,7 +81,7 @@ class Sums:
         self.samples = RowSamples(self.rows)
 
     def entering(self, block: int, value: int) -> Callable[..., None]:
-        """Return what to call with the flows that arrive at what enters a block."""
+        """Return a function to call with the flows that arrive at a block's input."""
 
         def arrived(*flows: Tensor | None) -> None:
             flow = flows[self.run]
@@ -91,25 +91,25 @@ class Sums:
         return arrived
 
     def handed_on(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
-        """Note what a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
-        # a view of one value hands on all of it; what is put beside constants may not
+        """Record the relevance that a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
+        # a view of one value passes all relevance on; one that joins it with constants may not
         if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):
             return
         books = [(n, flow, 1) for n, flow in got.items()] + [(n, flow, -1) for n, flow in parts]
         for n, flow, sign in books:
             if self.rows.labels.get(n):
-                found, kind = self._of_samples(n, flow), step.unit.kind
-                found = sign * (found.real + found.imag if found.is_complex() else found).double()
-                self._lost[kind] = self._lost[kind] + found if kind in self._lost else found
+                sums, kind = self._of_samples(n, flow), step.unit.kind
+                sums = sign * (sums.real + sums.imag if sums.is_complex() else sums).double()
+                self._lost[kind] = self._lost[kind] + sums if kind in self._lost else sums
 
     def _of_samples(self, value: int, flow: Tensor) -> Tensor:
-        """``[B]`` the sum of each sample, which may be several texts; the mean sum if samples share texts."""
-        found, count = self.samples.sums(value, flow).to(self.seed.device), len(self.seed)
-        return found.reshape(count, -1).sum(-1) if len(found) % count == 0 else (found.sum() / count).expand(count)
+        """Return the sum ``[B]`` of each sample, over all of its texts; the mean sum if samples share texts."""
+        sums, count = self.samples.sums(value, flow).to(self.seed.device), len(self.seed)
+        return sums.reshape(count, -1).sum(-1) if len(sums) % count == 0 else (sums.sum() / count).expand(count)
 
     @property
     def balance(self) -> Balance:
-        """What was added up."""
+        """The sums collected so far."""
         starts = [s for s in self.starts.values() if s.dim() and len(s) == len(self.seed)] or [self.seed]
         rows = [s.reshape(len(self.seed), -1) for s in starts]
         total, size = torch.stack([r.sum(-1) for r in rows]), torch.stack([r.abs().sum(-1) for r in rows])

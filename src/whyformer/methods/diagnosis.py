@@ -1,4 +1,4 @@
-"""What is measured around a method: whether its rows are samples, and which inputs it leaves out."""
+"""Checks around a method: whether its rows are samples, and which inputs get no scores."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from whyformer.models.readout import plain_logits
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
-    """Refuse rows of logits that are not those of the samples, and rows of numbers ``[N, D]`` that are one sample."""
+    """Raise if rows of logits cannot be assigned to samples, or if the rows of an input ``[N, D]`` are one sample."""
     inputs = task.inputs
     inputs.check_rows(logits)
     if inputs.modality != "tensor" or inputs.tensor.dim() > 2 or inputs.batch == 1:
         return
-    alone = task.forward(inputs.select(slice(0, 1)))[0].detach().to(logits)
-    if bool(((alone - logits[0]).abs() > 1e-2 * (1 + logits[0].abs())).any()):
+    first = task.forward(inputs.select(slice(0, 1)))[0].detach().to(logits)
+    if bool(((first - logits[0]).abs() > 1e-2 * (1 + logits[0].abs())).any()):
         raise InputError(
-            f"the rows of {inputs.name} {list(inputs.tensor.shape)} are no samples, for the model says something else "
-            "of the first of them alone: one sample [N, D] needs a leading axis of 1"
+            f"the rows of {inputs.name} {list(inputs.tensor.shape)} are not samples, because the model's output for "
+            "the first row alone differs: add a leading axis of 1 to a single sample [N, D]"
         )
 
 
 def check_choices(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse ids ``[B, C, N]`` that are no multiple choice: each of the C texts of a sample must have a logit of its
-    own, which the others do not change.
+    """Raise for ids ``[B, C, N]`` that are not multiple choice, in which each of the C texts has a logit that does not
+    depend on the other texts.
 
-    Costs three plain forward passes of one sample, for such ids alone.
+    For such ids, this costs three plain forward passes of one sample.
     """
     if inputs.choices is None:
         return
     try:
-        if _has_own_logits(model, inputs.select(slice(0, 1)), inputs.choices):
+        if _has_separate_logits(model, inputs.select(slice(0, 1)), inputs.choices):
             return
-    except WhyformerError:  # its output is of another kind
+    except WhyformerError:  # the output is of another kind
         pass
-    except FOREIGN_ERRORS:  # it fails again where that is reported
+    except FOREIGN_ERRORS:  # the model fails again later, where the error is reported
         return
     batch, count, length = inputs.tensor.shape
     name = inputs.name
     raise InputError(
-        f"{name} [{batch}, {count}, {length}] holds {count} texts for each sample, and the model has no logit for each "
-        "of them, so this is no multiple choice, whose texts are explained one by one. To explain all as one, give a "
-        f"module that takes {name} [{batch}, {count * length}] (and a mask likewise) and hands "
-        f"{name}.view(-1, {count}, {length}) on to the model"
+        f"{name} [{batch}, {count}, {length}] holds {count} texts per sample, and the model does not return one logit "
+        "for each, as for multiple choice. To explain the texts as one, wrap the model in a module that takes "
+        f"{name} [{batch}, {count * length}] (and the mask likewise) and passes {name}.view(-1, {count}, {length}) to "
+        "the model"
     )
 
 
-def _has_own_logits(model: nn.Module, one: Inputs, count: int) -> bool:
-    """Whether of a sample's texts the first changes the first logit only, and the others only the others."""
-    ids, turned = one.tensor, one.tensor.flip(2)
-    others = turned if bool((turned != ids).any()) else _changed(ids)
+def _has_separate_logits(model: nn.Module, sample: Inputs, count: int) -> bool:
+    """Return whether the first text of a sample affects the first logit only, and the other texts only the others."""
+    ids, reversed_ids = sample.tensor, sample.tensor.flip(2)
+    others = reversed_ids if bool((reversed_ids != ids).any()) else _changed(ids)
     first = torch.arange(count, device=ids.device)[:, None] == 0
     variants = (ids, torch.where(first, others, ids), torch.where(first, ids, others))
-    logits, one_moved, others_moved = (plain_logits(model, *one.with_tensor(v).feed)[0] for v in variants)
+    logits, first_changed, others_changed = (plain_logits(model, *sample.with_tensor(v).feed)[0] for v in variants)
     if len(logits) != count:
         return False
-    return bool(_close(one_moved[1:], logits[1:]).all()) and bool(_close(others_moved[:1], logits[:1]).all())
+    return bool(_close(first_changed[1:], logits[1:]).all()) and bool(_close(others_changed[:1], logits[:1]).all())
 
 
 def _close(a: Tensor, b: Tensor) -> Tensor:
@@ -71,28 +71,28 @@ def _close(a: Tensor, b: Tensor) -> Tensor:
 
 
 def with_unscored(task: Task, scores: Scores) -> Scores:
-    """The scores, with a warning that names the inputs which the prediction depends on and which get none; also
-    ``diagnostics["unscored"]``.
+    """Add a warning, and ``diagnostics["unscored"]``, that names inputs which affect the prediction and get no scores.
 
-    Masks, kinds and positions of tokens are none of these. Costs one plain forward pass for each input without scores,
-    which is changed there.
+    Masks, types and positions of tokens are exempt. Costs one plain forward pass per input without scores, with that
+    input changed.
     """
-    left = [name for name, changed in _without(task, scores) if _matters(task, changed, scores.logits)]
-    if not left:
+    unscored = [name for name, changed in _changed_inputs(task, scores) if _matters(task, changed, scores.logits)]
+    if not unscored:
         return scores
-    way = "input_x_gradient gives scores to every input"
-    if not set(left) <= task.inputs.others.keys():
+    way = "input_x_gradient scores every input"
+    if not set(unscored) <= task.inputs.others.keys():
         way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
-    said = f"the prediction depends on {', '.join(left)} too, to which {task.method} gives no scores: {way}"
-    return replace(scores, diagnostics={**scores.diagnostics, "unscored": left}, warnings=[*scores.warnings, said])
+    warning = f"the prediction also depends on {', '.join(unscored)}, which {task.method} does not score: {way}"
+    diagnostics = {**scores.diagnostics, "unscored": unscored}
+    return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, warning])
 
 
-def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
-    """(name, the inputs with that one changed) of each that gets no scores."""
+def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
+    """Yield (name, inputs with that one changed) for each input without scores."""
     inputs = task.inputs
-    scored = {inputs.scored, *(one.inputs.scored for one in scores.parts.values() if one.inputs is not None)}
-    given: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
-    for place, value in given:
+    scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
+    arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
+    for place, value in arguments:
         if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
             continue
         name = place if isinstance(place, str) else called(task.model, place)
@@ -104,7 +104,7 @@ def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
 
 
 def _changed(value: Tensor) -> Tensor:
-    """Other numbers of the same size; other ids among those that are there."""
+    """Return other numbers of the same magnitude, or a permutation of the ids."""
     if value.is_floating_point():
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
         return value + noise * (value.abs().mean() + 1)
@@ -113,10 +113,10 @@ def _changed(value: Tensor) -> Tensor:
 
 
 def _matters(task: Task, changed: Inputs, logits: Tensor) -> bool:
-    """Whether the row that the target is about becomes another."""
+    """Return whether changed inputs change the row of logits that the target reads."""
     try:
         moved = task.forward(changed)
-    except WhyformerError:  # it is used, at least
+    except WhyformerError:  # the model uses the input
         return True
     logits = logits.detach().to(moved)
     bound = 64 * torch.finfo(moved.dtype).eps * (1 + logits.abs().max())

@@ -1,4 +1,4 @@
-"""From a method's scores to an explanation."""
+"""Turn a method's scores into an explanation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from whyformer.targets import Resolver
 
 @dataclass(frozen=True, eq=False)
 class Finish:
-    """From laid-out scores to the explanation of a batch. It holds no model, so a result may keep it.
+    """Turns laid-out scores into the explanation of a batch. It holds no model, so results may store it.
 
     Attributes:
-        inputs: what was explained.
+        inputs: the explained inputs.
         model: the model's name.
-        target: ``[B]`` the class that is explained of each sample; names: what the targets are called.
-        outputs: the logits that are kept, of which classes, and what turns them into probabilities.
-        labels: class index -> name, where known.
-        diagnostics: what there is to say of the target.
+        target: ``[B]`` the explained class of each sample.
+        names: names of the targets.
+        outputs: the stored logits and their classes.
+        activation: function that turns logits into probabilities.
+        labels: class index -> name, if known.
+        diagnostics: diagnostics of the target.
     """
 
     inputs: Inputs
@@ -42,15 +44,14 @@ class Finish:
     diagnostics: dict[str, Any]
 
     def __call__(self, scores: Scores, method: str, settings: dict[str, Any]) -> Explanation:
-        """The explanation of these scores: one of the main input, those of other inputs as its parts; padding gets no
-        score."""
+        """Return the explanation of the main input, with those of other inputs as its parts. Padding scores 0."""
         first = (scores.inputs or self.inputs).name
         parts: dict[str, Explanation] = {}
         for name, part in {first: scores, **scores.parts}.items():
-            made = replace(self._of_input(part, method, settings), input=name)
+            explanation = replace(self._of_input(part, method, settings), input=name)
             mosaic = self.inputs.side(name).mosaic if name in (self.inputs.name, *self.inputs.others) else None
-            laid = None if mosaic is None else on_pictures(made, mosaic)
-            parts |= {name: made} if laid is None else laid
+            laid_out = None if mosaic is None else on_pictures(explanation, mosaic)
+            parts |= {name: explanation} if laid_out is None else laid_out
         main, *others = parts
         return replace(parts[main], parts={other: parts[other] for other in others})
 
@@ -62,8 +63,8 @@ class Finish:
         elif inputs.modality == "image":
             level = "patch"
             if scores.grid is not None:
-                *steps, high, wide = scores.grid
-                grid, frames, cells = (high, wide), steps[0] if steps else None, scores.cells
+                *steps, height, width = scores.grid
+                grid, frames, cells = (height, width), steps[0] if steps else None, scores.cells
         shown, special = list(values), None
         if level == "token":
             values, shown, special = _tokens(values, inputs)
@@ -77,12 +78,12 @@ class Finish:
             diagnostics["input"] = inputs.notes
         sizes = values.abs().flatten(1).sum(1).tolist()
         absent = [False] * len(values) if scores.absent is None else scores.absent.tolist()
-        warned = [
+        warnings = [
             [*scores.warnings, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
             for i, row in enumerate(shown)
         ]
-        if any(warned):
-            diagnostics["warnings"] = warned
+        if any(warnings):
+            diagnostics["warnings"] = warnings
         return Explanation(
             scores=values, level=level, method=method, settings=settings, target=self.target, **vars(self.outputs),
             target_names=self.names, features=features, labels=self.labels, activation=self.activation,
@@ -93,11 +94,15 @@ class Finish:
 def finishing(
     inputs: Inputs, model: str, resolver: Resolver, logits: Tensor, end: str = "", also: Sequence[int] = ()
 ) -> Finish:
-    """What makes explanations of a batch from scores, once its logits ``[B, C]`` are known.
+    """Return the function that turns scores into explanations of a batch.
 
     Args:
-        end: the function that the model's logits go through at its end, which a target of ours is read before.
-        also: classes whose logits are kept in any case, of a row of many.
+        inputs: the explained inputs.
+        model: the model's name.
+        resolver: the target.
+        logits: ``[B, C]`` of the batch.
+        end: the function that the model applies to its logits; built-in targets use the logits before it.
+        also: classes whose logits are stored even if only some of a long row are.
     """
     logits = logits.detach()
     target, names = resolver.describe(logits)
@@ -107,14 +112,14 @@ def finishing(
     if end and not callable(resolver.reading):
         diagnostics["end_function"] = end
     activation = resolver.activation(logits)
-    named = [*resolver.named(logits), *(torch.full((len(logits),), one) for one in also)]
-    kept = Candidates(logits.cpu()) if activation == "identity" else likeliest(logits, named)
-    return Finish(inputs, model, target, names, kept, activation, resolver.names(logits), diagnostics)
+    named = [*resolver.named(logits), *(torch.full((len(logits),), index) for index in also)]
+    outputs = Candidates(logits.cpu()) if activation == "identity" else likeliest(logits, named)
+    return Finish(inputs, model, target, names, outputs, activation, resolver.names(logits), diagnostics)
 
 
 def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[list[int]] | None]:
-    """(the scores with 0 at padding, those of each sample without padding and special tokens, places of the special
-    tokens of each, where they are known)."""
+    """Return (scores with 0 at padding, each sample's scores without padding and special tokens, positions of each
+    sample's special tokens or None if unknown)."""
     real = torch.ones_like(values, dtype=torch.bool)
     if inputs.mask is not None and inputs.mask.shape == values.shape:
         real = inputs.mask.cpu()
@@ -123,11 +128,11 @@ def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[
         special = inputs.special.cpu() & real
         shown = real & ~special
     places = None if special is None else [row.nonzero()[:, 0].tolist() for row in special]
-    return values, [own[kept] for own, kept in zip(values, shown, strict=True)], places
+    return values, [row[mask] for row, mask in zip(values, shown, strict=True)], places
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
-    """Note what the method says of its scores (:meth:`Method.claims`) in ``diagnostics``, where they do not say it."""
+    """Add the method's :meth:`Method.claims` to ``diagnostics``, without overwriting entries."""
     for part in (explanation, *explanation.parts.values()):
         for name, value in chosen.claims(settings).items():
             part.diagnostics.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""Gradient × input under named composites: at the model's input, or pooled over what enters the blocks."""
+"""Gradient × input under named composites, at the model's input or summed over the inputs of blocks."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ Share = Annotated[float, _PART]
 
 
 def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
-    """S_j = Σ_b Σ_d h_b[j, d] · m_b[j, d] over the first ``share`` of the blocks, h_b what enters block b and m_b what
-    the composite sends back there; of all blocks and tokens FullGrad⁺ (Mehri et al., CVPR 2025), its bias terms left
-    out. One forward and one backward pass.
+    """S_j = Σ_b Σ_d h_b[j, d] · m_b[j, d] over the first ``share`` of the blocks, with h_b the input of block b and m_b
+    the composite's multipliers there; for all blocks, FullGrad⁺ (Mehri et al., CVPR 2025) without its bias terms. One
+    forward and one backward pass.
 
     Raises:
-        MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
+        MethodNotApplicable: no blocks, or blocks with different rows.
     """
-    found = defaultdict[Key, list[Tensor]](list)
+    products = defaultdict[Key, list[Tensor]](list)
     passed = task.block_pass(row_alone=task.structure.is_plain)
 
     def seen(key: Key, value: Tensor, flow: Tensor) -> None:
-        found[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
+        products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
     logits = _walk_to_blocks(task, passed, composite, share, seen)
     summed = {}
-    for key, parts in found.items():
+    for key, parts in products.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
-            raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+            raise task.refuse("its blocks have different rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
-    figure = _conservation(task, logits, found)
+    figure = _conservation(task, logits, products)
     if not task.structure.is_plain:
         return task.of_sources(summed, logits, figure)
     if len(summed) > 1:
-        raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+        raise task.refuse("its blocks have different rows, so their products cannot be summed")
     (values,) = summed.values()
     return Scores(values, logits, diagnostics=figure)
 
@@ -55,8 +55,8 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 def _walk_to_blocks(
     task: Task, passed: MapPass, composite: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]
 ) -> Tensor:
-    """Walk back to what enters the first ``share`` of the blocks of each stream, and return the logits ``[B, C]``.
-    ``seen`` is called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``."""
+    """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
+    ``seen`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
     at: dict[int, Callable[..., None]] = {}
 
     def enter(stream: Stream, number: int, flow: Tensor | None) -> None:
@@ -65,20 +65,20 @@ def _walk_to_blocks(
     for stream in (s for s in passed.layout.streams if not s.is_learned):
         for block in stream.all_blocks[: math.ceil(share * len(stream.all_blocks))]:
             if not passed.holds(block.entry, stream):
-                raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+                raise task.refuse("its blocks have different rows, so their products cannot be summed")
             at[block.entry] = partial(enter, stream, block.entry)
     passed.walk(task.seed(passed.logits), [composite], at=at)
     return passed.logits
 
 
 def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, Any]:
-    """Of one stream: the mean over the blocks of the products' sum, beside the target's value."""
+    """Return, for a single stream, the mean over blocks of the sum of the products, and the target's value."""
     if len(found) != 1:
         return {}
     (parts,) = found.values()
     target = task.value(logits.detach()).double()
     rows = torch.stack([part.double().sum(-1) for part in parts]).mean(0)
-    total = rows.reshape(task.inputs.batch, -1).sum(-1).to(target.device)  # of multiple choice all texts count
+    total = rows.reshape(task.inputs.batch, -1).sum(-1).to(target.device)  # sums over the texts of multiple choice
     return conserved(total, target)
 
 
@@ -92,11 +92,11 @@ def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) ->
 )
 def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "libra") -> Scores:
     """S_j = Σ_b Σ_d h_b ⊙ ∂f/∂h_b with h_b the input of block b; signed. Attention probabilities and the norms'
-    deviations are held constant, activations replaced by secants, products of two branches halved, so that each block's
-    products sum to the logit on a model without biases.
+    deviations are held constant, activations are replaced by secants, and products of two branches are halved, so that
+    each block's products sum to the logit on a model without biases.
 
     Args:
-        share: of the blocks, from the first; 0 takes none but is read as the first block alone.
+        share: fraction of the blocks that is used, from the first; 0 uses the first block only.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     return over_blocks(task, COMPOSITES[composite], share or 1e-9)
@@ -105,8 +105,8 @@ def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "lib
 _SHARE = """
 
 Args:
-    share: 0 for x ⊙ m at the model's input, the published form; else Σ_b h_b ⊙ m_b over what enters the first ``share``
-        of the blocks, as FullGrad⁺ has it.
+    share: 0 for x ⊙ m at the model's input, the published form; else Σ_b h_b ⊙ m_b over the inputs of this fraction of
+        the blocks, from the first, as in FullGrad⁺.
 """
 
 
@@ -126,7 +126,7 @@ def _named(name: str, summary: str, citation: str, formula: str, composite: Comp
 
 
 def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
-    """At the model's input, or summed over blocks."""
+    """Compute gradient × input at the model's input, or summed over blocks if ``share`` is not 0."""
     if share:
         return over_blocks(task, COMPOSITES[composite], share)
     return multiply(task, *explain_roots(task, COMPOSITES[composite]))
@@ -136,8 +136,8 @@ _named(
     "attnlrp",
     "attention-aware relevance: gradient × input with products shared and softmax differentiated",
     "Achtibat et al.: AttnLRP, ICML 2024; Arras et al. 2025 for this form",
-    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
-    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias.",
+    "R = Σ_d x ⊙ m: norms' deviations held constant, activations replaced by secants, products of two branches (gates, "
+    "A·V, QKᵀ) halved, softmax differentiated. The sum is not the logit, because softmax absorbs a part.",
     "attnlrp",
 )
 _named(
@@ -145,15 +145,15 @@ _named(
     "gradient × input with attention, norms' deviations and gates held constant",
     "Ali et al., ICML 2022, as baseline CP-LRP of Achtibat et al., ICML 2024",
     "R = Σ_d x ⊙ m: attention probabilities, norms' deviations and the activated branch of a gate held constant, "
-    "activations by secants. Sums to the logit on a model without biases.",
+    "activations replaced by secants. Sums to the logit on a model without biases.",
     "cp_lrp",
 )
 _named(
     "gim",
     "gradient × input with softmax differentiated at temperature 2, and products shared",
     "Edin et al.: Gradient Interaction Modifications, 2025",
-    "R = Σ_d x ⊙ m: norms' deviations held constant, products of two branches halved, softmax's derivative taken at "
-    "temperature 2, against keys that stand in for one another. The map of one attention at a time is in memory.",
+    "R = Σ_d x ⊙ m: norms' deviations held constant, products of two branches halved, softmax differentiated at "
+    "temperature 2, against redundant keys that compensate for one another. One attention map is in memory at a time.",
     "gim",
 )
 
@@ -161,12 +161,12 @@ _ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservati
 _SECANT = """
 
 Args:
-    secant: also replace the slope g'(x) of activations by g(x)/x, and halve products of two branches.
+    secant: also replace the slope g'(x) of activations by the secant g(x)/x, and halve products of two branches.
 """
 
 
 def _conservative(name: str, constant: str, formula: str, composite: CompositeName) -> None:
-    """Register one of Ali et al.'s."""
+    """Register a method of Ali et al. 2022."""
 
     def explained(task: Task, *, secant: bool = False) -> Scores:
         return multiply(task, *explain_roots(task, (WITH_SECANTS if secant else COMPOSITES)[composite]))

@@ -1,4 +1,4 @@
-"""Which axis of an input of vectors runs over its features: ``[B, N, D]``, or ``[B, D, N]`` of most spectrograms."""
+"""Measure which axis of an input of vectors indexes its features: ``[B, N, D]``, or ``[B, D, N]`` (spectrograms)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from whyformer.tape.recording import record_call
 
 
 def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with ``turned`` of each sequence of vectors as it was measured on the model; what the feature
-    extractor said of its own stays.
+    """Set ``turned`` of each sequence of vectors as measured on the model, except where the feature extractor has set
+    it.
 
     Raises:
-        InputError: that cannot be measured.
+        InputError: it cannot be measured.
     """
     sides = {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
     unknown = {n: s for n, s in sides.items() if s.turned is None and s.modality == "tensor" and s.tensor.dim() == 3}
     if not unknown:
         return inputs
-    found = {}
-    # a model that fails on these inputs does so again where that is reported
+    axes = {}
+    # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
         tape, _ = record_call(model, *inputs.feed, hold=frozenset())
         for name, side in unknown.items():
-            found[name] = axis_of_rows(tape, tape.number(side.tensor))
-    for name, axis in found.items():
+            axes[name] = axis_of_rows(tape, tape.number(side.tensor))
+    for name, axis in axes.items():
         if axis is None:
             raise InputError(
-                f"along which axis of {name} {list(unknown[name].tensor.shape)} its features stand cannot be measured "
-                "on this model: give a sound itself with processor= (AutoFeatureExtractor), or wrap the model so that "
-                "it takes [B, N, D], one vector for each feature"
+                f"the axis of {name} {list(unknown[name].tensor.shape)} that indexes features cannot be measured on "
+                "this model: pass a sound itself with processor= (AutoFeatureExtractor), or wrap the model so that it "
+                "takes [B, N, D], one vector per feature"
             )
-    turned = {name: axis == 2 for name, axis in found.items()}
-    others = {n: replace(one, turned=turned.get(n, one.turned)) for n, one in inputs.others.items()}
+    turned = {name: axis == 2 for name, axis in axes.items()}
+    others = {n: replace(other, turned=turned.get(n, other.turned)) for n, other in inputs.others.items()}
     return replace(inputs, turned=turned.get(inputs.name, inputs.turned), others=others)

@@ -2,7 +2,7 @@
 
     whole = record_pass(model, feed)
     whole.logits(read)
-    whole.starts(read, seed)  # what a walk back from a target starts with
+    whole.starts(read, seed)  # the start of a backward walk from a target
 """
 
 from __future__ import annotations
@@ -56,16 +56,15 @@ Change = Mapping[int, Callable[[Tensor], Tensor]]
 # -- one pass --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which rows the values of a pass hold, and which of them attend to which.
+    """The rows that the values of a pass hold, and the attention between them.
 
     Attributes:
-        rows: of the pass.
-        attentions: in the order of execution.
-        streams: the rows that attend together, in the order in which they first do.
-        first_maps: number of each map of learned vectors that look at one another before they look at any input -> the
-            sample of each of its entries along the first axis.
-        is_whole: False if vectors of a further table, in which the same ids are looked up, attend without those of the
-            first one.
+        rows: the rows of the pass.
+        attentions: the attentions in the order of execution.
+        streams: groups of rows that attend together, in the order of their first attention.
+        first_maps: number of each attention map among learned vectors before they attend to any input -> the sample of
+            each of its entries along the first axis.
+        is_whole: False if there is attention over vectors of a second table, in which the same ids are looked up.
     """
 
     rows: Rows
@@ -76,7 +75,7 @@ class Layout:
 
     @property
     def roots(self) -> list[int]:
-        """The values in which rows begin."""
+        """Numbers of the values in which rows begin."""
         return [*self.rows.begun.values(), *self.first_maps]
 
     @cached_property
@@ -100,7 +99,7 @@ class Layout:
         return found
 
     def borders(self, program: Program) -> dict[int, int]:
-        """Return (what enters a block -> its number among all) for blocks that no path of a program leads past."""
+        """Return {input of a block: index among all blocks} for blocks that no path of the program bypasses."""
         blocks = [block for stream in self.streams for block in stream.blocks]
         return {block.entry: i for i, block in enumerate(blocks) if is_passed(program, block.entry)}
 
@@ -110,13 +109,14 @@ class ForwardPass:
     """One recorded forward pass.
 
     Attributes:
-        model, feed: what ran, and the (args, kwargs) that it was given.
-        samples: ``[B]`` which sample each row is a copy of, see :class:`~whyformer.models.output.Output`.
-        tape: the calls and values.
-        raw: what the model returned.
-        end: the function that makes what the model returned of its logits; None if there is none.
-        precision: of a float32 copy of a model in half precision, how far both agree.
-        declared: what users say of operations, see :func:`whyformer.rules.register`.
+        model: the model.
+        feed: its (args, kwargs).
+        samples: ``[B]`` the sample of which each row is a copy, see :class:`~whyformer.models.output.Output`.
+        tape: the recorded calls and values.
+        raw: the model's output.
+        end: the function that the model applies to its logits at the end; None without one.
+        precision: agreement of the float32 copy that ran with its model in half precision; None for other models.
+        declared: operations that users registered, see :func:`whyformer.rules.register`.
         wide: as for :func:`record_pass`.
     """
 
@@ -133,10 +133,10 @@ class ForwardPass:
     _read: dict[Read, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
-        """Return what the model returned, with its logits apart from the function at its end.
+        """Return the model's output, with its logits before the end function.
 
         Args:
-            value: number of a value -> what takes its place; None for the values themselves.
+            value: function from the number of a value to its replacement; None for the values themselves.
         """
         tape, of = self.tape, value or self.tape.__getitem__
         raw = self.raw
@@ -146,18 +146,19 @@ class ForwardPass:
 
     @cached_property
     def outputs(self) -> dict[str, int]:
-        """Numbers of the floating-point tensors that the model returned, by name; by position if they have none."""
+        """Numbers of the floating-point tensors that the model returned, by name, or by position if unnamed."""
         named = Output(self.model, self.raw).named or {str(i): t for i, t in enumerate(every_tensor(self.raw))}
         return {n: self.tape.number(t) for n, t in named.items() if self.tape.knows(t) and t.is_floating_point()}
 
     def layout(self, sources: Mapping[str, Inputs], read: Read | None = None, *, learned: bool = False) -> Layout:
-        """Return which rows the values hold, and which of them attend to which.
+        """Return the rows that the values hold, and the attention between them.
 
         Args:
-            sources: the inputs whose rows are followed, by name.
-            read: the model's output -> ``[B, C]``, the row of logits that a target is about. Attentions and streams are
-                those on the way to it; None for those on the way to any output.
-            learned: learned vectors are rows before they look at any input too, so that the maps among them are known.
+            sources: the inputs whose rows are tracked, by name.
+            read: function from the model's output to ``[B, C]``, the row of logits that a target reads. The layout
+                contains attentions and streams on paths to this row; None for those on paths to any output.
+            learned: also treat learned vectors as rows before they attend to any input, so that the maps among them
+                are known.
         """
         outputs = tuple(sorted(self.outputs.values()))
         ends = outputs if read is None else self._ends(read)
@@ -181,7 +182,7 @@ class ForwardPass:
         others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
         packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
         turned = [n for n, side in sources.items() if side.turned]
-        learned = [Source("", n, samples=own, is_map=True) for n, own in maps.items()]
+        learned = [Source("", n, samples=samples, is_map=True) for n, samples in maps.items()]
         rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
         program = read_program(tape, [*rows.begun.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
@@ -199,7 +200,7 @@ class ForwardPass:
         return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape, outputs))
 
     def _ends(self, read: Read) -> tuple[int, ...]:
-        """The numbers of the values that a target reads."""
+        """Return the numbers of the values that a target reads."""
         if read not in self._read:
             row = read(self.output())
             self._read[read] = tuple(sorted(self.starts(read, torch.ones_like(row))))
@@ -207,7 +208,7 @@ class ForwardPass:
 
     @cached_property
     def modules(self) -> dict[int, str]:
-        """Call -> path of the module that made it. Another pass is recorded if this one did not note it."""
+        """Call -> path of its module. Records another pass if this one was recorded without module names."""
         return self.tape.modules or self.record(self.feed, names=True)[0].modules
 
     def record(self, feed: Feed, **options: Any) -> tuple[Tape, Any]:
@@ -216,7 +217,7 @@ class ForwardPass:
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
-        """Add to an error the module whose operation has no rule, and how to give it one."""
+        """Add to errors the module whose operation has no rule, and how to register one."""
         try:
             yield
         except UnknownOperation as error:
@@ -226,36 +227,36 @@ class ForwardPass:
             name = type(self.model.get_submodule(path)).__name__
             line = f'whyformer.rules.register({name}, like="gelu") or explain(..., rules={{{name}: "gelu"}})'
             module = f"module '{path}' ({name})" if path else name
-            raise UnknownOperation(f"in {module} {error}; or say what that module is like, {line}") from error
+            raise UnknownOperation(f"in {module} {error}; or register the module with {line}") from error
 
     @cached_property
     def is_half(self) -> bool:
         """True if values were computed in half precision, as under autocast."""
-        kept = needed_calls(self.tape, self.outputs.values())
-        return any(self.tape.dtypes[r] in (torch.float16, torch.bfloat16) for c in kept for r in c.results)
+        calls = needed_calls(self.tape, self.outputs.values())
+        return any(self.tape.dtypes[r] in (torch.float16, torch.bfloat16) for c in calls for r in c.results)
 
     def logits(self, read: Read) -> Tensor:
-        """Return ``[B, C]``, the row of logits that a target is about.
+        """Return ``[B, C]``, the row of logits that a target reads.
 
         Args:
-            read: the model's output -> that row.
+            read: function from the model's output to this row.
 
         Raises:
-            ModelError: they are not finite.
+            ModelError: the logits are not finite.
         """
         logits = read(self.output()).detach()
         refuse_infinite(self.model, logits)
         return logits
 
     def starts(self, read: Read, seed: Tensor) -> dict[int, Tensor]:
-        """Return what a walk back starts with: ∂(seed · logits) with respect to each value that ``read`` reads.
+        """Return the start of a backward walk: the gradient of seed · logits for each value that ``read`` reads.
 
         Args:
             read: as for :meth:`logits`.
             seed: ``[B, C]``, ∂target/∂logits.
 
         Raises:
-            ModelError: ``read`` reads nothing that the pass computed.
+            ModelError: ``read`` reads no value that the pass computed.
         """
         tape, leaves = self.tape, dict[int, Tensor]()
 
@@ -270,17 +271,17 @@ class ForwardPass:
             row = read(self.output(leaf))
             if not row.requires_grad:
                 raise ModelError(
-                    "the target depends on nothing that the model computed: a target of your own detaches the output "
-                    "or rounds it to whole numbers, or the model returns what it was given"
+                    "the target does not depend on any value that the model computed: a target function detaches the "
+                    "output or rounds it to whole numbers, or the model returns its input unchanged"
                 )
-            found = torch.autograd.grad(row, list(leaves.values()), seed, allow_unused=True)
-        return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+            gradients = torch.autograd.grad(row, list(leaves.values()), seed, allow_unused=True)
+        return {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
 def argument_of(feed: Feed, place: str | int) -> Tensor:
-    """Return the argument of the model at a position, or of a name."""
-    found: Tensor = feed[0][place] if isinstance(place, int) else feed[1][place]
-    return found
+    """Return the model's argument at a position or of a name."""
+    argument: Tensor = feed[0][place] if isinstance(place, int) else feed[1][place]
+    return argument
 
 
 def record_pass(
@@ -296,12 +297,13 @@ def record_pass(
     """Run a model once and record it.
 
     Args:
-        model, feed: what is run, and the (args, kwargs) that it is given.
-        samples: ``[B]`` which sample each row is a copy of; None if row i is sample i.
-        change: number of a value -> function that replaces it as it is made.
-        names: note which module makes each call.
-        checkpoint: hold only the values between blocks. Those inside are computed again when a walk reaches them.
-        wide: what the model makes in half precision is made in float32, also under an autocast of its own.
+        model: the model.
+        feed: its (args, kwargs).
+        samples: ``[B]`` the sample of which each row is a copy; None if row i is sample i.
+        change: number of a value -> function that replaces it when it is computed.
+        names: record the module of each call.
+        checkpoint: store only the values between blocks, and recompute those inside when a walk reaches them.
+        wide: compute half-precision operations in float32, also under the model's autocast.
 
     Raises:
         ModelError: the output depends on values that torch did not compute.
@@ -323,11 +325,11 @@ def record_pass(
 def record_wide_pass(
     model: nn.Module, feed: Feed, read: Read, samples: Tensor | None = None, *, checkpoint: bool = False
 ) -> ForwardPass:
-    """Do :func:`record_pass` in float32 or wider: without autocast, and of a model in half precision with a copy.
+    """Record a pass in float32 or wider: without autocast, and with a float32 copy of a model in half precision.
 
     Args:
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
         model, feed, samples, checkpoint: as for :func:`record_pass`.
+        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
 
     Raises:
         ModelError: the model cannot be copied.
@@ -346,8 +348,8 @@ _BETWEEN: Recent[tuple[int, frozenset[int]]] = Recent(16)  # (signature, values 
 def _between_blocks(
     model: nn.Module, feed: Feed, recorded: Callable[[frozenset[int] | None], ForwardPass]
 ) -> ForwardPass:
-    """A pass that holds only the values through which all paths lead. They are known from another pass, which holds
-    nothing."""
+    """Record a pass that stores only the values through which all paths lead, which are determined from another pass
+    that stores nothing."""
     shapes = [t.shape for t in every_tensor(feed)]
     key = type(model), sum(1 for _ in model.modules()), tuple(shapes)
     known = _BETWEEN.get(key)
@@ -361,39 +363,39 @@ def _between_blocks(
     return whole
 
 
-# -- values from nowhere ---------------------------------------------------------------------------------------------
+# -- values of unknown origin ----------------------------------------------------------------------------------------
 _TRUSTED: Recent[bool] = Recent(64)
 
 
 def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -> None:
-    """Raise if the output depends on values that torch did not compute, for relevance would end there unseen."""
+    """Raise if the output depends on values that torch did not compute, because relevance would be lost there."""
     tape = whole.tape
     known = frozenset(tape.number(w) for w in (*weights, *whole.model.parameters()) if tape.knows(w))
     others = sorted(n for n in tape.given - tape.inputs - known if tape.floating(n))
-    key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants lie where they lay
+    key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
     if _TRUSTED.get(key):
         return
     calls = needed_calls(tape, whole.outputs.values())
     needed = {c.number for c in calls}
     reads = [c for c in unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}
-    strange = [] if reads or read.isdisjoint(others) else [n for n in _foreign(whole, known) if n in read]
-    if not reads and not strange:
+    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(whole, known) if n in read]
+    if not reads and not unexplained:
         _TRUSTED.put(key, True)
         return
-    call = reads[0] if reads else next(c for c in calls if strange[0] in c.operands)
+    call = reads[0] if reads else next(c for c in calls if unexplained[0] in c.operands)
     module = whole.modules.get(call.number, "")
     raise ModelError(
         f"'{call.name}'{f' in the module {module!r}' if module else ''} reads {'memory' if reads else 'a tensor'} that "
-        "was written outside of torch (by numpy, another thread, or a kernel that was handed an address), so what it "
-        "depends on is unknown. Use torch's operators there, or wrap the kernel with torch.library.custom_op and "
-        "register_autograd, or say what a torch.autograd.Function that calls it is like, "
-        'whyformer.rules.register(Function, like="gelu"); of nn.DataParallel take model.module'
+        "was written outside of torch (by numpy, another thread, or a kernel called with an address), so its "
+        "dependence on the input is unknown. Use torch's operators there, or wrap the kernel with "
+        "torch.library.custom_op and register_autograd, or register the torch.autograd.Function that calls it, "
+        'whyformer.rules.register(Function, like="gelu"). For nn.DataParallel, pass model.module'
     )
 
 
 def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
-    """Values that no call made, are no weights, and differ in a second pass on other inputs."""
+    """Return values that are neither results of calls nor weights, and that differ in a second pass on other inputs."""
     args, kwargs = whole.feed
     change = lambda v: _changed(whole.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = whole.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
@@ -401,8 +403,8 @@ def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
 
 
 def _changed(tape: Tape, value: Tensor) -> Tensor:
-    """Another input of the same kind: numbers scaled; of ids that are looked up, the last two that stand once in a row
-    swapped, so that placeholders of pictures and marks of the end stay what they are. Other integers stay."""
+    """Return another input of the same kind: scale numbers; in each row of ids that are looked up, swap the last two
+    that occur once, which leaves picture placeholders and end-of-text tokens in place. Other integers are unchanged."""
     if value.is_floating_point():
         return value * 0.75
     if value.dtype == torch.bool or not tape.knows(value) or not roots_of(tape, tape.number(value)):

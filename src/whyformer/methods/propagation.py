@@ -20,7 +20,7 @@ Alpha = Annotated[float, between(1, 1_000)]
 
 
 def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
-    """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
+    """Return the rules of Transformer Attribution for "shared", else those of the CVPR 2021 baseline."""
     if rule == "shared":
         return deep_taylor(alpha)
     return layerwise(cast(Any, rule), alpha=alpha, epsilon=epsilon, gamma=gamma)
@@ -38,8 +38,8 @@ def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
 def lrp(
     task: Task, *, rule: LinearRule = "separate", alpha: Alpha = 1.0, epsilon: Amount = 1e-6, gamma: Amount = 0.25
 ) -> Scores:
-    """R of the model's input: pixels (summed over channels, z^B rule at the patch embedding) or what enters the first
-    block (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
+    """R at the model's input: pixels (summed over channels, with the z^B rule at the patch embedding) or the first
+    block's input (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
 
     Args:
         rule: rule of linear layers. "separate": the published baseline, whose (+,+) and (−,−) products have their own
@@ -50,7 +50,7 @@ def lrp(
         epsilon: ε of "epsilon", with the sign of the denominator.
         gamma: γ of "gamma".
 
-    Under the plain add rule single values may explode where a residual sum cancels (paper, Eq. 8–9).
+    Under the plain add rule, single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
     recorded = task.recorded(_rules(rule, alpha, epsilon, gamma))
     flows = recorded.back(task.seed(recorded.logits))
@@ -71,10 +71,10 @@ def partial_lrp(
     epsilon: Amount = 1e-6,
     gamma: Amount = 0.25,
 ) -> Scores:
-    """mean_h (R of A_b)⁺, the readout row; nothing below that block is computed twice.
+    """mean_h (R of A_b)⁺, the readout row. The backward walk stops at that block.
 
     Args:
-        block: the block; negative numbers count from the last.
+        block: index of the block; negative ones count from the last.
         rule, alpha, epsilon, gamma: as for ``lrp``.
     """
     first, rules, promised = task.layer(block, "block"), _rules(rule, alpha, epsilon, gamma), rule == "shared"
@@ -86,8 +86,8 @@ def partial_lrp(
     if not task.structure.is_plain:
         several = streams.begin(task, rules)
         over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
-        found = several.paths(maps, over_streams.readouts).mean_of_rows()
-        return several.scores(found, over_streams.logits, over_streams.balance, promised=promised)
+        rows = several.paths(maps, over_streams.readouts).mean_of_rows()
+        return several.scores(rows, over_streams.logits, over_streams.balance, promised=promised)
     walked = task.walk(rules, MapWatch([first], observe))
     (fused,) = task.global_maps(maps)
     values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)

@@ -1,4 +1,4 @@
-"""The registry of methods: at once the docs index, the command line's choices and the tests' parametrisation."""
+"""The registry of methods, from which the docs, the command line's choices and the tests' parametrisation are built."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
 
 Check = Callable[[Any], bool]
-Checked = tuple[str, Check]  # (what a setting must be, whether it is)
+Checked = tuple[str, Check]  # (description of valid values, check)
 
 
-# -- what settings may be --------------------------------------------------------------------------------------------
+# -- checks of settings ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Between:
-    """A check: a number from ``low`` to ``high``. A class, so that a form can read the bounds."""
+    """Check for a number from ``low`` to ``high``; a class, so that forms can read the bounds."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Between:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A check: one of some values. A class, so that a form can offer them."""
+    """Check for one of some values; a class, so that forms can offer them."""
 
     values: tuple[Any, ...]
 
@@ -44,34 +44,35 @@ class OneOf:
 
 @dataclass(frozen=True)
 class NameOrToken(OneOf):
-    """A check: one of some values, or the id of a token."""
+    """Check for one of some values or the id of a token."""
 
     def __call__(self, value: Any) -> bool:
         return super().__call__(value) or (isinstance(value, int) and Between(0, 2**32 - 1, whole=True)(value))
 
 
 def between(low: float, high: float, *, whole: bool = False) -> Checked:
-    """A number from ``low`` to ``high``: no setting is without a bound, for it may come from a stranger's browser."""
+    """Require a number from ``low`` to ``high``. Every setting is bounded, because the web page takes them from anyone.
+    """
     return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Between(low, high, whole)
 
 
 def one_of(*values: Any) -> Checked:
-    """One of some values."""
+    """Require one of some values."""
     return "one of " + ", ".join(map(repr, values)), OneOf(values)
 
 
 def name_or_token(*values: Any) -> Checked:
-    """One of some values, or the id of a token."""
+    """Require one of some values or the id of a token."""
     return f"{one_of(*values)[0]}, or a token's id", NameOrToken(values)
 
 
 def is_block(value: Any) -> bool:
-    """Whether it can be the number of a block."""
+    """Return True if value is a valid block index."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def or_none(checked: Checked) -> Checked:
-    """None, or what passes the other check."""
+    """Accept None, or a value that passes the other check."""
     return f"None or {checked[0]}", lambda v: v is None or checked[1](v)
 
 
@@ -102,22 +103,24 @@ class Method:
     """A registered method.
 
     Attributes:
-        name: what ``explain(method=...)`` takes.
-        summary: one line.
+        name: the method's name, for ``explain(method=...)``.
+        summary: description in one line.
         settings: setting -> default.
-        checks: setting -> (what it must be, whether a value is), where there is something to check.
+        checks: setting -> (description of valid values, check), for settings that are checked.
+        function: the function to run.
         family: "attention", "propagation", "gradient" or "perturbation".
-        citation: where it was published.
+        citation: publication of the method.
         level: level of its scores on pictures and on text, e.g. "patch or token", "pixel or token".
         modality: "both", "image" or "text".
         class_specific: False if the scores do not depend on the target.
-        signed: True if scores below 0 are possible and speak against the target, or a function of the complete settings
-            that says so. A map without such scores is shown in other colours, which claim less.
-        identity: True if the scores hold a 1 for the rows at which the target is read, from the identity of residual
-            connections (R ← R + Ā R from R = I); or such a function. That 1 is no relevance.
-        anywhere: True if it needs no attention over all tokens (so it also explains Swin).
-        checkpoint: True if what it sends back goes through whole blocks, so that these may be run again on the way
-            (``explain(..., checkpoint=True)``).
+        signed: True if scores can be negative, which counts against the target; or a function of the complete settings
+            that returns this. Maps without signs are drawn in other colours.
+        identity: True if the scores contain a 1 at the rows from which the target is read, due to the identity of
+            residual connections (R ← R + Ā R from R = I); or a function of the complete settings that returns this.
+            This 1 is not relevance.
+        anywhere: True if the method needs no attention over all tokens, so that it also explains Swin.
+        checkpoint: True if the method propagates through whole blocks, so that these can be recomputed in the backward
+            pass (``explain(..., checkpoint=True)``).
     """
 
     name: str
@@ -137,40 +140,44 @@ class Method:
     checkpoint: bool = False
 
     def signs(self, settings: dict[str, Any]) -> bool:
-        """Whether scores made with these complete settings have a sign."""
+        """Return whether scores with these complete settings are signed."""
         return self.signed if isinstance(self.signed, bool) else self.signed(settings)
 
     def claims(self, settings: dict[str, Any]) -> dict[str, bool]:
-        """What diagnostics say of scores made with these complete settings: ``signed``, and ``identity`` and
-        ``class_specific`` where they are not as with most methods."""
-        holds_one = self.identity if isinstance(self.identity, bool) else self.identity(settings)
-        unusual = {"identity": True} if holds_one else {}
+        """Return diagnostics of scores with these complete settings: ``signed``, and ``identity`` if True and
+        ``class_specific`` if False."""
+        has_identity = self.identity if isinstance(self.identity, bool) else self.identity(settings)
+        unusual = {"identity": True} if has_identity else {}
         return {"signed": self.signs(settings), **unusual, **({} if self.class_specific else {"class_specific": False})}
 
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
-        """Its scores, with complete settings; of several texts of each sample, a part for each that the target depends
-        on."""
+        """Compute the scores with complete settings. Samples of several texts get a part for each text that the target
+        depends on."""
         from whyformer.methods.texts import each_text, in_groups
 
         run = functools.partial(self.function, **settings)
         return each_text(task, run(task) if self.family == "perturbation" else in_groups(task, run))
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Settings with defaults filled in; refuses unknown names and values out of range."""
+        """Fill in the defaults of settings.
+
+        Raises:
+            InputError: a name is unknown, or a value is out of range.
+        """
         for name in given:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
-                having = [m.name for m in list_methods() if name in m.settings]
-                others = f"; methods that have one: {', '.join(having)}" if having else ""
-                said = f"Its settings and defaults: {valid}{others}"
-                raise unknown(f"{self.name} has no setting", name, self.settings, said)
+                with_it = [m.name for m in list_methods() if name in m.settings]
+                others = f"; methods with this setting: {', '.join(with_it)}" if with_it else ""
+                listing = f"Its settings and defaults: {valid}{others}"
+                raise unknown(f"{self.name} has no setting", name, self.settings, listing)
         full = {**self.settings, **given}
         for name, (wanted, check) in self.checks.items():
             try:
-                good = check(full[name])
+                valid_value = check(full[name])
             except (TypeError, ValueError):
-                good = False
-            if not good:
+                valid_value = False
+            if not valid_value:
                 raise InputError(
                     f"{self.name}: {name} must be {wanted}, not {full[name]!r} (default {self.settings[name]!r})"
                 )
@@ -178,7 +185,7 @@ class Method:
 
 
 def summed(settings: dict[str, Any]) -> bool:
-    """Whether channels or width are summed with their signs (``norm="sum"``): for ``signed`` of a method."""
+    """Return whether channels or width are summed with signs (``norm="sum"``); a value for ``signed``."""
     return bool(settings["norm"] == "sum")
 
 
@@ -186,13 +193,16 @@ METHODS: dict[str, Method] = {}
 
 
 def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
-    """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its own name; ``facts`` are those
-    of :class:`Method`: its family, its citation, and what differs from the defaults.
+    """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its name.
 
-    Its signature says which settings there are and what they may be: ``bool``, a ``Literal``, or ``Annotated`` with a
-    check. What the registry runs is the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods
-    know token rows only, not where these lie in a picture. Methods of patches get a setting ``affinity`` (False), see
+    The settings and their checks are read from the signature: ``bool``, a ``Literal``, or ``Annotated`` with a check.
+    The registry runs the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods score token
+    rows and need not know their places in a picture. Methods for patches get a setting ``affinity`` (False), see
     :mod:`whyformer.methods.affinity`.
+
+    Args:
+        summary: description in one line.
+        **facts: other fields of :class:`Method`: family, citation, and those that differ from their defaults.
     """
     patches = str(facts.get("level", "patch or token")).startswith("patch or")
 
@@ -207,12 +217,12 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
 
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
-            own = METHODS[function.__name__]
-            if task.options.checkpoint and not own.checkpoint:
-                raise _looks_inside(own.name)
-            wanted = patches and chosen.pop("affinity", False)
+            registered = METHODS[function.__name__]
+            if task.options.checkpoint and not registered.checkpoint:
+                raise _no_checkpoint(registered.name)
+            affinity = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
-            return _spread(task, scores) if wanted else scores
+            return _spread(task, scores) if affinity else scores
 
         METHODS[function.__name__] = Method(function.__name__, summary, settings, checks, laid_out, **facts)
         return function
@@ -220,12 +230,12 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
     return register
 
 
-def _looks_inside(name: str) -> MethodNotApplicable:
-    """Why blocks cannot be run again for a method."""
-    others = ", ".join(sorted(one.name for one in METHODS.values() if one.checkpoint and one.name != "auto"))
+def _no_checkpoint(name: str) -> MethodNotApplicable:
+    """Return the error for a method whose blocks cannot be recomputed."""
+    others = ", ".join(sorted(m.name for m in METHODS.values() if m.checkpoint and m.name != "auto"))
     return MethodNotApplicable(
-        f"{name} sends nothing back through whole blocks that could be run again on the way: leave checkpoint=True "
-        f"out, or use {others}"
+        f"{name} does not support checkpoint=True, because it does not propagate through whole blocks: omit it, or use "
+        f"{others}"
     )
 
 
@@ -236,25 +246,29 @@ def _spread(task: Task, scores: Scores) -> Scores:
 
 
 def find(name: str) -> Method:
-    """The method of that name, or an error that lists the names."""
+    """Return the method of that name.
+
+    Raises:
+        InputError: there is none; the message lists the names.
+    """
     if not isinstance(name, str):
-        given = getattr(name, "__name__", None) or type(name).__name__
-        raise InputError(f"a method is given by its name, such as 'rollout', not as the object {given!r}")
+        kind = getattr(name, "__name__", None) or type(name).__name__
+        raise InputError(f"method must be a name, such as 'rollout', not the object {kind!r}")
     if name in METHODS:
         return METHODS[name]
     raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in list_methods())}")
 
 
 class Listing(list[Method]):
-    """Methods in a list that prints as a table."""
+    """A list of methods that prints as a table."""
 
     def __repr__(self) -> str:
-        wide = max((len(m.name) for m in self), default=0)
-        return "\n".join(f"{m.name:{wide}}  {m.family:12}  {m.summary}" for m in self)
+        width = max((len(m.name) for m in self), default=0)
+        return "\n".join(f"{m.name:{width}}  {m.family:12}  {m.summary}" for m in self)
 
 
 def list_methods() -> Listing:
-    """All methods, the default and the founding method first, the others by name: summary, level, modality, citation,
-    and settings with their defaults."""
+    """Return all methods with summary, level, modality, citation and settings, the default and the founding method
+    first, the others by name."""
     first = (DEFAULT_METHOD, FOUNDING_METHOD)
     return Listing(METHODS[name] for name in sorted(METHODS, key=lambda n: (n not in first, n != DEFAULT_METHOD, n)))

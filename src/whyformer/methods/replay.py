@@ -1,4 +1,4 @@
-"""One recorded forward pass for several targets: each asks for another row of its output, with a walk back."""
+"""Share one recorded forward pass between several targets, each of which starts its own backward walk."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from whyformer.methods.passes import ForwardPass
 __all__ = ["Apart", "Replay"]
 
 
-class Apart(Exception):  # noqa: N818 - a signal, never told
-    """This method's passes depend on the target, or are not of the inputs themselves: each target needs its own."""
+class Apart(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that passes cannot be shared, because they depend on the target or run on changed inputs."""
 
 
 @dataclass
 class Replay:
-    """The passes that serve all targets of the same model and inputs.
+    """The passes that all targets of the same model and inputs share.
 
     Attributes:
-        inputs: what was recorded.
-        whole: the passes; True for that in float32.
+        inputs: the recorded inputs.
+        whole: the passes; key True for the one in float32.
     """
 
     inputs: Inputs
     whole: dict[bool, ForwardPass] = field(default_factory=dict)
 
     def passed(self, inputs: Inputs, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
-        """What ``make`` records, once for all targets; ``apart`` for a pass in float32.
+        """Return the pass that ``make`` records, once for all targets; ``apart`` for a pass in float32.
 
         Raises:
-            Apart: these are other inputs.
+            Apart: the inputs differ from those of this replay.
         """
         if inputs is not self.inputs:
             raise Apart
@@ -41,7 +41,7 @@ class Replay:
 
     @property
     def used(self) -> bool:
-        """Whether something was recorded."""
+        """Whether a pass was recorded."""
         return bool(self.whole)
 
     def release(self) -> None:

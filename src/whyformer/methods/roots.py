@@ -1,4 +1,4 @@
-"""Where relevance ends in a recorded pass, and walks from a target to there.
+"""The values at which relevance ends in a recorded pass, and walks from a target to them.
 
     whole = record_pass(model, feed)
     begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
@@ -32,14 +32,14 @@ __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """Where relevance ends: pixels, vectors, or for token ids what enters the first block. Where a model looks the same
-    ids up in further tables behind that (the per-layer embeddings of Gemma 3n), their vectors too.
+    """The values at which relevance ends: pixels, vectors, or the first block's input for token ids, and vectors of
+    further tables in which the same ids are looked up and which are read after it (per-layer embeddings of Gemma 3n).
 
     Attributes:
-        numbers: input -> numbers of these values.
-        own: input -> ``[B, N]`` its rows, if the values lie inside of the model, where rows of others may stand beside.
-        rows: of the pass; None if no value lies inside of the model.
-        calls: number of such a value -> (the call that makes it, its shape).
+        numbers: input -> numbers of its root values.
+        own: input -> its rows ``[B, N]`` in the roots, for roots inside the model, which may also hold other rows.
+        rows: the rows of the pass; None if no root is inside the model.
+        calls: number of a root inside the model -> (the call that computes it, its shape).
     """
 
     numbers: Mapping[str, tuple[int, ...]]
@@ -49,16 +49,16 @@ class Roots:
 
     @property
     def every(self) -> set[int]:
-        """The values of all inputs."""
+        """The root values of all inputs."""
         return {n for numbers in self.numbers.values() for n in numbers}
 
     def arranged(self, name: str, values: Callable[[int], Tensor]) -> Tensor:
-        """Return ``[B, N, ...]`` of tensors that are laid out like the values of an input, of several with their
-        features side by side; an input stays as it was given.
+        """Return the input's rows ``[B, N, ...]`` of tensors shaped like its roots, with the features of several roots
+        concatenated; the tensor itself for arguments.
 
         Args:
-            name: of the input.
-            values: number of a value -> the tensor.
+            name: name of the input.
+            values: returns the tensor of a root, by its number.
         """
         first, *others = (self._arranged(name, n, values(n)) for n in self.numbers[name])
         return torch.cat([t.flatten(2) for t in (first, *others)], 2) if others else first
@@ -67,7 +67,7 @@ class Roots:
         return value if self.rows is None or name not in self.own else self.rows.features(number, value, self.own[name])
 
     def laid_out(self, name: str, number: int, value: Tensor, arranged: Tensor) -> Tensor:
-        """Return a part of ``arranged`` in the layout of a value, whose other elements stay: the inverse of
+        """Return the value of a root with the input's rows replaced by those of ``arranged``; the inverse of
         :meth:`arranged`."""
         if self.rows is None or name not in self.own:
             return arranged.to(value)
@@ -82,12 +82,12 @@ class Roots:
 def find_roots(
     whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None
 ) -> Roots:
-    """Return where the relevance of each input ends.
+    """Return the roots of a pass.
 
     Args:
         whole: a recorded pass.
         sources: the inputs by name.
-        made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
+        made: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
 
     Raises:
         ModelError: the model does not read an input.
@@ -107,11 +107,11 @@ def find_roots(
         fed = tape.number(argument_of(whole.feed, sources[name].scored)) if name in sources else None
         looked_up = () if fed is None else roots_of(tape, fed)
         if not looked_up:
-            raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
+            raise ModelError(f"the look-up of the tokens of its input '{name}' was not recognized")
         if len(looked_up) > 1:
             rows = None if layout is None else _rows_of(layout.rows, source, looked_up)
             if rows is None:
-                message = f"the tokens of its input '{name}' are looked up in several places, which is not followed"
+                message = f"the tokens of its input '{name}' are looked up in several places: not supported yet"
                 raise ModelError(message)
             own[name] = rows
         numbers[name] = tuple(looked_up)
@@ -120,7 +120,7 @@ def find_roots(
 
 
 def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
-    """``[B, N]`` the rows of an input, if the same ids are looked up in all of some values; else None."""
+    """Return the rows ``[B, N]`` of an input if the same ids are looked up in all of the values; else None."""
     family = next((f for f in rows.families if f.source == source), None)
     if family is None or family.numbers.dim() < 2:
         return None
@@ -128,8 +128,8 @@ def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
 
 
 def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
-    """The vectors of further tables, in which the ids of an input are looked up too, that the output depends on
-    otherwise than through a value."""
+    """Return the vectors of further tables for the ids of an input, if paths lead from them to the output past the
+    value ``number``."""
     if source not in rows.repeats:
         return []
     needed = set(whole.outputs.values())
@@ -140,8 +140,8 @@ def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[i
 
 
 def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
-    """(number of the value in which relevance ends, ``[B, N]`` its rows): what enters the first block, or what is
-    looked up if rows of the input are mixed with others before."""
+    """Return (number of the root, the input's rows ``[B, N]`` in it): the first block's input, or the looked-up vectors
+    if the input's rows are mixed with others before it."""
     rows = layout.rows
     if source not in rows.begun:
         return None
@@ -151,10 +151,10 @@ def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str
     number = entry(program, rows, layout.attentions, source)
     if number is None or (own.dim() < 2 and number != begun):
         return None
-    given = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
-    others = [whole.tape.number(t) for t in given]
+    arguments = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
+    others = [whole.tape.number(t) for t in arguments]
     if len(sources) > 1 and not bool(rows.of(number).all()):
-        return begun, own  # vectors of no row stand beside words there, such as those of a picture that was made tokens
+        return begun, own  # the value also holds vectors of no row, such as those of a picture turned into tokens
     texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
     return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
 
@@ -163,16 +163,16 @@ _MIXED: Recent[tuple[bool]] = Recent(64)
 
 
 def _is_mixed(whole: ForwardPass, rows: Rows, value: int, own: Tensor, begun: int, others: tuple[int, ...]) -> bool:
-    """Return True if the rows of an input in a value depend on other inputs, or other rows in it on the input."""
+    """Return True if the input's rows in a value depend on other inputs, or its other rows depend on the input."""
     tape, key = whole.tape, (whole.tape.signature, value, begun, others)
     known = _MIXED.get(key)
     if known is None:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
         inside[own.flatten()] = True
-        mine = inside[label].to(tape.device(value))
+        is_own = inside[label].to(tape.device(value))
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
         program = read_program(tape, [begun, *others], [value])
-        runs = [(GRADIENT, {value: seed * mine}), (GRADIENT, {value: seed * ~mine})]
+        runs = [(GRADIENT, {value: seed * is_own}), (GRADIENT, {value: seed * ~is_own})]
         from_own, from_others = walk_back(program, tape, runs, wanted=[begun, *others])
         mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[begun].any())
         known = _MIXED.put(key, (mixed,))
@@ -191,13 +191,13 @@ def changed_pass(
     made: Mapping[str, str] | None = None,
     checkpoint: bool = False,
 ) -> tuple[ForwardPass, Roots]:
-    """Record a pass in which the roots have other values.
+    """Record a pass in which the values of roots are replaced.
 
     Args:
         model, feed, samples, checkpoint: as for :func:`record_pass`.
         sources, made: as for :func:`find_roots`.
-        values: input -> the other value of its root, laid out as :attr:`RootedPass.begun`.
-        roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
+        values: input -> replacement of its root's value, in the layout of :attr:`RootedPass.begun`.
+        roots: the roots of a pass on inputs of the same shapes; None if there is none yet.
 
     Returns:
         The pass and its roots.
@@ -221,13 +221,13 @@ def changed_pass(
 
 
 _MOVED = (
-    "the model calls other operations if its inputs are changed, as with experts, before it reads another input: "
-    "explain it by a method that changes no inputs, such as input_x_gradient, attnlrp or gae"
+    "the model runs other operations if its inputs are changed, such as other experts, before it reads another input: "
+    "use a method that does not change inputs, such as input_x_gradient, attnlrp or gae"
 )
 
 
 def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[Tensor], Tensor]]:
-    """Number of each root -> function that puts the rows of all inputs that end there into it."""
+    """Return {number of a root: function that replaces the rows of all inputs whose root it is}."""
 
     def changed(value: Tensor, number: int) -> Tensor:
         if value.shape != roots.calls[number][1]:
@@ -244,15 +244,15 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
 # -- a pass under a composite ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class RootedPass:
-    """A recorded pass whose relevance is about to be walked back to its roots.
+    """A recorded pass, ready to propagate from the target to its roots.
 
     Attributes:
         whole: the pass.
-        roots: where relevance ends.
-        composite: the rules of the way back.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        layout: which rows its values hold. Rules that carry relevance share it within each sample.
-        moved: True if a root was given another value than its own.
+        roots: the values at which relevance ends.
+        composite: the rules of the backward walk.
+        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        layout: the rows of its values, needed to distribute relevance within each sample; None for gradients.
+        moved: True if the value of a root was replaced.
     """
 
     whole: ForwardPass
@@ -265,16 +265,16 @@ class RootedPass:
 
     @cached_property
     def logits(self) -> Tensor:
-        """``[B, C]``, the row of logits that the target is about."""
+        """``[B, C]``, the row of logits that the target reads."""
         return self.whole.logits(self.read)
 
     @property
     def begun(self) -> dict[str, Tensor]:
-        """Input -> its root's value; ``[B, N, ...]`` of texts."""
+        """Input -> value of its root; ``[B, N, ...]`` for texts."""
         return {name: self.roots.arranged(name, self.whole.tape.__getitem__) for name in self.roots.numbers}
 
     def back(self, seed: Tensor) -> dict[str, Tensor]:
-        """Return input -> what arrives at its root, laid out as :attr:`begun`.
+        """Propagate to the roots; return {input: flow that arrives at its root}, in the layout of :attr:`begun`.
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
@@ -287,20 +287,20 @@ class RootedPass:
         program = read_program(tape, wanted, starts)
         with self.whole.naming_modules():
             runs = [(self.composite, starts)]
-            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
+            (flows,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
-        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
-            held = f", or {self.composite.name} holds constant all that leads there (then use input_x_gradient)"
+        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
+            constant = f", or {self.composite.name} holds every path constant (then use input_x_gradient)"
             raise ModelError(
-                "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
-                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16)"
-                f"{held if self.composite.rules else ''}. Remove what cuts it off, explain another target, or use "
+                "nothing arrives at the input: an operation of the model stops the gradient (rounding, conversion to "
+                "integers), or all derivatives are 0 (a head of zeros, or too small for float16: use bfloat16)"
+                f"{constant if self.composite.rules else ''}. Remove that operation, explain another target, or use "
                 "occlusion"
             )
-        return {name: self.roots.arranged(name, found.__getitem__) for name in self.roots.numbers}
+        return {name: self.roots.arranged(name, flows.__getitem__) for name in self.roots.numbers}
 
     def _within(self, program: Program, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
-        """What a walk needs to share relevance within each sample, and to add it up."""
+        """Return the walk's arguments to distribute relevance within each sample, and to sum it."""
         if self.layout is None:
             return {}
         borders = self.layout.borders(program)
@@ -311,5 +311,5 @@ class RootedPass:
 
     @property
     def balance(self) -> Balance:
-        """The relevance of each sample on the last way back."""
+        """The conservation of relevance in the last call of :meth:`back`."""
         return replace(self._sums[-1].balance, precision=self.whole.precision)

@@ -1,4 +1,4 @@
-"""What a method returns."""
+"""The result of a method."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ class Scores:
     """A method's result.
 
     Attributes:
-        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
-            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
-            ("patch"), ``[B, H, W]`` ("pixel"). Of C texts of each sample ``[B · C, N]``, of C texts that all samples
-            share ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
+        values: ``[B, N]`` one score per token row of the model (kind "sequence", which the registry turns into "patch"
+            for pictures), ``[B, N]`` one per input token ("token"), ``[B, P]`` one per cell of a picture ("patch"),
+            ``[B, H, W]`` ("pixel"). For C texts per sample ``[B · C, N]``, for C texts that all samples share
+            ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
         logits: ``[B, C]`` of the plain forward pass.
-        grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
-        cells: (left, top, right, bottom) of that grid in pixels of the model's input; None for all of it.
-        read: likewise, the pixels that the model reads; None for all of them.
-        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
-        parts: scores of the model's other inputs, by name.
+        kind: "sequence", "token", "patch" or "pixel".
+        diagnostics: diagnostics of the method.
+        grid: (rows, columns) of kind "patch", for a video (time steps, rows, columns); None without a grid.
+        cells: (left, top, right, bottom) of the grid in pixels of the model's input; None for all of it.
+        read: (left, top, right, bottom) of the pixels that the model reads; None for all of them.
+        inputs: the inputs that the scores belong to, if not those of the task (the text side of CLIP).
         places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
-        warnings: sentences on what speaks against the scores of all samples.
         absent: ``[B]`` True at samples whose target does not depend on these features; their scores are 0.
+        warnings: sentences on limitations of the scores of all samples.
+        parts: scores of the model's other inputs, by name.
     """
 
     values: Tensor
@@ -50,8 +52,8 @@ class Scores:
 
 
 def at_elements(values: Tensor, rows: Tensor) -> Tensor:
-    """``[B, M]`` the scores of the rows that stand for M elements; that of a row which stands for several (a frame for
-    moments of a sound) is spread over them."""
+    """Return the scores ``[B, M]`` of M elements from those of the rows that represent them. The score of a row that
+    represents several elements (a frame of a sound) is divided equally among them."""
     rows = rows.to(values.device).expand(len(values), -1)
     several = torch.zeros_like(values).scatter_add(1, rows.clamp(min=0), (rows >= 0).to(values))
     return (values / several.clamp(min=1)).gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)

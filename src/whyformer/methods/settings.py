@@ -1,8 +1,7 @@
-"""Settings of all methods as keyword arguments, so that editors complete them and type checkers check them.
+"""Settings of all methods as keyword arguments, for editors and type checkers.
 
-What a setting does stands in the method's own documentation (:func:`whyformer.list_methods`), where its range is
-checked, too. Settings of a method of your own that are not among these are passed as ``**{"my_setting": 1}`` where a
-type checker is to accept them.
+The methods document and check their settings (:func:`whyformer.list_methods`). Pass other settings of a custom method
+as ``**{"my_setting": 1}`` if a type checker must accept them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from whyformer.options import Keywords
 
 
 class Settings(TypedDict, total=False):
-    """Settings of methods; each takes some of them."""
+    """Settings of methods; each method takes some of them."""
 
     affinity: bool
     aggregation: Mapping[str, Any] | None

@@ -1,4 +1,4 @@
-"""What a recorded pass shows of a model: its sequences of rows, their blocks, and which of them attend to which."""
+"""The structure of a model, read from a recorded pass: its sequences of rows, their blocks and their attention."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MERGED = "its attention works in windows or at several resolutions, so there is 
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The sequences of a pass.
+    """The sequences of rows of a recorded pass.
 
     Attributes:
         passed: the pass.
         main: name of the main input.
-        sources: names of all inputs that get scores.
+        sources: names of all scored inputs.
     """
 
     passed: MapPass
@@ -40,7 +40,7 @@ class Structure:
 
     @property
     def attentions(self) -> Mapping[int, NamedAttention]:
-        """The attentions in blocks, by number."""
+        """The attentions in blocks, by index."""
         return self.passed.named
 
     @property
@@ -50,28 +50,28 @@ class Structure:
 
     @property
     def attends(self) -> bool:
-        """True if there is an attention on the way to the target."""
+        """True if there is attention on a path to the target."""
         return bool(self.passed.layout.attentions)
 
     @cached_property
     def streams(self) -> list[Stream]:
-        """The sequences that have blocks."""
+        """The sequences with blocks."""
         return [stream for stream in self.passed.layout.streams if stream.all_blocks]
 
     @property
     def ends(self) -> Mapping[Key, Stream]:
-        """Name of rows -> the sequence, for those that the target reads."""
+        """Name of rows -> sequence, for the sequences that the target reads."""
         return self.passed.ends
 
     @property
     def layers(self) -> int:
-        """The number of blocks of the sequence that the target reads; of several, the largest."""
+        """The number of blocks of the sequence that the target reads; the maximum if it reads several."""
         return max((len(stream.blocks) for stream in self.ends.values()), default=0)
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if there is one input, whose rows attend once in each block to rows that are made of it alone; or no
-        attention at all."""
+        """True if there is a single input whose rows attend only to rows computed from it, once in each block; or if
+        there is no attention."""
         if not self.attends:
             return True
         sources = self.passed.sources_of
@@ -79,30 +79,30 @@ class Structure:
         return names <= {self.main} and len(self.sources) == 1 and all(s.attends_once for s in self.streams)
 
     def alone(self, name: str) -> Key | None:
-        """Return the name of the rows that hold an input and are read out, if these look at themselves only, once in
-        each of their blocks."""
-        found = [key for key, stream in self.ends.items() if name in key and stream.attends_to_itself]
-        return found[0] if len(found) == 1 else None
+        """Return the name of the rows that hold an input and are read by the target, if they attend only to themselves,
+        once in each block; else None."""
+        matches = [key for key, stream in self.ends.items() if name in key and stream.attends_to_itself]
+        return matches[0] if len(matches) == 1 else None
 
     @property
     def reached(self) -> set[Key]:
-        """Names of the rows from which attention leads to the target."""
-        found = set(self.ends)
+        """Names of the rows that attention connects with the target."""
+        names = set(self.ends)
         for number, attention in reversed(list(self.attentions.items())):
-            found.update(learned for stream, learned, _ in self.passed.copies if stream in found)
-            if attention.queries in found:
-                found.update(self.passed.looked_at[number])
-        return found
+            names.update(learned for stream, learned, _ in self.passed.copies if stream in names)
+            if attention.queries in names:
+                names.update(self.passed.looked_at[number])
+        return names
 
     def elements_of(self, name: str) -> Tensor | None:
-        """Return ``[B, M]``, which element of an input each of its rows stands for, −1 for none; None if they are not
-        looked up by ids."""
+        """Return the element ``[B, M]`` of an input that each of its rows represents, −1 for none; None if the rows are
+        not looked up by ids."""
         rows, source = self.passed.layout.rows, self.passed.source_of(name)
         return next((f.elements for f in rows.families if f.source == source and f.elements is not None), None)
 
     @cached_property
     def without_maps(self) -> tuple[str, str] | None:
-        """Why the maps of all attentions are not known: (the reason, what it means for a method); None if they are."""
+        """(reason why some attention maps are unknown, verdict for methods that need them); None if all are known."""
         layout = self.passed.layout
         if not layout.is_whole:
             return "it looks its tokens up in two tables, and attention of the second one is not followed", NOT_YET
@@ -112,8 +112,8 @@ class Structure:
         if mixed is not None:
             attending = sum(bool(block.attentions) for block in mixed.blocks)
             count = attending + mixed.others
-            said = f"only {attending} of its {count} blocks attend, the others mix tokens in ways without a map"
-            return said, "has no meaning"
+            reason = f"only {attending} of its {count} blocks have attention, the others mix tokens without a map"
+            return reason, "has no meaning"
         if not self.passed.is_complete:
-            return "which rows look at which is unknown in one of its attentions", NOT_YET
+            return "the queries or keys of one of its attentions are unknown", NOT_YET
         return None if self.ends else (UNREAD, NOT_YET)

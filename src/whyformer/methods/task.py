@@ -1,4 +1,4 @@
-"""What a method is given and what it returns."""
+"""The task that a method works on: a model, its inputs and a target."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = ["MapWalk", "MapWatch", "Scores", "Task"]
 
 @dataclass(frozen=True)
 class MapWalk:
-    """What a method knows besides maps of attention.
+    """The results of a walk besides attention maps.
 
     Attributes:
         logits: ``[B, C]`` of the plain forward pass.
-        read: ``[B, N]``, how much the target reads each row of the last block's output; None if that was not asked for.
-        balance: of relevance, where the rules carry it.
+        read: ``[B, N]`` weight of each row of the last block's output in the target; None if it was not computed.
+        balance: conservation of relevance, if the rules propagate relevance.
     """
 
     logits: Tensor
@@ -51,22 +51,22 @@ class MapWalk:
 
     @property
     def row(self) -> Tensor:
-        """``[B, N]``, how much the target reads each row of the last block's output."""
+        """``[B, N]`` weight of each row of the last block's output in the target."""
         assert self.read is not None
         return self.read
 
 
 @dataclass(frozen=True)
 class MapWatch:
-    """What a method looks at on the way back from its target.
+    """Callbacks of a backward walk.
 
     Attributes:
-        blocks: numbers of the blocks that matter.
-        seen: called with a block, its map A and what flows to A, ``[B, H, N, N]`` each; the last block first. None to
-            look at no map.
-        gradient: call ``seen`` with ∂target/∂A too, as a fourth argument.
-        scores: call ``seen`` with what A is the softmax of, in the place of A.
-        entering: called with a block, what enters it, and what flows there, ``[B, N, D]`` each.
+        blocks: indices of the observed blocks.
+        seen: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
+            block first; None to observe no maps.
+        gradient: also pass ∂target/∂A to ``seen``, as the fourth argument.
+        scores: pass the attention scores before the softmax to ``seen`` instead of A.
+        entering: called with the block's index, its input, and the flow that arrives there, ``[B, N, D]`` each.
     """
 
     blocks: Collection[int]
@@ -78,16 +78,21 @@ class MapWatch:
 
 @dataclass(frozen=True)
 class Task(Sources):
-    """One thing to explain: a model, its inputs and the target, with what most methods need.
+    """A model, its inputs and a target to explain, with the operations that most methods need.
 
     Attributes:
-        resolve: logits ``[B, C]`` -> target callable for these samples.
-        read: output of the model -> those logits, the row that the target is about.
-        counted: whether that row is found by a token's number, which changes when other tokens are deleted.
-        last: whether it is that of the last real token, so that a language model need not compute any other.
-        activation: those logits -> "softmax", "sigmoid" or "identity", what turns them into what the model says.
-        progress: wraps an iterable of long work; options: of the model's passes.
-        replay, together: where one recorded pass serves several targets or several methods, what they share.
+        model: the model.
+        inputs: the inputs.
+        resolve: function from logits ``[B, C]`` to the target as a callable for these samples.
+        progress: function that wraps an iterable of long work.
+        method: name of the method.
+        read: function from the model's output to the row of logits that the target selects from.
+        counted: whether a token's index selects that row, so that it changes when other tokens are deleted.
+        last: whether that row belongs to the last real token, so that a language model need not compute others.
+        options: options of the model's passes.
+        activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
+        replay: passes shared by several targets.
+        together: passes shared by several methods.
     """
 
     model: nn.Module
@@ -104,7 +109,7 @@ class Task(Sources):
     together: Together | None = field(default=None, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
-        """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
+        """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit)."""
         self.inputs.check_rows(logits)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
@@ -115,12 +120,13 @@ class Task(Sources):
         return seed
 
     def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
-        """The target's value of each sample, ``[B]``; ``like`` are the logits that decide which class is meant."""
+        """Return the target's value ``[B]``; the predicted class is taken from ``like`` if given, else from ``logits``.
+        """
         return self.resolve(logits if like is None else like)(logits)
 
     def copies(self, times: int, logits: Tensor) -> Task:
-        """The same task for ``times`` copies of each sample, next to each other; ``logits`` ``[B, C]`` of the unchanged
-        samples decide which class is meant."""
+        """Return the task for ``times`` adjacent copies of each sample; the predicted class is taken from the
+        unchanged samples' ``logits`` ``[B, C]``."""
         target = self.resolve(logits)
 
         def value(copied: Tensor) -> Tensor:
@@ -131,11 +137,11 @@ class Task(Sources):
         return replace(self, inputs=repeated, resolve=lambda _: value)
 
     def depends_on(self, logits: Tensor) -> Tensor:
-        """``[B, C]`` True at logits that the target depends on: where ∂target/∂logits is not 0."""
+        """Return ``[B, C]`` True at logits on which the target depends, where ∂target/∂logits is not 0."""
         return self.seed(logits) != 0
 
     def at_once(self, batch_size: int) -> int:
-        """Return how many rows go through the model together: ``batch_size``, or 1 if it refuses several."""
+        """Return the batch size for the model's passes: ``batch_size``, or 1 if the model does not accept batches."""
 
         def twice() -> tuple[Any, Any]:
             return self.fed(self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0)))
@@ -143,13 +149,13 @@ class Task(Sources):
         return batch_size if takes_several(self.model, twice) else 1
 
     def value_index(self, logits: Tensor) -> Tensor:
-        """``[B]`` the class each sample's target is about: of those that it depends on, where ∂target/∂logits is
-        largest."""
+        """Return the class ``[B]`` of each sample's target: the one with the largest ∂target/∂logits ≠ 0."""
         seed = self.seed(logits)
         return seed.masked_fill(seed == 0, -torch.inf).argmax(-1)
 
     def of_samples(self, numbers: list[int], logits: Tensor) -> Task:
-        """The same task for some of the samples; ``logits`` ``[B, C]`` of all of them decide which class is meant."""
+        """Return the task for some samples; the predicted class is taken from the ``logits`` ``[B, C]`` of all samples.
+        """
         target, places = self.resolve(logits), torch.tensor(numbers, device=logits.device)
 
         def value(rows: Tensor) -> Tensor:
@@ -158,10 +164,10 @@ class Task(Sources):
         return replace(self, inputs=self.inputs.of_samples(numbers), resolve=lambda _: value)
 
     def passed(self, *, wide: bool = False) -> ForwardPass:
-        """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
-        for relevance."""
+        """Return a recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or
+        wider, for relevance."""
 
-        def made() -> ForwardPass:
+        def make() -> ForwardPass:
             feed, samples = self.fed(self.inputs), self.inputs.samples
             if wide:
                 return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.options.checkpoint)
@@ -169,9 +175,9 @@ class Task(Sources):
 
         apart = wide and (self.in_half_precision or self.passed().is_half)
         if self.replay is not None:
-            return self.replay.passed(self.inputs, made, apart)
+            return self.replay.passed(self.inputs, make, apart)
         if apart not in self._passes:
-            self._passes[apart] = made() if self.together is None else self.together.passed(self, made, apart)
+            self._passes[apart] = make() if self.together is None else self.together.passed(self, make, apart)
         return self._passes[apart]
 
     @cached_property
@@ -185,11 +191,11 @@ class Task(Sources):
         values: Mapping[str, Tensor] | None = None,
         roots: Roots | None = None,
     ) -> MapWalk:
-        """Walk back from the target and look at the maps of attention, or at what enters blocks.
+        """Walk back from the target and observe attention maps or the inputs of blocks.
 
         Args:
-            composite: the rules of the way back.
-            watch: what is looked at.
+            composite: the rules of the backward walk.
+            watch: the callbacks.
             values, roots: as for :meth:`recorded`.
 
         Raises:
@@ -216,16 +222,17 @@ class Task(Sources):
     def look_at_maps(
         self, fuse: Callable[[int, int, Callable[[], Tensor]], Tensor | None]
     ) -> tuple[MapWalk, list[Tensor]]:
-        """Run the model once and look at the maps of all blocks, one of which is in memory at a time.
+        """Run the model once and fuse the maps of all blocks, with one map in memory at a time.
 
         Args:
-            fuse: (block, N, what returns its map ``[B, H, N, N]``) -> ``[B, N, N]``, or None to leave the block out.
+            fuse: function (block, N, function that returns the block's map ``[B, H, N, N]``) -> ``[B, N, N]``, or None
+                to skip the block.
 
         Returns:
-            The readout row, which is that of ½‖logits‖² and so the same for every class, and what ``fuse`` returned.
+            The logits with the readout row, taken from ½‖logits‖² and so the same for every class; and the fused maps.
         """
         attended = self.attended(merged=True)
-        row, kept = self.row_read(attended), {}
+        row, fused_maps = self.row_read(attended), {}
 
         def maps(block: int) -> Tensor:
             if block < attended.first:
@@ -236,11 +243,11 @@ class Task(Sources):
             fused = fuse(block, attended.tokens, partial(maps, block))
             attended.release()
             if fused is not None:
-                kept[block] = fused
-        return MapWalk(attended.logits, row), self.global_maps(kept)
+                fused_maps[block] = fused
+        return MapWalk(attended.logits, row), self.global_maps(fused_maps)
 
     def row_read(self, attended: AttendedPass) -> Tensor:
-        """Return ``[B, N]``, how much ½‖logits‖² reads each row of the last state: the same for every class."""
+        """Return ``[B, N]`` weight of each row of the last state in ½‖logits‖², which is the same for every class."""
         row = attended.walk(attended.logits, [GRADIENT]).row
         if row is None:
             raise self.refuse(UNREAD, verdict=NOT_YET)
@@ -248,16 +255,16 @@ class Task(Sources):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Around a method's work: a user's ``inference_mode`` has no part in it, a model that is changed meanwhile is
-        refused, and the rules of the options hold."""
+        """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
+        the rules of the options."""
         with alone(self.model), torch.inference_mode(False), declared(self.options.rules):
             yield
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
-        """The logits that the target is about, of a plain forward pass without gradients."""
-        given = inputs or self.inputs
+        """Return the row of logits that the target reads, from a plain forward pass without gradients."""
+        chosen = inputs or self.inputs
         try:
-            return plain_logits(self.model, *self.fed(given), self.read, given.samples)
+            return plain_logits(self.model, *self.fed(chosen), self.read, chosen.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
@@ -265,11 +272,12 @@ class Task(Sources):
 
     # -- blocks
     def layer(self, number: int, name: str = "start_layer") -> int:
-        """The number of a layer of attention from 0, in the stream that is read out: a block, where there is one."""
+        """Return the index of an attention layer, from 0, in the stream that the target reads: that of a block, if
+        there is one stream."""
         return self.block(number, name, None if self.structure.is_plain else self.structure.layers)
 
     def block(self, number: int, name: str = "start_layer", count: int | None = None) -> int:
-        """A block number from 0, checked against the model before work starts."""
+        """Return a block's index from 0, after checking it against the model."""
         count = self.blocks() if count is None else count
         if count and not -count <= number < count:
             raise InputError(
@@ -278,34 +286,34 @@ class Task(Sources):
         return number % count if count else number
 
     def blocks(self, unknown: str | None = None) -> int:
-        """Number of the blocks that the rows of the main input go through; 0 if none was seen, or refused as what is
-        ``unknown`` then."""
+        """Return the number of blocks that the rows of the main input pass through. If there are none, return 0, or
+        raise with ``unknown`` as the fact that is then unknown."""
         count = len(self.structure.passed.blocks_of(self.inputs.name))
         if not count and unknown is not None:
-            raise self.refuse(f"no blocks were seen in it, so {unknown} is unknown")
+            raise self.refuse(f"it has no recognizable blocks, so {unknown} is unknown")
         return count
 
-    # -- where token rows lie in a picture
+    # -- places of token rows in a picture
     def places(self, tokens: int) -> Places:
-        """Where ``tokens`` rows lie in the picture.
+        """Return where ``tokens`` rows lie in the picture.
 
         Raises:
-            MethodNotApplicable: that is unknown.
+            MethodNotApplicable: it is unknown.
         """
         passed, name = self.structure.passed, self.inputs.name
         fitting = (s for s in self.structure.streams if name in s.names and s.rows.shape[1] == tokens)
-        found = next((places for s in fitting if (places := passed.places(name, s)) is not None), None)
-        if found is None:
-            said = f"which part of the picture each of its {tokens} tokens stands for is unknown"
-            raise self.refuse(f"{said}, or differs from sample to sample: explain one at a time", verdict=NOT_YET)
-        return found
+        places_of_rows = next((places for s in fitting if (places := passed.places(name, s)) is not None), None)
+        if places_of_rows is None:
+            reason = f"the places of its {tokens} tokens in the picture are unknown"
+            raise self.refuse(f"{reason}, or differ between samples: explain one sample at a time", verdict=NOT_YET)
+        return places_of_rows
 
     def read_box(self, name: str) -> Box | None:
-        """(left, top, right, bottom) of the pixels of a picture that the model reads; None for all of them, or if that
-        is unknown, as for a model that cannot be recorded.
+        """Return (left, top, right, bottom) of the pixels of a picture that the model reads; None for all of them, or
+        if unknown, such as for a model that cannot be recorded.
 
         Args:
-            name: of the input.
+            name: name of the input.
         """
         passed = next(iter(self._passes.values()), None)
         if passed is None and (self.replay is not None or self.together is not None):
@@ -318,7 +326,7 @@ class Task(Sources):
         return None
 
     def cells(self, tokens: int) -> Tensor:
-        """``[B, P]`` or ``[1, P]`` which of ``tokens`` rows stands for each cell of the picture; see :meth:`places`."""
+        """Return ``[B, P]`` or ``[1, P]`` the row, of ``tokens``, of each cell of the picture; see :meth:`places`."""
         key = None if self.structure.is_plain else self.structure.alone(self.inputs.name)
         if key is not None:
             known, elements = self.located(self.inputs.name, key)
@@ -327,10 +335,11 @@ class Task(Sources):
         return self.places(tokens).rows[None]
 
     def lay_out(self, scores: Scores) -> Scores:
-        """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out. With
+        """Turn scores of a picture's token rows into scores of its cells, without those of CLS and registers; and add
         the part of each picture that the model reads."""
-        made = self._laid_out(scores)
-        return replace(self._with_read(made), parts={n: self._with_read(part) for n, part in made.parts.items()})
+        laid_out = self._laid_out(scores)
+        parts = {n: self._with_read(part) for n, part in laid_out.parts.items()}
+        return replace(self._with_read(laid_out), parts=parts)
 
     def _with_read(self, scores: Scores) -> Scores:
         inputs = scores.inputs or self.inputs
@@ -343,11 +352,11 @@ class Task(Sources):
             return scores
         if inputs.choices is not None:
             if not each or (scores.kind == "sequence" and not self.structure.is_plain):
-                raise self.refuse("its rows are not those of the texts of each sample", verdict=NOT_YET)
+                raise self.refuse("its rows are not the tokens of each sample's texts", verdict=NOT_YET)
             return replace(scores, kind="token")
         key = None if self.structure.is_plain or scores.places is not None else self.structure.alone(inputs.name)
         if key is None and inputs.modality != "image" and scores.values.shape[1] != inputs.tensor.shape[inputs.axis]:
-            key = frozenset({inputs.name})  # frames of a sound, or a text with a prompt of the model's own
+            key = frozenset({inputs.name})  # frames of a sound, or a text to which the model adds a prompt
         if key is not None:
             return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
         if inputs.modality != "image":
@@ -355,35 +364,36 @@ class Task(Sources):
         places = scores.places or self.places(scores.values.shape[-1])
         return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid, cells=places.box)
 
-    def same_rows(self, made: Tensor, wanted: Tensor) -> bool:
-        """Whether these ``[B, N, D]`` are equal but for rounding, at all rows but padding."""
-        if made.shape != wanted.shape:
+    def same_rows(self, values: Tensor, expected: Tensor) -> bool:
+        """Return whether two ``[B, N, D]`` are equal up to rounding, except at padding."""
+        if values.shape != expected.shape:
             return False
         mask = self.inputs.row_mask
-        real = mask if mask is not None and mask.shape == made.shape[:2] else torch.ones(made.shape[:2]).bool()
-        off, size = (made - wanted).detach()[real.to(made.device)], wanted.detach()[real.to(made.device)]
-        tolerance = max(1e-5, torch.finfo(made.dtype).eps ** 0.5 * 4)  # norms of a float64 model may work in float32
-        return float(off.norm()) <= tolerance * float(size.norm())
+        real = mask if mask is not None and mask.shape == values.shape[:2] else torch.ones(values.shape[:2]).bool()
+        real = real.to(values.device)
+        difference, size = (values - expected).detach()[real], expected.detach()[real]
+        tolerance = max(1e-5, torch.finfo(values.dtype).eps ** 0.5 * 4)  # norms of float64 models may run in float32
+        return float(difference.norm()) <= tolerance * float(size.norm())
 
-    # -- checks on what was seen -----------------------------------------------------------------------------
+    # -- checks of the recorded pass -------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
-        """The error for a model on which this method cannot work; names methods that do apply."""
+        """Return the error for a model that this method does not support; it names methods that apply."""
         from whyformer.methods.applying import applying
 
         others = ", ".join(name for name in applying(self) if name != self.method)
-        said = f"{self.method} {verdict} on this model: {reason}"
-        return MethodNotApplicable(f"{said}. Methods that apply: {others}" if others else said)
+        message = f"{self.method} {verdict} on this model: {reason}"
+        return MethodNotApplicable(f"{message}. Methods that apply: {others}" if others else message)
 
     def global_maps(self, maps: Mapping[int, Tensor]) -> list[Tensor]:
-        """The maps of all blocks in order, ``[B, N, N]`` each.
+        """Return the maps ``[B, N, N]`` of all blocks in order.
 
         Args:
-            maps: by the number of the block.
+            maps: index of a block -> its map.
 
         Raises:
             MethodNotApplicable: there are none.
         """
         if not maps:
             raise self.refuse(UNREAD, verdict=NOT_YET)
-        home = self.inputs.tensor.device  # blocks may lie on several
+        home = self.inputs.tensor.device  # blocks may be on several devices
         return [maps[i].to(home) for i in sorted(maps)]

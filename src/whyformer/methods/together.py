@@ -1,4 +1,4 @@
-"""One recorded forward pass for several methods of the same inputs."""
+"""Share one recorded forward pass between several methods on the same inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def sharing(methods: Sequence[Method]) -> Iterator[Together]:
-    """What these methods share, dropped at the end; one alone shares nothing."""
+    """Share passes between these methods, and drop them at the end; a single method shares nothing."""
     together = Together(off=len(methods) < 2)
     try:
         yield together
@@ -36,7 +36,8 @@ class Together:
 
     Attributes:
         off: True if nothing is shared, or no longer.
-        views: how many methods were given the pass; failed: errors of methods that had it.
+        views: number of times that a method got the pass.
+        failed: errors of methods that used the pass.
     """
 
     off: bool = False
@@ -45,8 +46,8 @@ class Together:
     _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
 
     def around(self, make: Callable[..., T]) -> T:
-        """Return what ``make(together=...)`` returns. A method that fails with the shared pass is tried alone, so that
-        its error is the one that it gives alone."""
+        """Return the result of ``make(together=...)``. A method that fails with the shared pass is run again without
+        it, so that its error does not depend on other methods."""
         if self.off:
             return make(together=None)
         before = self.views
@@ -62,13 +63,13 @@ class Together:
         return make(together=None)
 
     def passed(self, task: Sources, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
-        """Return what ``make`` records, once for all methods of the same inputs, unless the model was changed
-        meanwhile; ``apart`` for a pass in another precision than that of the model."""
+        """Return the pass that ``make`` records, once for all methods on the same inputs unless the model has changed;
+        ``apart`` for a pass in another precision than the model's."""
         if self.off:
             return make()
         known = self._passed.get(apart)
         if known is None or known[0] is not task.inputs or changes(task.model, known[1]):
-            self._passed.pop(apart, None)  # before the next one takes memory
+            self._passed.pop(apart, None)  # free its memory before the next pass
             self._passed[apart] = known = task.inputs, parameters(task.model), make()
         self.views += 1
         return known[2]

@@ -1,4 +1,4 @@
-"""Loading models and reading off them what a user should not have to say."""
+"""Loading models, and reading their structure, outputs and classes."""
 
 from whyformer.models.loading import Loaded, load
 

@@ -1,8 +1,8 @@
-"""The plain forward pass, and the end function of a model: what stands behind the logits, and what it was applied to.
+"""The plain forward pass, and the end function of a model: the function applied to its logits at the end.
 
-A model that returns σ(z), softmax(z) or log softmax(z) is explained as the same model without that function: the
-number of a class is its z. The function is read off a recorded pass (:mod:`whyformer.tape.ends`), so it does not matter
-how it is written, and is never guessed from values.
+A model that returns σ(z), softmax(z) or log softmax(z) is explained as the same model without that function, so the
+logit of a class is its z. The function is read from a recorded pass (:mod:`whyformer.tape.ends`), however it is
+written, and never guessed from values.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, str]] = WeakKeyDictionary()  # ki
 def forward(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, samples: Tensor | None = None
 ) -> Output:
-    """What the model returns, without gradients, and its end function.
+    """Return the model's output, without gradients, and its end function.
 
-    The pass is recorded only where the model is known to end in such a function, or what it returned may be the value
-    of one: then it is run again, once for a model and kind of input.
+    The pass is recorded only if the model is known to end in such a function. If the output may be the value of one,
+    the model is run again to record it, once per model and kind of input.
     """
     kwargs = kwargs or {}
     known = _KNOWN.get(model, {}).get(_kind(args, kwargs))
@@ -39,42 +39,42 @@ def forward(
         with torch.no_grad():
             plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
         if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
-            return plain.with_end(_unwatched(plain))
+            return plain.with_end(_plain_end(plain))
     return _recorded(model, args, kwargs, samples)
 
 
 def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], samples: Tensor | None) -> Output:
-    """A recorded pass, from which the end function is known later."""
+    """Record a pass, and store its end function for later passes."""
     tape, raw = record_call(model, args, kwargs)
-    made = Output(model, raw, args, kwargs, samples)
-    return apart(made, end_in(tape, made), tape.__getitem__)
+    output = Output(model, raw, args, kwargs, samples)
+    return apart(output, end_in(tape, output), tape.__getitem__)
 
 
 def end_in(tape: Tape, output: Output) -> EndFunction | None:
-    """Return the end function of a recorded pass, which is known for later passes then; None if it has none."""
+    """Return the end function of a recorded pass, and store it for later passes; None if it has none."""
     returned = output.returned
-    found = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
-    _KNOWN.setdefault(output.model, {})[_kind(output.args, output.kwargs)] = "" if found is None else found.name
-    return found
+    end = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
+    _KNOWN.setdefault(output.model, {})[_kind(output.args, output.kwargs)] = "" if end is None else end.name
+    return end
 
 
 def apart(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
-    """Return the output of a recorded pass with its logits apart from the end function.
+    """Return the output of a recorded pass with its logits before the end function.
 
     Args:
-        output: what the model returned.
-        end: the end function, as :func:`end_in` finds it.
-        value: number on the tape -> the value.
+        output: the model's output.
+        end: the end function, as returned by :func:`end_in`.
+        value: function from a number on the tape to the value.
     """
     returned = output.returned
     if end is None or returned is None:
-        return output.with_end(_unwatched(output))
+        return output.with_end(_plain_end(output))
     logits = value(end.logits).reshape(returned.shape)
     return output.with_end(End(end.name, end.axis, output.rows(logits)))
 
 
 def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
-    """The output for changed arguments; None where the model does not take them."""
+    """Return the output for changed arguments; None if the model fails on them."""
     args = tuple(change(a) if isinstance(a, Tensor) else a for a in output.args)
     kwargs = {n: change(v) if isinstance(v, Tensor) else v for n, v in output.kwargs.items()}
     try:
@@ -84,26 +84,27 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
 
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The name of the function that the model ends in for this kind of input; "" where it has none, or is unknown."""
+    """Return the name of the model's end function for this kind of input; "" if it has none, or is unknown."""
     return _KNOWN.get(model, {}).get(_kind(args, kwargs), "")
 
 
 def known_end_function(model: nn.Module) -> str:
-    """The name of the function that the model was seen to end in for any kind of input; "" for none."""
+    """Return the name of the model's end function for any kind of input so far; "" for none."""
     return next((name for name in _KNOWN.get(model, {}).values() if name), "")
 
 
 def final_activation(model: nn.Module, end: str, outputs: int) -> str:
-    """Return what turns a row of logits into what it says: "softmax", "sigmoid", or "identity" for a number.
+    """Return the activation of a row of logits: "softmax", "sigmoid", or "identity" for regression.
 
-    A row of several logits is one of classes: softmax, or sigmoid where they do not exclude one another. One logit is
-    a number (a regression), unless a sigmoid stands behind it or the config calls it a class: by
-    ``problem_type="multi_label_classification"``, or by names in ``id2label``. With ``problem_type="regression"``
-    every output is a number.
+    A row of several logits is over classes: softmax, or sigmoid if they are not mutually exclusive. A single logit is
+    a regression output, unless the model ends in a sigmoid or the config describes a class, by
+    ``problem_type="multi_label_classification"`` or by names in ``id2label``. With ``problem_type="regression"`` all
+    outputs are regression outputs.
 
     Args:
-        end: the function that the model ends in, as :func:`end_function` names it.
-        outputs: number of logits of a row.
+        model: the model.
+        end: name of its end function, as of :func:`end_function`.
+        outputs: number of logits in a row.
     """
     if "sigmoid" in end:
         return "sigmoid"
@@ -116,14 +117,14 @@ def final_activation(model: nn.Module, end: str, outputs: int) -> str:
     return "identity" if outputs == 1 else "softmax"
 
 
-def _unwatched(output: Output) -> End | None:
+def _plain_end(output: Output) -> End | None:
     value = output.returned
     rows = None if value is None else output.rows(value)
     return None if rows is value or rows is None else End("", -1, rows)
 
 
 def _may_be_an_end(value: Tensor | None) -> bool:
-    """Whether the first numbers of an output are all probabilities, or all logarithms of some."""
+    """Return whether the first numbers of an output may all be probabilities, or all log-probabilities."""
     if value is None or not value.is_floating_point() or not value.numel() or value.is_meta:
         return False
     some = value.detach().reshape(-1)[:_LOOKED_AT]
@@ -131,11 +132,11 @@ def _may_be_an_end(value: Tensor | None) -> bool:
 
 
 def _repeatable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a pass leaves what it is given as it was: a cache of keys and values, or a list, may be added to."""
+    """Return whether a pass cannot change its arguments, as it may change a cache of keys and values or a list."""
     return all(v is None or isinstance(v, Tensor | bool | int | float | str) for v in (*args, *kwargs.values()))
 
 
 def _kind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What kind of input this is: the names of tensors, and the values of switches."""
+    """Return the kind of input: the names of arguments, and the values of switches."""
     switches = ((n, v) for n, v in kwargs.items() if isinstance(v, bool | str | None))
     return len(args), frozenset(kwargs), frozenset(switches)

@@ -1,4 +1,4 @@
-"""Whether a model stays as it is while it is explained."""
+"""Detect changes of a model while it is explained."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["alone", "changes", "parameters"]
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Refuse an explanation if the model is changed meanwhile.
+    """Context that raises at its end if the model was changed meanwhile.
 
     Raises:
-        ModelError: at the end, a parameter was written to or replaced, or training mode was switched on.
+        ModelError: a parameter was written to or replaced, or training mode was switched on.
     """
     named = named_modules(model)
     before, trained = parameters(model, named), {m for _, m in named if m.training}
@@ -28,7 +28,7 @@ def alone(model: nn.Module) -> Iterator[None]:
     if changed:
         raise ModelError(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
-            "two models. Wait until training or loading is over, or explain a copy: copy.deepcopy(model)"
+            "two models. Wait until training or loading has finished, or explain a copy: copy.deepcopy(model)"
         )
     training = next((n or type(m).__name__ for n, m in named if m.training and m not in trained), None)
     if training is not None:
@@ -43,22 +43,26 @@ _State = tuple[Tensor, Tensor | None, int, int]
 
 
 def parameters(model: nn.Module, named: Named | None = None, *, held: bool = True) -> dict[str, _State]:
-    """Name -> (parameter, its memory, which stays taken meanwhile if ``held``, count of changes, address); ``named``
-    are its modules, if they are listed already.
+    """Return {name: (parameter, its memory, its version counter, its address)} of a model.
 
-    Buffers may change: rotary tables grow in a forward pass.
+    Buffers are left out, because they may change: rotary tables grow in a forward pass.
+
+    Args:
+        model: the model.
+        named: its modules, if they are listed already.
+        held: hold references to the parameters' memory, so that it is not reused.
     """
-    found: dict[str, _State] = {}
+    states: dict[str, _State] = {}
     for name, module in named or named_modules(model):
-        for own, p in module._parameters.items():
+        for parameter, p in module._parameters.items():
             if p is not None and p.is_floating_point():
                 memory, version = p.detach() if held else None, 0 if p.is_inference() else p._version
-                found[f"{name}.{own}" if name else own] = (p, memory, version, _address(p))
-    return found
+                states[f"{name}.{parameter}" if name else parameter] = (p, memory, version, _address(p))
+    return states
 
 
 def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None = None) -> list[str]:
-    """The parameters that are no longer as :func:`parameters` found them."""
+    """Return the names of the parameters that changed since :func:`parameters` returned ``before``."""
     after = parameters(model, named, held=False)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
 
@@ -66,13 +70,13 @@ def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None 
 def _address(parameter: Tensor) -> int:
     try:
         return parameter.data_ptr()
-    except RuntimeError:  # a quantised or distributed kind of tensor
+    except RuntimeError:  # a quantised or distributed tensor
         return 0
 
 
 def _same(before: _State | None, after: _State | None) -> bool:
     if before is None or after is None:
         return False
-    if before[0].is_meta or after[0].is_meta:  # weights that are loaded for each forward pass
+    if before[0].is_meta or after[0].is_meta:  # offloaded weights, loaded for each forward pass
         return True
     return before[0] is after[0] and before[2:] == after[2:]

@@ -1,4 +1,4 @@
-"""What kind of logits a model gives, measured once a model by changing what it is fed."""
+"""Determine the kind of logits that a model returns, by changing its inputs, once per model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _SEVERAL: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_language_model(output: Output) -> bool:
-    """Whether ``[B, N, V]`` logits are a causal language model's: over the vocabulary, and independent of later tokens.
+    """Return whether ``[B, N, V]`` logits are those of a causal language model: over the vocabulary, and independent of
+    later tokens.
 
-    Measured by changing the last token. Where that is not possible (a decoder without tokens of its own), and for
-    models that read the prompt of a picture in both directions, it is known by the model's being made to generate.
+    This is measured by changing the last token. If that is not possible (a decoder without tokens), and for models
+    that read the prompt of a picture bidirectionally, it is whether the model can generate text.
     """
     if output.model not in LANGUAGE:
         LANGUAGE[output.model] = _language(output)
@@ -33,15 +34,15 @@ def is_language_model(output: Output) -> bool:
 
 
 def speaks(model: nn.Module, forward: Callable[[], Any]) -> bool:
-    """Whether this is a language model; ``forward`` is run where that is not known yet."""
+    """Return whether this is a language model; ``forward`` is called if that is not known yet."""
     if model not in LANGUAGE:
         forward()
     return LANGUAGE.get(model, False)
 
 
 def last_row_alone(model: nn.Module) -> dict[str, Any]:
-    """The argument with which a model that is known to be a language model computes its logits for the last token
-    alone; none where it does not take it."""
+    """Return the argument that makes a known language model compute only the logits of the last token; empty if it does
+    not take it."""
     if not LANGUAGE.get(model, False):
         return {}
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -59,7 +60,7 @@ def _language(output: Output) -> bool:
         return _generates(output)
     if not _generates(output) and (logits.shape[-1] < least or "MaskedLM" in type(output.raw).__name__):
         return False
-    if ids.shape[1] == 1:  # there is no later token: put one there
+    if ids.shape[1] == 1:  # there is no later token: append one
         longer = fed(output, lambda t: torch.cat([t, t], 1) if t.dim() > 1 and t.shape[1] == 1 else t)
         return _generates(output) if longer is None else _language(longer)
     row = int(output.real(ids.shape[1]).sum(1).argmax())
@@ -70,16 +71,16 @@ def _language(output: Output) -> bool:
     else:
         others = ids[ids != ids[row, last]]
         changed[row, last] = others[0] if len(others) else (ids[row, last] + 1) % max(least, 2)
-    again = fed(output, lambda t: changed if t is ids else t)
-    if again is None or again.logits is None or again.logits.shape != logits.shape:
+    other = fed(output, lambda t: changed if t is ids else t)
+    if other is None or other.logits is None or other.logits.shape != logits.shape:
         return _generates(output)
-    moved = (again.logits - logits)[row].detach().abs().amax(-1)
+    moved = (other.logits - logits)[row].detach().abs().amax(-1)
     limit = 0.1 * torch.finfo(logits.dtype).eps ** 0.5 * logits.detach().abs().max()
-    if not bool((moved[last:] > limit).any()):  # this token says nothing
+    if not bool((moved[last:] > limit).any()):  # changing this token has no effect
         return _generates(output)
     if not bool((moved[:last] > limit).any()):
         return True
-    if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # all tokens share a scale
+    if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # tokens share rounding
         return _generates(output)
     pictures = any(n.startswith(("pixel", "image")) for n in output.given)
     return pictures and _generates(output)
@@ -93,10 +94,10 @@ def _generates(output: Output) -> bool:
 
 
 def one_a_token(output: Output, logits: Tensor) -> bool:
-    """Whether ``[B, N]`` logits are one a token (a discriminator's), which is asked where N tokens are fed."""
+    """Return whether ``[B, N]`` logits are one per token (a discriminator's), if N tokens are fed."""
     if (
         output.tokens is None
-        or output.tokens[1].dim() != 2  # several texts a sample, of which one is chosen
+        or output.tokens[1].dim() != 2  # multiple choice
         or output.tokens[1].shape[1] != logits.shape[1]
         or "Classifier" in type(output.raw).__name__
     ):
@@ -109,7 +110,7 @@ def one_a_token(output: Output, logits: Tensor) -> bool:
 
 
 def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the model compares pictures with texts, so that either may be the classes of the other."""
+    """Return whether the model compares pictures with texts, so that either can be the classes of the other."""
     if model not in _COMPARES:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
         _COMPARES[model] = output is not None and "logits_per_image" in output.named
@@ -117,11 +118,11 @@ def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def takes_several(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
-    """Return True if several samples may go through a model together. Where its config names no token for padding, it
-    may refuse them.
+    """Return True if the model accepts batches of several samples, which it may not if its config has no padding token.
 
     Args:
-        twice: returns the (args, kwargs) of two samples, on which that is measured once.
+        model: the model.
+        twice: function that returns the (args, kwargs) of two samples, on which this is measured once.
     """
     if getattr(getattr(model, "config", None), "pad_token_id", 0) is not None:
         return True

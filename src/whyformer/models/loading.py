@@ -1,4 +1,4 @@
-"""Load a model and its processor by name: bundled, a local folder, or a hub id. Never runs remote code."""
+"""Load a model and its processor by name (bundled, local folder or hub id), without running remote code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ BUNDLED = ("digits", "sst2", "reader")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its processor, None where a folder holds none; ``modality`` is "image", "text", "sound"
-    or "both" (a prompt with a picture)."""
+    """A loaded model.
+
+    Attributes:
+        model: the model in eval mode.
+        processor: its processor; None if the folder has none.
+        modality: "image", "text", "sound" or "both" (a prompt with a picture).
+        name: the name by which it was loaded.
+    """
 
     model: nn.Module
     processor: Any
@@ -37,26 +43,26 @@ class Loaded:
 
     @property
     def reads(self) -> str:
-        """The modality in words."""
-        words = {"image": "pictures", "sound": "sounds", "both": "a text and a picture"}
-        return words.get(self.modality, self.modality)
+        """Description of the modality."""
+        names = {"image": "pictures", "sound": "sounds", "both": "a text and a picture"}
+        return names.get(self.modality, self.modality)
 
 
 def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Loaded:
-    """Load a model of transformers with trained weights, and its processor.
+    """Load a transformers model with trained weights, and its processor.
 
-    The class is the one that its config names (``architectures``). Where that has no head, it is a classifier, and
-    refused, since its head would be random. :mod:`whyformer.targets` says what of its output may be explained.
+    The class is the one in its config (``architectures``). If that class has no head, a classifier is tried, which is
+    an error if its head would be random.
 
     Args:
-        name: ``"bundled:digits"``, ``"bundled:sst2"``, ``"bundled:reader"``, a folder that ``save_pretrained`` wrote,
+        name: ``"bundled:digits"``, ``"bundled:sst2"``, ``"bundled:reader"``, a folder written by ``save_pretrained``,
             or a hub id (``"owner/model"``; from the local cache if there is no network).
         device: "cpu" (default) or "cuda".
         dtype: float32 (default), float64, bfloat16 ...
 
     Raises:
-        LoadError: missing folder or files, no network and nothing cached, weights that would be random, only pickled
-            weights.
+        LoadError: the folder or files are missing, there is no network and no cached copy, weights are missing, or
+            weights are only available as pickle files.
     """
     import transformers
 
@@ -73,7 +79,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         missing = sorted(report.get("missing_keys", ()))
         if missing:
             raise LoadError(
-                f"'{name}' is no trained {type(model).__name__}: its weights lack {', '.join(missing[:3])}"
+                f"'{name}' is not a trained {type(model).__name__}: its weights lack {', '.join(missing[:3])}"
                 f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it "
                 "first, or load it yourself and pass the module"
             )
@@ -81,39 +87,39 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         processor = None if _holds_weights_alone(Path(place)) else _processor(place, modality, local)
     except LoadError:
         raise
-    except Exception as error:  # of any kind, where a config or a tokenizer is damaged
-        raise _told(error, name, Path(place)) from error
+    except Exception as error:  # a damaged config or tokenizer may raise any error
+        raise _load_error(error, name, Path(place)) from error
     if device is not None:
         model = model.to(_device(device))
     return Loaded(model.eval(), processor, modality, name)
 
 
-def _told(error: Exception, name: str, place: Path) -> LoadError:
-    """What kept transformers from loading a model, in one sentence."""
+def _load_error(error: Exception, name: str, place: Path) -> LoadError:
+    """Summarize an error of transformers in one sentence."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if not isinstance(error, OSError | ValueError | ImportError | SafetensorError):
         first = f"{type(error).__name__}: {first}"
     if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
-        first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
+        first = "the installed torchvision does not match torch (it is not needed: pip uninstall torchvision)"
     hint = "" if place.is_dir() else (
-        " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
-        "without asking"
+        " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 uses the local cache "
+        "only"
     )
     return LoadError(f"cannot load '{name}': {first}{hint}")
 
 
 def _check_depth(config: Any) -> None:
-    """Refuse a config that asks for so many layers that building them would not end."""
+    """Raise for a config with so many layers that building the model would take forever."""
     for name, value in config.items():
         if isinstance(value, dict):
             _check_depth(value)
         elif isinstance(value, int) and re.search(r"layers|blocks|depth", str(name)) and value > _MOST_LAYERS:
-            raise LoadError(f"the config asks for {value} {name}; at most {_MOST_LAYERS} are taken")
+            raise LoadError(f"the config has {name} = {value}; the limit is {_MOST_LAYERS}")
 
 
 def _class_of(config: Any) -> Any:
-    """The class of transformers that a config names; of a model without a head, or of a class that is not there, what
-    reads pictures and words, or a classifier."""
+    """Return the transformers class named in a config. For a class without a head, or one that does not exist, return
+    the auto class of vision-language models or of classifiers that supports the config."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -138,7 +144,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _modality(model: nn.Module) -> str:
-    """What a model of transformers reads, by the arguments of its forward."""
+    """Return the modality of a transformers model, by the arguments of its forward."""
     main, takes = getattr(model, "main_input_name", ""), inspect.signature(model.forward).parameters
     if {"input_ids", "pixel_values"} <= takes.keys():
         return "both"
@@ -148,13 +154,14 @@ def _modality(model: nn.Module) -> str:
 
 
 def _holds_weights_alone(folder: Path) -> bool:
-    """Whether this is a folder with a model and no processor: transformers makes a tokenizer without words of that."""
+    """Return whether a folder has a model without a processor, from which transformers would make an empty tokenizer.
+    """
     alone = re.compile(r"(generation_)?config\.json|.*\.index\.json|.*\.safetensors")
     return folder.is_dir() and all(alone.fullmatch(file.name) for file in folder.iterdir())
 
 
 def _processor(place: str, modality: str, local: dict[str, Any]) -> Any:
-    """The processor of a model: with its tokenizer, if a model that reads pictures or sounds has one."""
+    """Load the processor of a model, including its tokenizer if a model for pictures or sounds has one."""
     import transformers
 
     if modality == "text":
@@ -176,45 +183,46 @@ def opened(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, Any]:
-    """(model, processor) of what a user gave: a model given by name is kept until another one is loaded
-    (:func:`unload`), with its own processor unless one is given; a pipeline of transformers has both. Of a compiled or
-    a data-parallel model, the module in it.
+    """Return (module, processor) of a user's model.
+
+    A model loaded by name is cached until another one is loaded (:func:`unload`), and its processor is used unless one
+    is passed. A pipeline of transformers has both. Compiled and data-parallel models are unwrapped.
 
     Raises:
-        InputError: device or dtype for a module, which its owner moves.
+        InputError: device or dtype is passed with a module.
         ModelError: an explanation would be wrong or impossible (:func:`refuse_unfit`).
     """
     if isinstance(model, str):
-        model = _last(model, str(device or "cpu"), dtype, _stamp(model))
+        model = _cached(model, str(device or "cpu"), dtype, _stamp(model))
     if isinstance(model, Loaded):
         model, processor = model.model, processor or model.processor
     elif device is not None or dtype is not None:
         raise InputError(
-            "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
+            "device and dtype are only for models loaded by name: move a module yourself with model.to(...)"
         )
     if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):  # a pipeline
-        found = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
-        model, processor = model.model, processor or next((one for one in found if one is not None), None)
+        candidates = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
+        model, processor = model.model, processor or next((c for c in candidates if c is not None), None)
     model = unwrapped(model)
     refuse_unfit(model)
     return model, processor
 
 
 @lru_cache(maxsize=1)
-def _last(name: str, device: str, dtype: torch.dtype | str | None, stamp: Any) -> Loaded:
+def _cached(name: str, device: str, dtype: torch.dtype | str | None, stamp: Any) -> Loaded:
     return load(name, device=None if device == "cpu" else device, dtype=dtype)
 
 
 def unload() -> None:
-    """Let go of the model that was loaded by name last, which is kept for the next call with that name.
+    """Release the model that was last loaded by name, which is cached for the next call with that name.
 
-    Its memory is freed once nothing else refers to it: explanations do not.
+    Its memory is freed when nothing else refers to it; explanations do not.
     """
-    _last.cache_clear()
+    _cached.cache_clear()
 
 
 def _stamp(name: str) -> Any:
-    """What changes when a local folder's files do."""
+    """Return a value that changes when the files of a local folder change."""
     folder = Path(name).expanduser()
     if name.startswith("bundled:") or not folder.is_dir():
         return None
@@ -225,8 +233,8 @@ _FOUND: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def processor_of(model: nn.Module) -> Any:
-    """The processor that lies beside the files a module was loaded from, by ``model.name_or_path``; None if there is
-    none, or the name leads nowhere."""
+    """Load the processor from the folder or hub id that a module was loaded from, ``model.name_or_path``; None if there
+    is none."""
     if model not in _FOUND:
         _FOUND[model] = _beside(getattr(getattr(model, "config", None), "_name_or_path", None))
     return _FOUND[model]
@@ -241,13 +249,13 @@ def _beside(name: Any) -> Any:
         return transformers.AutoProcessor.from_pretrained(
             name, backend="pil", trust_remote_code=False, local_files_only=Path(name).is_dir()
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones: the user is asked
+    except (OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones: the user must pass it
         return None
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without bars on standard error while weights are read; as before afterwards."""
+    """Disable progress bars of transformers while weights are read."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -260,8 +268,8 @@ def _quietly() -> Iterator[None]:
 
 
 def model_name(model: Any) -> str:
-    """The name that a module's (or a pipeline's) config says it was loaded from, as :func:`load` takes it; else its
-    class."""
+    """Return the name in a module's (or pipeline's) config from which it was loaded, as :func:`load` accepts it; else
+    the name of its class."""
     if isinstance(model, Loaded):
         return model.name
     if not isinstance(model, nn.Module):
@@ -274,12 +282,12 @@ def model_name(model: Any) -> str:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Sixteen hex digits of the class and the weights: what another model said is never taken for this one's."""
+    """Return sixteen hex digits that identify the class and the weights, so that results of models are not confused."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        held = parameter.detach().cpu().contiguous()
-        digest.update(held.view(torch.uint8).numpy().tobytes() if held.dim() else str(parameter).encode())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().tobytes() if values.dim() else str(parameter).encode())
     return digest.hexdigest()[:16]
 
 
@@ -288,17 +296,18 @@ def _place(name: str) -> str:
         short = name.removeprefix("bundled:")
         if short not in BUNDLED:
             raise LoadError(
-                f"there is no bundled model '{short}'; bundled are {', '.join(f'bundled:{b}' for b in BUNDLED)}"
+                f"there is no bundled model '{short}'; the bundled models are "
+                f"{', '.join(f'bundled:{b}' for b in BUNDLED)}"
             )
         return str(resources.files("whyformer") / "bundled" / short)
     path = Path(name).expanduser()
     if name.strip() and path.is_dir():
         if not (path / "config.json").is_file():
-            raise LoadError(f"the folder {name} has no config.json: it was not written by save_pretrained")
+            raise LoadError(f"the folder {name} has no config.json: pass a folder written by save_pretrained")
         if not any(path.glob("*.safetensors")):
             raise LoadError(
-                f"the folder {name} has no .safetensors weights; pickled weights are not loaded "
-                "(convert them with save_pretrained)"
+                f"the folder {name} has no .safetensors weights, and pickled weights are not loaded: convert them with "
+                "save_pretrained"
             )
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name or any(c.isspace() for c in name):
@@ -321,7 +330,7 @@ def _device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"no device is called {device!r}; use 'cpu' or 'cuda'") from error
+        raise InputError(f"there is no device {device!r}: use 'cpu' or 'cuda'") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' was asked for, and this machine (or this build of torch) has none; use 'cpu'")
+        raise InputError("device 'cuda' is not available on this machine (or in this build of torch): use 'cpu'")
     return chosen

@@ -1,4 +1,4 @@
-"""How much memory there is, and whether it ran out."""
+"""Total and free memory, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def total_memory(place: torch.device) -> int:
-    """Bytes of the machine, or of the GPU, that a process may use."""
+    """Return the bytes of the machine, or of the GPU, that a process may use."""
     if place.type == "cuda":
         return int(torch.cuda.get_device_properties(place).total_memory)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
@@ -24,10 +24,10 @@ def total_memory(place: torch.device) -> int:
 
 
 def free_memory(place: torch.device) -> int:
-    """Bytes of it that are free now."""
+    """Return the bytes that are free now."""
     if place.type == "cuda":
-        kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)  # torch's own, to be used again
-        return int(torch.cuda.mem_get_info(place)[0]) + kept
+        cached = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)  # reserved by torch for reuse
+        return int(torch.cuda.mem_get_info(place)[0]) + cached
     free = total_memory(place)
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -39,7 +39,7 @@ def free_memory(place: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, on the GPU or the CPU; also where another error was raised from that."""
+    """Return whether an error, or one of its causes, is an out-of-memory error of the GPU or the CPU."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             return True

@@ -1,4 +1,4 @@
-"""Relevance is propagated in float32 or wider: where rules divide by sums that may cancel, half precision is noise."""
+"""Propagate relevance in float32 or wider, because rules divide by sums that may cancel, which amplifies rounding."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def in_half_precision(
     read: Callable[[Output], Tensor],
     samples: Tensor | None = None,
 ) -> tuple[str, Tensor] | None:
-    """("float16" or "bfloat16", the model's own logits ``[B, C]``) of a model with such parameters, else None."""
+    """Return ("float16" or "bfloat16", logits ``[B, C]``) of a model with such parameters, else None."""
     half = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in HALF), None)
     return None if half is None else (half, plain_logits(model, *feed, read, samples))
 
 
 def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
-    """How far a model in half precision and its float32 copy, in which relevance flowed, say the same.
+    """Compare a model in half precision with its float32 copy, in which relevance was propagated.
 
     Returns:
         ``model``, ``relevance``: the two types; per sample: ``logits_moved``, max |l_half − l_float32| / (max l_float32
-        − min l_float32), and ``same_class``, whether the largest logit is of the same class.
+        − min l_float32), and ``same_class``, whether the class with the largest logit is the same.
     """
     own, wide = own.double(), wide.detach().double()
     spread = wide.amax(-1) - wide.amin(-1) if wide.shape[-1] > 1 else wide.abs().amax(-1)
@@ -43,7 +43,7 @@ def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
 
 
 def single(model: nn.Module) -> nn.Module:
-    """A float32 copy of a model of half precision; the model itself is not touched.
+    """Return a float32 copy of a model in half precision.
 
     Raises:
         ModelError: the model cannot be copied.
@@ -53,18 +53,18 @@ def single(model: nn.Module) -> nn.Module:
             return copy.deepcopy(model).float()
     except (RuntimeError, TypeError) as error:
         raise ModelError(
-            "relevance needs float32, and this model of half precision cannot be copied into it "
+            "relevance needs float32, and this model in half precision cannot be copied to float32 "
             f"({error}). Load it in float32: dtype='float32'"
         ) from error
 
 
 def widened(values: T) -> T:
-    """Floating tensors of half precision as float32, also in lists, tuples and mappings."""
-    made: Any = values
+    """Convert half-precision tensors to float32, also in lists, tuples and mappings."""
+    result: Any = values
     if isinstance(values, Tensor):
-        made = values.float() if values.dtype in HALF else values
+        result = values.float() if values.dtype in HALF else values
     elif type(values) in (list, tuple):
-        made = type(values)(widened(v) for v in values)  # type: ignore[call-arg, attr-defined]
+        result = type(values)(widened(v) for v in values)  # type: ignore[call-arg, attr-defined]
     elif isinstance(values, Mapping):
-        made = {k: widened(v) for k, v in values.items()}
-    return made
+        result = {k: widened(v) for k, v in values.items()}
+    return result

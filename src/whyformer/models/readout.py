@@ -1,4 +1,4 @@
-"""The plain forward pass, and what is read off its output: one row of logits a sample, or else nothing."""
+"""Read one row of logits per sample from a model's output, or raise if the output has none."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def plain_logits(
     read: Callable[[Output], Tensor] | None = None,
     samples: Tensor | None = None,
 ) -> Tensor:
-    """``[B, C]`` logits of a forward pass without gradients, on the model's device; ``read`` as :func:`row_of`."""
+    """Return the logits ``[B, C]`` of a forward pass without gradients, on the model's device; ``read`` defaults to
+    :func:`row_of`."""
     output = forward(model, args, kwargs, samples)
     with torch.no_grad():
         return (read or row_of)(output)
 
 
 def row_of(output: Output) -> Tensor:
-    """``[B, C]``: a classifier's logits, or a language model's for the token after the last real one.
+    """Return ``[B, C]``: a classifier's logits, or a language model's for the token after the last real one.
 
     Raises:
-        InputError: the output is of another kind; the error names the targets that fit.
+        InputError: the output is of another kind; the message names the targets that fit.
         ModelError: there is no tensor in it.
     """
     if not has_row(output):
@@ -48,7 +49,7 @@ def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
     """Raise if logits are not finite.
 
     Raises:
-        ModelError: they are not; the error names what may be the cause.
+        ModelError: they are not; the message names a possible cause.
     """
     if bool(torch.isfinite(logits).all()):
         return
@@ -57,18 +58,18 @@ def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
     if bad is None:
         cause = "its activations overflow or its input is extreme"
     raise ModelError(
-        f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
+        f"the model's logits are not finite: {cause}. Check the weights, or use float32"
     )
 
 
 def anything(output: Output) -> Tensor:
-    """Some tensor of the output: for a pass of which only what lies on the way is looked at."""
-    found = next(iter(output.named.values()), torch.zeros(1, 1))
-    return found if found.dim() else found[None]
+    """Return any tensor of the output, for passes whose output does not matter."""
+    tensor = next(iter(output.named.values()), torch.zeros(1, 1))
+    return tensor if tensor.dim() else tensor[None]
 
 
 def has_row(output: Output) -> bool:
-    """Whether the output is one row of logits a sample, or a language model's."""
+    """Return whether the output is one row of logits per sample, or those of a language model."""
     logits = output.logits
     if logits is None or logits.dim() not in (1, 2, 3) or "pred_boxes" in output.named:
         return False
@@ -78,14 +79,15 @@ def has_row(output: Output) -> bool:
 
 
 def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
-    """``[B, C]`` logits of an output that is known to hold a row of them.
+    """Return the logits ``[B, C]`` of an output that has a row of them.
 
-    A language model's ``[B, N, V]`` is read at the last position, or the last real one by the ``[B, N]`` padding mask.
+    A language model's ``[B, N, V]`` is read at the last position, or at the last real one by the padding mask
+    ``[B, N]``.
     """
     logits = Output(nn.Identity(), output).logits
     if logits is None:
         raise ModelError(
-            f"the model returned {type(output).__name__} without logits; wrap it so that "
+            f"the model returned {type(output).__name__} without logits: wrap it so that "
             "forward returns a tensor [batch, classes]"
         )
     if logits.dim() == 1:
@@ -98,43 +100,48 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
         logits = logits[torch.arange(len(logits), device=logits.device), last]
     if logits.dim() != 2:
         raise ModelError(
-            f"the model returned logits of shape {list(logits.shape)}; [batch, classes] (or "
-            "[batch, tokens, vocabulary]) is needed"
+            f"the model returned logits of shape {list(logits.shape)}: wrap it so that forward returns [batch, "
+            "classes] (or [batch, tokens, vocabulary])"
         )
     return logits
 
 
 def refusal(output: Output, why: str = "") -> InputError:
-    """The error that names the targets which fit this output."""
+    """Return the error for an output without a row of logits; it lists the targets that fit.
+
+    Args:
+        output: the output.
+        why: what is wrong with it, if not the missing row.
+    """
     named = output.named
     listed = [f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items()]
     shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
     ways = [*_targets_that_fit(output)]
-    if has_row(output):  # then a function is given the row
+    if has_row(output):  # functions get the row
         ways += ["target=0 (the index of a class)"] if "logits_per_image" not in named else []
-        ways.append("a function of the logits that returns one number a sample: target=lambda logits: logits[:, 0]")
+        ways.append("a function of the logits that returns one number per sample: target=lambda logits: logits[:, 0]")
     else:
         name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
         of_name = f"[{name if name.isdigit() else repr(name)}]" if name else ""
         read = f".{name}" if hasattr(output.raw, name) else of_name
         index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
-        said = f"target=lambda output: output{read}{index}"
-        ways.append(f"a function of the output that returns one number a sample: {said}")
+        example = f"target=lambda output: output{read}{index}"
+        ways.append(f"a function of the output that returns one number per sample: {example}")
     return InputError(
-        f"the model's output ({shapes}) {why or 'is not one row of logits a sample'}, so a target has to say which "
-        f"number is meant: {'; '.join(ways)} (from whyformer import targets)"
+        f"the model's output ({shapes}) {why or 'is not one row of logits per sample'}, so a target must select a "
+        f"number: {'; '.join(ways)} (from whyformer import targets)"
     )
 
 
 def _targets_that_fit(output: Output) -> Iterator[str]:
-    """Examples of :mod:`whyformer.targets`, with numbers that this output has."""
+    """Yield examples of :mod:`whyformer.targets` with indices that this output has."""
     named = output.named
     kinds = {"logits": output.logits, **named}
     logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
     if "start_logits" in named and "end_logits" in named:
         yield _span(output, named["start_logits"])
     if "logits_per_image" in named:
-        yield from ("targets.Similarity() (of each picture and its own text)", "target=0 (the index of a text)")
+        yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
     if logits is not None and any(n in named for n in ("pred_boxes", "class_queries_logits")):
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
@@ -155,5 +162,5 @@ def _span(output: Output, logits: Tensor) -> str:
 
 
 def _last(output: Output, logits: Tensor) -> int:
-    """The last position that each sample has."""
+    """Return the last position that exists in all samples."""
     return int(output.real(logits.shape[1]).sum(1).min()) - 1

@@ -1,5 +1,5 @@
-"""A model's modules, in the order of torch's own generators and several times as fast: in one list, without a
-generator for each level of nesting."""
+"""List a model's modules in the order of torch's generators, several times as fast, because no nested generators are
+used."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import nn
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(name, module) of the model and all that is in it, each once, as ``model.named_modules()``."""
-    found: list[tuple[str, nn.Module]] = []
+    """Return (name, module) of the model and all submodules, each once, as ``model.named_modules()`` does."""
+    listed: list[tuple[str, nn.Module]] = []
     seen: set[nn.Module] = set()
     ahead = [("", model)]
     while ahead:
@@ -16,13 +16,13 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if module in seen:
             continue
         seen.add(module)
-        found.append((name, module))
+        listed.append((name, module))
         if len(module._modules):
             start = f"{name}." if name else ""
             ahead += [(start + n, child) for n, child in list(module._modules.items())[::-1] if child is not None]
-    return found
+    return listed
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
-    """The model and all that is in it, each once, as ``model.modules()``."""
+    """Return the model and all submodules, each once, as ``model.modules()`` does."""
     return [module for _, module in named_modules(model)]

@@ -1,13 +1,14 @@
-"""Targets: which number of a model's output is explained.
+"""Targets: the number of a model's output to explain.
 
-A target says *what* is explained, and its gradient is also what relevance starts from (a one-hot vector for a logit).
-One row of logits a sample, a classifier's or a language model's for the next token, is read as it is: a target is then
-a class (an index or a name, or one a sample), one of :class:`Logit`, :class:`Probability`, :class:`LogProbability` and
-:class:`Contrast`, or any differentiable function of the logits ``[B, C]`` that returns ``[B]``.
+Methods explain the value of the target, and propagation of relevance starts from its gradient (a one-hot vector for a
+logit). If the model returns one row of logits per sample (a classifier, or a language model's logits of the next
+token), a target is a class (an index or a name, or a list of one per sample), a :class:`Logit`, :class:`Probability`,
+:class:`LogProbability` or :class:`Contrast`, or any differentiable function of the logits ``[B, C]`` that returns
+``[B]``.
 
-Of any other output nothing is guessed: :class:`Token`, :class:`Span`, :class:`Query`, :class:`Pixel` and
-:class:`Similarity` say which number is meant, or any differentiable function of the model's raw output that returns
-``[B]``. Without one the error names those that fit.
+Any other output needs an explicit target: :class:`Token`, :class:`Span`, :class:`Query`, :class:`Pixel`,
+:class:`Similarity`, or any differentiable function of the model's raw output that returns ``[B]``. Without a target,
+the error lists those that fit the output.
 """
 
 from whyformer.targets.naming import class_index, token_ids

@@ -1,4 +1,4 @@
-"""What a user calls a class or a token: a number, a name, or a number that is to be read as one of them."""
+"""Look up classes and tokens by index or name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from whyformer.errors import LONGEST, InputError
 
 
 def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
-    """The index of the class that a user means; one rule for every entrance.
+    """Return the index of a class from an index or a name.
 
-    An int is an index. Text is an index if it is a number (``"3"``), else a name, in any case, or one of the
-    comma-separated names of a class. ``"#3"`` is an index whatever the classes are called, and a name in quotes
-    (``'"3"'``) is a name whatever it looks like.
+    An int is an index. Text is an index if it is a number (``"3"``), else a name or one of a class's comma-separated
+    names, matched case-insensitively. ``"#3"`` is always an index, and text in quotes (``'"3"'``) is always a name.
 
     Args:
-        labels: class index -> name; None where the model names none.
+        wanted: index or name of the class.
+        labels: class index -> name; None if the model names no classes.
         classes: number of classes; None if unknown.
 
     Raises:
-        InputError: no such class, several of that name, or a number that also names another class.
+        InputError: no such class, several classes of that name, or a number that also names another class.
     """
     if not isinstance(wanted, str):
         if isinstance(wanted, bool) or not hasattr(wanted, "__index__"):
@@ -33,21 +33,21 @@ def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | No
     if text[:1] == "#" and _is_number(text[1:]):
         return in_range(int(text[1:]), classes)
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
-    named = _named(text[1:-1] if quoted else text, labels or {})
+    matches = _named(text[1:-1] if quoted else text, labels or {})
     if _is_number(text):
         index = int(text)
-        if any(other != index for other in named):
-            listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in named)
+        if any(other != index for other in matches):
+            listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in matches)
             raise InputError(
-                f"'{text}' may be the number of a class or the name of another, of {listed}: "
-                f"write #{index} for the number, or '\"{text}\"' with the inner quotes for the name"
+                f"'{text}' is ambiguous: it is the index of a class and the name of another, {listed}. "
+                f"Write #{index} for the index, or '\"{text}\"' with the inner quotes for the name"
             )
         return in_range(index, classes)
-    if len(named) == 1:
-        return named[0]
-    if named:
-        listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in named)
-        raise InputError(f"'{wanted}' names several classes: {listed}; give the number")
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in matches)
+        raise InputError(f"'{wanted}' names several classes: {listed}. Pass the index")
     raise _unknown_class(text[1:-1] if quoted else text, labels or {})
 
 
@@ -56,7 +56,7 @@ def _is_number(text: str) -> bool:
 
 
 def _named(name: str, labels: Mapping[int, str]) -> list[int]:
-    """The classes of that name; if there is none, those with it among their comma-separated names."""
+    """Return the classes with that full name, else those with it among their comma-separated names."""
     wanted = name.strip().casefold()
     exact = [i for i, label in labels.items() if label.casefold() == wanted]
     return exact or [i for i, label in labels.items() if wanted in [p.strip().casefold() for p in label.split(",")]]
@@ -77,17 +77,20 @@ def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     wanted = name.casefold().strip()
     whole = [part for part in pool if wanted and re.search(rf"\b{re.escape(wanted)}\b", part.casefold())]
     inside = [part for part in pool if wanted in part.casefold()]
-    found = [*whole, *difflib.get_close_matches(wanted, pool, 3), *inside]  # "cat": tiger cat before crate
-    close = list(dict.fromkeys(found))[: max(3, min(len(whole), 6))]
+    candidates = [*whole, *difflib.get_close_matches(wanted, pool, 3), *inside]  # "cat": tiger cat before crate
+    close = list(dict.fromkeys(candidates))[: max(3, min(len(whole), 6))]
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return InputError(
-        f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: give a number.")
+        f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: pass an index.")
     )
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Numbers of the tokens of a text, which in quotes is what stands inside of them; one where it is a token's own
-    name."""
+    """Return the ids of a text's tokens.
+
+    A text in quotes is used without them. If the text is the exact name of a token in the vocabulary, return its id
+    alone.
+    """
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
     text = text[1:-1] if quoted else text
     ids = behind(tokenizer, text)
@@ -96,11 +99,13 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def behind(tokenizer: Any, text: str) -> list[int]:
-    """Numbers of the tokens of a text that goes on from another: one space before it is the space between them, which
-    tokenizers that begin every text with a space would count twice."""
+    """Return the ids of a text's tokens as the continuation of another text.
 
-    def encoded(given: str) -> list[int]:
-        return [int(i) for i in tokenizer.encode(given, add_special_tokens=False)]
+    A leading space separates the two texts; tokenizers that prepend a space to every text would count it twice.
+    """
+
+    def encoded(part: str) -> list[int]:
+        return [int(i) for i in tokenizer.encode(part, add_special_tokens=False)]
 
     for before in ("a", ".") if text[:1] == " " else ():
         first, whole = encoded(before), encoded(before + text)

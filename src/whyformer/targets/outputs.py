@@ -1,4 +1,4 @@
-"""Targets over a model's raw output: each reads one row ``[B, C]`` off it and says which number of that is meant."""
+"""Targets over a model's raw output: each reads one row ``[B, C]`` per sample and selects a number of that row."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from whyformer.models.readout import refusal
 
 Number = int | Sequence[int]
 OF = {"logit": "logit", "log_probability": "log-probability", "probability": "probability"}
-"""What of a token may be explained, and in words."""
+"""Value of ``Token.of`` -> its name in text."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """z[p, t]: the logit of a token (or class) at a position; for ``[B, N, V]`` logits, or ``[B, N]`` of one a token.
+    """z[p, t]: the logit of a token (or class) at a position, of logits ``[B, N, V]``, or ``[B, N]`` (one per token).
 
-    Masked words, classes of tokens, any position of a language model (of the decoder's tokens, where there is one), the
-    frames of a sound. It reads the row ``[B, V]`` at that position.
+    For masked words, token classification, any position of a language model (of the decoder's tokens if it has a
+    decoder) and the frames of a sound. Reads the row ``[B, V]`` at that position.
 
     Args:
-        position: among the real tokens of each sample, special ones included, from 0; −1 is the last. Or one a sample.
-        token: an id or the text of one token (with the tokenizer given to ``explain``), for the classes of tokens an
-            index or a name; or one a sample; or a target over the row, such as ``Contrast(a, b)``. None: the likeliest.
-            A text of several tokens behind the last position of a language model is taken as a span: what is explained
-            is its log-probability, and the result says so.
-        of: what of that token: "logit", "log_probability" or "probability".
+        position: index among the real tokens of each sample, special tokens included, from 0; −1 is the last. Or a
+            list of one per sample.
+        token: id or text of one token (text needs the tokenizer passed to ``explain``); for token classification, index
+            or name of a class. Or a list of one per sample; or a target over the row, such as ``Contrast(a, b)``.
+            None: the likeliest. A text of several tokens after the last position of a language model is explained as
+            a span, by its log-probability, and the result has a note of it.
+        of: the quantity to explain: "logit", "log_probability" or "probability".
 
     Raises:
-        InputError: when it is read: there is no such position or token.
+        InputError: ``of`` is unknown; when the output is read: there is no such position or token.
     """
 
     position: Number
@@ -44,15 +45,15 @@ class Token:
 
     def __post_init__(self) -> None:
         if not isinstance(self.of, str) or self.of not in OF:
-            raise InputError(f"Token: of is one of {', '.join(map(repr, OF))}, not {self.of!r}")
+            raise InputError(f"Token: of must be one of {', '.join(map(repr, OF))}, not {self.of!r}")
 
     @property
     def picked(self) -> Any:
-        """What is meant of the row."""
+        """The target within the row."""
         return self.token
 
     def read(self, output: Output) -> Tensor:
-        """``[B, V]``"""
+        """Return the row ``[B, V]`` at the position."""
         logits = output.logits if output.logits is not None else output.named.get("prediction_logits")
         of_tokens = logits is not None and (logits.dim() == 3 or (logits.dim() == 2 and one_a_token(output, logits)))
         if logits is None or not of_tokens or "pred_boxes" in output.named:
@@ -62,20 +63,20 @@ class Token:
         return rows if rows.dim() == 2 else rows[:, None]
 
     def where(self) -> str:
-        """Where that is, in words."""
+        """Describe the position."""
         return f"at position {self.position}" + ("" if self.of == "logit" else f" ({OF[self.of]})")
 
 
 @dataclass(frozen=True)
 class Span:
-    """From one token to another, both included; positions as for :class:`Token`, or one a sample.
+    """The tokens from one position to another, both included; positions as for :class:`Token`.
 
-    Question answering: the start's logit + the end's logit. A language model: Σ log softmax(z[i − 1])[token i] over the
-    span's own tokens i, the log-probability of the span after what stands before it (so it begins at 1 at least; of a
-    model with a decoder it lies in the decoder's tokens). It reads that value, as a row ``[B, 1]``.
+    For question answering: the start's logit + the end's logit. For a language model: Σ log softmax(z[i − 1])[token i]
+    over the tokens i of the span, its log-probability after the tokens before it (so ``start`` is at least 1; positions
+    are in the decoder's tokens if the model has a decoder). Reads this value as a row ``[B, 1]``.
 
     Raises:
-        InputError: when it is read: a position is outside the tokens, or the end lies before the start.
+        InputError: when the output is read: a position is outside the tokens, or the end lies before the start.
     """
 
     start: Number
@@ -83,29 +84,29 @@ class Span:
     picked = 0
 
     def read(self, output: Output) -> Tensor:
-        """``[B, 1]``"""
-        asked = "start_logits" in output.named and "end_logits" in output.named
-        first = output.named["start_logits"] if asked else output.logits
-        if first is None or (not asked and (first.dim() != 3 or not is_language_model(output))):
-            raise refusal(output, "is neither that of a question answerer nor a language model's")
+        """Return the value as a row ``[B, 1]``."""
+        answers = "start_logits" in output.named and "end_logits" in output.named
+        first = output.named["start_logits"] if answers else output.logits
+        if first is None or (not answers and (first.dim() != 3 or not is_language_model(output))):
+            raise refusal(output, "is from neither a question-answering model nor a language model")
         start, end = (output.places(p, first.shape[1]).to(first.device) for p in (self.start, self.end))
         if bool((end < start).any()):
             raise InputError(f"the span ends at {self.end}, before its start at {self.start}")
         each = torch.arange(len(first), device=first.device)
-        if asked:
+        if answers:
             return (first[each, start] + output.named["end_logits"][each, end])[:, None]
         ids = output.tokens[1] if output.tokens is not None else None
         if ids is None or ids.dim() != 2 or ids.shape[1] != first.shape[1]:
-            raise refusal(output, "is not over tokens that were fed, so that a span has no probability")
+            raise refusal(output, "is not over the input's tokens, so a span has no probability")
         if bool((start < 1).any()):
-            raise InputError("a span starts at 1 or later: nothing stands before the first token that could predict it")
+            raise InputError("a span must start at 1 or later: no token precedes the first one to predict it")
         scores = first[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None].to(first.device))[..., 0]
         place = torch.arange(1, first.shape[1], device=first.device)
         within = (place >= start[:, None]) & (place <= end[:, None])
         return torch.where(within, scores, 0).sum(1, keepdim=True)
 
     def where(self) -> str:
-        """The span in words."""
+        """Describe the span."""
         return f"span {self.start} to {self.end}"
 
 
@@ -114,12 +115,13 @@ class Query:
     """z[q, c]: the logit of a class at a query of a detector (DETR, YOLOS), ``[B, Q, C]``; reads the row ``[B, C]``.
 
     Args:
-        index: the query, from 0, or one a sample. None: the one with the highest logit of that class, in each input.
-        label: index or name of the class, or one a sample, or a target over the row. None: the likeliest, which may be
-            the last, "no object".
+        index: the query, from 0, or a list of one per sample. None: in each sample, the query with the highest logit
+            of the class.
+        label: index or name of the class, a list of one per sample, or a target over the row. None: the likeliest,
+            which may be the last, "no object".
 
     Raises:
-        InputError: neither is given; when it is read: there is no such query or class.
+        InputError: both are None; when the output is read: there is no such query or class.
     """
 
     index: Number | None
@@ -127,46 +129,47 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.index is None and (self.label is None or callable(self.label)):
-            raise InputError("Query(None, class) is the best query of a class: give the class, or a query's number")
+            raise InputError("Query(None, class) is the best query of a class: pass the class, or the query's index")
 
     @property
     def picked(self) -> Any:
-        """What is meant of the row."""
+        """The target within the row."""
         return self.label
 
     def read(self, output: Output) -> Tensor:
-        """``[B, C]``"""
+        """Return the row ``[B, C]`` at the query."""
         names = ("class_queries_logits", "pred_logits")
         logits = next((output.named[n] for n in names if n in output.named), output.logits)
-        words = output.tokens is not None and "pred_boxes" not in output.named
-        if logits is None or logits.dim() != 3 or words:
+        of_tokens = output.tokens is not None and "pred_boxes" not in output.named
+        if logits is None or logits.dim() != 3 or of_tokens:
             raise refusal(output, "has no logits of queries")
         each = torch.arange(len(logits), device=logits.device)
         if self.index is None:
             wanted = output.own(self.label).to(logits.device)
-            _inside("class", wanted, logits.shape[-1])
+            _check_range("class", wanted, logits.shape[-1])
             return logits[each, logits[each, :, wanted].argmax(-1)]
         at = output.own(self.index).to(logits.device)
-        _inside("query", at, logits.shape[1])
+        _check_range("query", at, logits.shape[1])
         return logits[each, at]
 
     def where(self) -> str:
-        """Where that is, in words."""
+        """Describe the query."""
         return "at its best query" if self.index is None else f"at query {self.index}"
 
 
 @dataclass(frozen=True)
 class Pixel:
-    """z[c, row, column] of a dense output ``[B, C, h, w]`` (segmentation) or ``[B, h, w]`` (depth; without a class).
+    """z[c, row, column] of a dense output ``[B, C, h, w]`` (segmentation) or ``[B, h, w]`` (depth, without classes).
 
-    It reads the row ``[B, C]`` at that place. Rows and columns are the output's, from 0 at the top left, which is often
-    coarser than the picture (a quarter of it in SegFormer). Each may be one a sample.
+    Reads the row ``[B, C]`` at that pixel of the output, which is often coarser than the picture (a quarter of its size
+    in SegFormer).
 
     Args:
-        label: index or name of the class, or one a sample, or a target over the row. None: the likeliest.
+        row, column: from 0 at the top left of the output, or a list of one per sample.
+        label: index or name of the class, a list of one per sample, or a target over the row. None: the likeliest.
 
     Raises:
-        InputError: when it is read: there is no such place or class.
+        InputError: when the output is read: there is no such pixel or class.
     """
 
     row: Number
@@ -175,56 +178,56 @@ class Pixel:
 
     @property
     def picked(self) -> Any:
-        """What is meant of the row."""
+        """The target within the row."""
         return self.label
 
     def read(self, output: Output) -> Tensor:
-        """``[B, C]``"""
+        """Return the row ``[B, C]`` at the pixel."""
         dense = output.dense
         if isinstance(output.raw, Tensor) and output.raw.dim() == 3:
             dense = output.raw[:, None]
         if dense is None:
-            raise refusal(output, "is not one number a pixel and class")
+            raise refusal(output, "has no value per pixel and class")
         line, column = (output.own(v).to(dense.device) for v in (self.row, self.column))
-        _inside("row", line, dense.shape[2])
-        _inside("column", column, dense.shape[3])
+        _check_range("row", line, dense.shape[2])
+        _check_range("column", column, dense.shape[3])
         return dense[torch.arange(len(dense), device=dense.device), :, line, column]
 
     def where(self) -> str:
-        """Where that is, in words."""
+        """Describe the pixel."""
         return f"at row {self.row}, column {self.column}"
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """The similarity of each picture with its own text in a model of two towers (CLIP, SigLIP): the diagonal of its
-    ``logits_per_image``, as a row ``[B, 1]``. Picture i and text i are one sample.
+    """The similarity of each picture and its text in a dual-encoder model (CLIP, SigLIP): the diagonal of its
+    ``logits_per_image``, as a row ``[B, 1]``. Picture i and text i form one sample.
 
     Raises:
-        InputError: when it is read: there are not as many texts as pictures.
+        InputError: when the output is read: the numbers of pictures and texts differ.
     """
 
     picked = 0
 
     def read(self, output: Output) -> Tensor:
-        """``[B, 1]``"""
+        """Return the similarities as a row ``[B, 1]``."""
         table = output.named.get("logits_per_image")
         if table is None:
             raise refusal(output, "has no similarities of pictures and texts")
         if table.shape[0] != table.shape[1]:
             raise InputError(
-                f"Similarity() is of each picture and its own text, and these are {table.shape[0]} pictures and "
-                f"{table.shape[1]} texts: give pairs, or the index of a text as the target"
+                f"Similarity() needs one text for each picture, and these are {table.shape[0]} pictures and "
+                f"{table.shape[1]} texts: pass pairs, or the index of a text as the target"
             )
         return table.diagonal()[:, None]
 
     def where(self) -> str:
-        """It in words."""
+        """Describe the value."""
         return "similarity of picture and text"
 
 
-def _inside(what: str, values: Tensor, count: int) -> None:
-    """Raise where one of the numbers is not of 0 ... count − 1."""
+def _check_range(name: str, values: Tensor, count: int) -> None:
+    """Raise if an index is not in 0 ... count − 1."""
     for value in values.tolist():
         if not 0 <= value < count:
-            raise InputError(f"{what} {value} is outside the output, whose numbers are 0 to {count - 1}")
+            raise InputError(f"{name} {value} is outside the output, whose indices are 0 to {count - 1}")

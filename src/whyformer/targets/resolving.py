@@ -1,4 +1,4 @@
-"""From what a user calls the target to what is read off the output, to a callable over it and to readable names."""
+"""Resolve a user's target: the row to read from the output, a callable over that row, and readable names."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ Target = None | int | str | Sequence[int | str | Raw] | Raw | Callable[[Any], Te
 _RAW = (Token, Span, Query, Pixel, Similarity)
 _SHOWN = 20
 OUTPUT = "the output"
-"""What the one number of a model for regression is called."""
+"""Name of a regression model's single output."""
 
 
 class Resolver:
-    """What is explained of each sample; checked as early as possible.
+    """A target resolved against the model's classes and checked as early as possible.
 
     Args:
-        target: as for :func:`whyformer.explain`: None (each sample's predicted class), a class or one a sample (see
-            :func:`class_index`), a callable, or a target over the raw output, as an object, a list of one a sample, or
-            written out (``"Token(5, 17)"``).
-        labels, classes: names and number of the model's classes, where known.
+        target: as for :func:`whyformer.explain`: None (each sample's predicted class), a class or a list of one per
+            sample (see :func:`class_index`), a callable, or a target over the raw output, as an object, a list of one
+            per sample, or text (``"Token(5, 17)"``).
+        labels, classes: names and number of the model's classes, if known.
         batch: number of samples.
-        processor: names tokens, if it is or holds a tokenizer.
-        activation: (number of logits of a row, whether the row is what the model returned) -> what turns the row into
-            what it says, as :func:`whyformer.models.ends.final_activation` has it; default: softmax.
+        processor: provides the names of tokens, if it is or holds a tokenizer.
+        activation: function (length of the row, whether the model returned the row itself) -> name of the row's
+            activation, as in :func:`whyformer.models.ends.final_activation`; default: softmax.
 
     Attributes:
-        reading: the target over the raw output, or the user's own callable; None where the row of logits is read.
-        target: what is meant of the row that is read: None, a class, one a sample, or a callable.
+        reading: the target over the raw output, or the user's callable; None if the row of logits is read.
+        target: the target within the row: None, a class, a list of one per sample, or a callable.
+        raw: whether the row is the value itself instead of logits.
+        pairs: whether text i belongs to picture i.
+        counted: whether a token's index selects the row, so that it changes when other tokens are deleted.
+        last: whether the row is that of the last real token, if the output has one per token.
     """
 
     def __init__(
@@ -58,54 +62,50 @@ class Resolver:
         self._activation = activation
         target = _plain(target)
         if isinstance(target, str) and _is_written(target):
-            target = _written(target)
+            target = _parsed(target)
         elif isinstance(target, list | tuple):
             self._fit(len(target))
-            target = [_written(t) if isinstance(t, str) and _is_written(t) else t for t in target]
-            target = _together(target) if any(map(_ours, target)) else target
+            target = [_parsed(t) if isinstance(t, str) and _is_written(t) else t for t in target]
+            target = _joined(target) if any(map(_is_target, target)) else target
         self.reading: Any = None
         if isinstance(target, _RAW):
             self.reading, target = self._checked(target), target.picked
         self.target = self._classes_of(target)
-        if isinstance(self.reading, _RAW):  # two targets with one reading are about the same row
+        if isinstance(self.reading, _RAW):  # targets with equal readings read the same row
             chosen = self.target if isinstance(self.reading, Query) and self.reading.index is None else None
             self.reading = _about(self.reading, chosen)
-        elif callable(self.target) and not _ours(self.target) and self.reading is None:
+        elif callable(self.target) and not _is_target(self.target) and self.reading is None:
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
-        """Whether the row that is read is the value itself, and no logits."""
         self.pairs = isinstance(self.reading, Similarity)
-        """Whether text i belongs to picture i."""
         self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
-        """Whether the row is found by a token's number, which changes when other tokens are taken out."""
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
-        """Whether the row is that of the last real token, of an output that has one for each."""
         self._check_named(classes if self.reading is None or callable(self.reading) else None)
 
     def _fit(self, count: int) -> None:
         if count != self.batch:
-            raise InputError(f"{count} targets for {self.batch} samples: give one for all, or one a sample")
+            raise InputError(f"{count} targets for {self.batch} samples: pass one for all, or one per sample")
 
     def _checked(self, target: Any) -> Any:
-        """The same with positions and places as whole numbers, one for all or one a sample."""
+        """Return the target with positions and indices as Python ints, or lists of one per sample."""
         names = [f.name for f in fields(target) if f.name in ("position", "start", "end", "index", "row", "column")]
         plain = {name: _plain(getattr(target, name)) for name in names}
         for name, value in plain.items():
-            for one in value if isinstance(value, list | tuple) else [0 if value is None else value]:
-                if isinstance(one, bool) or not hasattr(one, "__index__"):
+            for number in value if isinstance(value, list | tuple) else [0 if value is None else value]:
+                if isinstance(number, bool) or not hasattr(number, "__index__"):
                     kind = type(target).__name__
-                    raise InputError(f"{kind}: {name} is a whole number or one a sample, not {value!r}")
+                    raise InputError(f"{kind}: {name} must be a whole number or one per sample, not {value!r}")
             if isinstance(value, list | tuple):
                 self._fit(len(value))
         return replace(target, **plain)
 
     def _classes_of(self, target: Any) -> Any:
-        """Indices for the names of classes and tokens."""
+        """Replace the names of classes and tokens by indices."""
         target = _plain(target)
         if isinstance(target, RowTarget):
             named = {n: _plain(getattr(target, n)) for n in ("index", "other") if hasattr(target, n)}
-            numbered: Any = replace(target, **{n: self._numbered(v) for n, v in named.items()})  # type: ignore[type-var]
-            return numbered
+            indices = {n: self._indices_of(v) for n, v in named.items()}
+            return replace(target, **indices)  # type: ignore[type-var]
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
@@ -114,12 +114,12 @@ class Resolver:
             self._fit(len(target))
             return [self._index(t) for t in target]
         raise InputError(
-            "a target is a class index or name, a list of these, a function or one of whyformer.targets, not "
+            "a target must be a class index or name, a list of these, a function or one of whyformer.targets, not "
             f"{target!r}"
         )
 
-    def _numbered(self, value: Any) -> Any:
-        """Indices for names, one or one a sample."""
+    def _indices_of(self, value: Any) -> Any:
+        """Replace names by indices in one value or a list of one per sample."""
         if isinstance(value, str):
             return self._index(value)
         if not isinstance(value, list | tuple):
@@ -132,26 +132,26 @@ class Resolver:
         if not isinstance(wanted, str) or not read_off or self.classes is not None or _is_index(wanted):
             return class_index(wanted, self.labels, None if isinstance(self.reading, Query | Pixel) else self.classes)
         if self.tokenizer is None:
-            raise InputError(f"the token {wanted!r} is known to a tokenizer only: give processor=, or the token's id")
+            raise InputError(f"the token {wanted!r} needs a tokenizer: pass processor=, or the token's id")
         ids = token_ids(self.tokenizer, wanted)
         if len(ids) == 1:
             return ids[0]
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
-        raise InputError(f"{wanted!r} is not one token but {len(ids)} ({parts}): name one token")
+        raise InputError(f"{wanted!r} is {len(ids)} tokens ({parts}), not one: name one token")
 
     def _check_named(self, classes: int | None, words: bool = False) -> None:
-        """The classes that a target over the row names."""
+        """Raise if a target over the row names a class outside of it."""
         if isinstance(self.target, RowTarget):
-            for named in (self.target.index, getattr(self.target, "other", 0)):
-                for index in torch.as_tensor(named).flatten().tolist():
+            for classes_of in (self.target.index, getattr(self.target, "other", 0)):
+                for index in torch.as_tensor(classes_of).flatten().tolist():
                     in_range(index, classes, words)
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- reading the output ------------------------------------------------------------------------------------------
     def read(self, output: Output) -> Tensor:
-        """``[B, C]`` the row that the target is about; ``[B, 1]`` the value itself where there is no such row.
+        """Return the row ``[B, C]`` that the target selects from; ``[B, 1]`` the value itself if there is no such row.
 
         Raises:
-            InputError: the output needs a target and there is none, or it is for another kind of output.
+            InputError: the output needs a target and has none, or the target is for another kind of output.
         """
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
@@ -160,38 +160,41 @@ class Resolver:
             raise refusal(output, "compares pictures with texts")
         if self.reading is None:
             return row_of(output)
-        if has_row(output):  # a function of the user's own is about what the model returns
+        if has_row(output):  # a user's function gets the row as the model returned it
             return row_of(output.as_returned())
         self.raw = True
         return _numbers(self.reading(output.raw), output.batch)[:, None]
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
-        """The target for samples with these logits (the row that was read).
+        """Return the target as a function of the row ``[B, C]``.
+
+        Args:
+            logits: the row that was read.
 
         Raises:
-            InputError: it names a class that is none of the row's, or asks for the probability of a number.
+            InputError: the target names a class outside the row, or a probability of a row that has none.
         """
         if callable(self.target) and not self.raw:
-            self._check_named(logits.shape[-1], self._words(logits))
-            own = self.target
-            if not _ours(own):
-                return lambda logits: _numbers(own(logits), len(logits))
-            self._check_probability(own, logits)
-            return own
+            self._check_named(logits.shape[-1], self._is_vocabulary(logits))
+            function = self.target
+            if not _is_target(function):
+                return lambda logits: _numbers(function(logits), len(logits))
+            self._check_probability(function, logits)
+            return function
         indices = self.indices(logits)
-        in_range(int(indices.max()), logits.shape[-1], self._words(logits))
+        in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
-        made: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
-        self._check_probability(made, logits)
-        return made
+        target: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
+        self._check_probability(target, logits)
+        return target
 
     def activation(self, logits: Tensor) -> str:
-        """What turns the row that was read into what it says: "softmax", "sigmoid", or "identity" for a number."""
+        """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
         returned = callable(self.reading) and not isinstance(self.reading, _RAW)
         return "identity" if self.raw else self._activation(logits.shape[-1], returned)
 
     def _check_probability(self, target: Any, logits: Tensor) -> None:
-        """Refuse a softmax over what is no row of classes."""
+        """Raise for a softmax over a row that is not over classes."""
         if not isinstance(target, Probability | LogProbability) or target.multi_label:
             return
         kind, numeric = type(target).__name__, self.activation(logits) == "identity"
@@ -200,39 +203,40 @@ class Resolver:
         why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
         index = torch.as_tensor(target.index).flatten()[0]
         raise InputError(
-            f"{kind}: {why}: to explain that number itself, give its index, {index} (of a Token, without of=), as the "
+            f"{kind}: {why}. To explain the number itself, pass its index, {index} (for a Token, omit of=), as the "
             f"target; if it is the logit of a class, its sigmoid is {kind}({index}, multi_label=True)"
         )
 
     def indices(self, logits: Tensor) -> Tensor:
-        """``[B]`` class indices, −1 where a callable names none."""
+        """Return the class indices ``[B]``; −1 if a callable names no class."""
         index = getattr(self.target, "index", -1) if callable(self.target) else self.target
         index = 0 if self.raw else index
         return logits.argmax(-1) if index is None else torch.as_tensor(index, device=logits.device).expand(len(logits))
 
     def named(self, logits: Tensor) -> list[Tensor]:
-        """``[B]`` each: the classes that the target names (of a contrast two); −1 where a callable names none."""
+        """Return one tensor ``[B]`` per class that the target names (two for a contrast); −1 if a callable names none.
+        """
         other = getattr(self.target, "other", None) if callable(self.target) else None
         rivals = [] if other is None else [torch.as_tensor(other).expand(len(logits))]
         return [self.indices(logits), *rivals]
 
-    # -- what it is called ---------------------------------------------------------------------------------------------
+    # -- names ---------------------------------------------------------------------------------------------------------
     def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:
-        """(class indices as :meth:`indices` has them, on the CPU; readable names)."""
+        """Return (class indices as of :meth:`indices` on the CPU, readable names)."""
         index = self.indices(logits).cpu().clone()
-        own = callable(self.target) and not hasattr(self.target, "index")
+        custom = callable(self.target) and not hasattr(self.target, "index")
         name = self._namer(logits)
         if isinstance(self.target, RowTarget):
             names = [_of_sample(self.target, i).title(name) for i in range(len(index))]
         else:
-            names = ["custom target" if own else name(i) for i in index.tolist()]
+            names = ["custom target" if custom else name(i) for i in index.tolist()]
         if isinstance(self.reading, _RAW):
             places = [_of_sample(self.reading, i).where() for i in range(len(names))]
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
         return index, names
 
     def written(self) -> list[str] | None:
-        """The target of each sample written out, where it is more than a class; None for one that cannot be."""
+        """Return the target of each sample as text; None if it is a plain class or cannot be expressed as text."""
         if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
             return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
         if not isinstance(self.reading, _RAW) or (callable(self.target) and not hasattr(self.target, "index")):
@@ -240,36 +244,36 @@ class Resolver:
         return [repr(_of_sample(_about(self.reading, self.target), i)) for i in range(self.batch)]
 
     def about(self, classes: list[int]) -> Any:
-        """The target for another class of each sample, of the same row."""
+        """Return the target for another class of each sample in the same row."""
         return _about(self.reading, classes) if isinstance(self.reading, _RAW) else classes
 
     def names(self, logits: Tensor) -> dict[int, str] | None:
-        """Class index -> name for the row that was read; of a vocabulary the likeliest and the target only."""
-        if not self._words(logits):
+        """Return class index -> name for the row; for a vocabulary only the likeliest tokens and the target."""
+        if not self._is_vocabulary(logits):
             return self._labels(logits)
         shown = logits.topk(min(_SHOWN, logits.shape[-1])).indices.flatten().tolist()
-        shown += [i for own in self.named(logits) for i in own.tolist() if i >= 0]
+        shown += [i for indices in self.named(logits) for i in indices.tolist() if i >= 0]
         name = self._namer(logits)
         return {i: name(i) for i in sorted(set(shown))}
 
     def _labels(self, logits: Tensor) -> dict[int, str] | None:
-        """Names of the classes of a row; of numbers, what the config calls them or that they are outputs."""
+        """Return the names of a row's classes; regression outputs are named by the config, or "output 0" and so on."""
         known, outputs = self.labels or {}, logits.shape[-1]
         if self.activation(logits) == "identity":
             return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | ({} if self.raw else known)
-        if outputs == 1 and len(known) == 2:  # a sigmoid between two classes is the probability of the second
+        if outputs == 1 and len(known) == 2:  # the sigmoid of a single logit is the probability of the second class
             return {0: known.get(1, OUTPUT)}
         return self.labels
 
-    def _words(self, logits: Tensor) -> bool:
-        """Whether the row is over the tokenizer's vocabulary."""
+    def _is_vocabulary(self, logits: Tensor) -> bool:
+        """Return whether the row is over the tokenizer's vocabulary."""
         if self.tokenizer is None or self.raw or self.classes is not None or isinstance(self.reading, Query | Pixel):
             return False
         return not self.labels and logits.shape[-1] >= int(self.tokenizer.vocab_size)
 
     def _namer(self, logits: Tensor) -> Callable[[int], str]:
-        """What calls a class or token of a row by its name."""
-        if not self._words(logits):
+        """Return a function from the index of a class or token to its name."""
+        if not self._is_vocabulary(logits):
             labels = self._labels(logits) or {}
             return lambda index: labels.get(index, str(index))
 
@@ -281,11 +285,11 @@ class Resolver:
 
 
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
-    """(text, numbers of its tokens) of a target that names several tokens as what a language model says next."""
+    """Return (text, token ids) of a target that names several next tokens of a language model; None for any other."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if not hasattr(tokenizer, "convert_ids_to_tokens") or classes is not None:
         return None
-    target = _written(target) if isinstance(target, str) and _is_written(target) else target
+    target = _parsed(target) if isinstance(target, str) and _is_written(target) else target
     text = target.token if isinstance(target, Token) and target.position == -1 else None if labels else target
     if not isinstance(text, str) or _is_index(text):
         return None
@@ -298,7 +302,7 @@ def _is_index(text: str) -> bool:
 
 
 def _shown(tokenizer: Any, token: str) -> str:
-    """The text of a token with the space before it; the token itself where it is no text of its own."""
+    """Return the text of a token with its leading space; the token itself if it does not decode to text."""
     text = tokenizer.convert_tokens_to_string([token])
     if not text.strip("\ufffd"):
         return token
@@ -306,71 +310,71 @@ def _shown(tokenizer: Any, token: str) -> str:
 
 
 def _numbers(value: Any, batch: int) -> Tensor:
-    """``[B]`` what a user's function returned, or the error that says what it has to return."""
+    """Check that a user's function returned ``[B]``."""
     if not isinstance(value, Tensor):
         raise InputError(
-            f"the target must return a tensor of one number a sample, shape [{batch}], not {type(value).__name__}: "
-            "leave out .item(), float() and .numpy(), through which no gradient goes"
+            f"the target must return a tensor of one number per sample, shape [{batch}], not {type(value).__name__}: "
+            "remove .item(), float() and .numpy(), which stop the gradient"
         )
     if batch == 1 and value.numel() == 1:
         return value.reshape(1)
     if value.shape != (batch,):
-        raise InputError(f"the target must return one number a sample, shape [{batch}], not {list(value.shape)}")
+        raise InputError(f"the target must return one number per sample, shape [{batch}], not {list(value.shape)}")
     return value
 
 
 def _about(reading: Any, picked: Any) -> Any:
-    """The target over the raw output that means ``picked`` of the row it reads."""
+    """Return the target over the raw output with ``picked`` as its target within the row."""
     return replace(reading, **{f.name: picked for f in fields(reading) if f.name in ("token", "label")})
 
 
 def _plain(value: Any) -> Any:
-    """Python's own numbers and lists where an array or a tensor is given."""
+    """Convert arrays and tensors to Python numbers and lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def of_samples(target: Any, samples: Sequence[int]) -> Any:
-    """What is meant of some samples of a batch, by a target with one for each, or of all."""
+    """Return the target for some samples of a batch."""
     target = _plain(target)
     if isinstance(target, str) and _is_written(target):
-        target = _written(target)
+        target = _parsed(target)
     if isinstance(target, list | tuple):
         return [target[i] for i in samples]
-    return _together([_of_sample(target, i) for i in samples]) if _ours(target) else target
+    return _joined([_of_sample(target, i) for i in samples]) if _is_target(target) else target
 
 
-# -- one for each sample ---------------------------------------------------------------------------------------------
+# -- one target per sample -------------------------------------------------------------------------------------------
 def _of_sample(target: Any, sample: int) -> Any:
-    """The target of one sample: lists of one a sample, also those inside, replaced by its number."""
-    if not _ours(target):
+    """Return the target of one sample: every list of one value per sample, nested ones too, replaced by its value."""
+    if not _is_target(target):
         return target
-    own = {}
+    values = {}
     for name in (f.name for f in fields(target)):
         value = _plain(getattr(target, name))
-        own[name] = value[sample] if isinstance(value, list | tuple) else _of_sample(value, sample)
-    return replace(target, **own)
+        values[name] = value[sample] if isinstance(value, list | tuple) else _of_sample(value, sample)
+    return replace(target, **values)
 
 
-def _ours(target: Any) -> bool:
+def _is_target(target: Any) -> bool:
     return isinstance(target, (*_RAW, RowTarget))
 
 
-def _together(targets: Sequence[Any]) -> Any:
-    """One target with a list of one a sample for what differs."""
+def _joined(targets: Sequence[Any]) -> Any:
+    """Join the targets of single samples into one, with lists of one value per sample where they differ."""
     kind: Any = type(targets[0])
     if any(type(t) is not kind for t in targets):
         kinds = ", ".join(type(t).__name__ for t in targets)
-        raise InputError(f"the targets of one batch are of one kind, not {kinds}")
+        raise InputError(f"the targets of a batch must be of one kind, not {kinds}")
     listed = {f.name: [getattr(t, f.name) for t in targets] for f in fields(kind)}
-    return kind(**{n: v[0] if all(one == v[0] for one in v) else _merged(v) for n, v in listed.items()})
+    return kind(**{n: v[0] if all(x == v[0] for x in v) else _joined_values(v) for n, v in listed.items()})
 
 
-def _merged(values: list[Any]) -> Any:
-    return _together(values) if _ours(values[0]) else values
+def _joined_values(values: list[Any]) -> Any:
+    return _joined(values) if _is_target(values[0]) else values
 
 
 def _kinds() -> dict[str, Any]:
-    """The targets that can be written out, by name."""
+    """Return the target classes that text may name."""
     return {kind.__name__: kind for kind in (*_RAW, *RowTarget.__subclasses__())}
 
 
@@ -378,19 +382,19 @@ def _is_written(text: str) -> bool:
     return text.strip().endswith(")") and text.strip().partition("(")[0] in _kinds()
 
 
-def _written(text: str) -> Any:
-    """The target that stands there as in Python, such as ``Token(-1, "blue")`` or ``Pixel(4, 9, 2)``."""
+def _parsed(text: str) -> Any:
+    """Parse a target written as a Python call, such as ``Token(-1, "blue")`` or ``Pixel(4, 9, 2)``."""
 
-    def made(node: ast.expr) -> Any:
+    def evaluate(node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _kinds():
             kind = _kinds()[node.func.id]
-            return kind(*map(made, node.args), **{str(k.arg): made(k.value) for k in node.keywords})
+            return kind(*map(evaluate, node.args), **{str(k.arg): evaluate(k.value) for k in node.keywords})
         return ast.literal_eval(node)
 
     try:
-        return made(ast.parse(text.strip(), mode="eval").body)
+        return evaluate(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError) as error:
         raise InputError(
-            f"the target {text!r} cannot be read: names stand in quotes, as in Contrast('cat', 'dog'), Probability(3), "
+            f"the target {text!r} cannot be read: put names in quotes, as in Contrast('cat', 'dog'), Probability(3), "
             "Token(-1, 'word'), Token(5, 17), Span(3, 7), Query(0, 3), Pixel(4, 9, 2) or Similarity()"
         ) from error

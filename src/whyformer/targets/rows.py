@@ -1,6 +1,7 @@
-"""Targets over one row of logits a sample: callables that turn ``[B, C]`` into ``[B]``.
+"""Targets over one row of logits per sample: callables from ``[B, C]`` to ``[B]``.
 
-Classes are indices, or one a sample; ``explain`` also takes their names, and the text of a language model's tokens.
+Classes are indices, or lists of one index per sample; ``explain`` also accepts class names and, for a language model,
+the text of tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from whyformer.errors import InputError
 
 
 class RowTarget:
-    """A target over one row of logits: a frozen dataclass that is called with ``[B, C]`` and returns ``[B]``.
+    """Base class of targets over one row of logits: frozen dataclasses called with ``[B, C]`` that return ``[B]``.
 
-    Its fields are one value for all samples or a list of one a sample. ``index`` and ``other`` are classes, which may
-    be named; ``index`` is the class that is explained, which every subclass needs: a target that names no class is a
-    function of the logits. A subclass of :mod:`whyformer.targets` can also be written out, as ``"Contrast(3, 4)"``.
+    Each field is one value for all samples or a list of one per sample. Every subclass needs a field ``index``, the
+    class to explain; a target without a class is a plain function of the logits. ``index`` and ``other`` may be class
+    names. Subclasses can also be passed as text, such as ``"Contrast(3, 4)"``.
 
     Raises:
         TypeError: a subclass has no field ``index``.
@@ -31,19 +32,19 @@ class RowTarget:
     def __init_subclass__(cls) -> None:
         if not any("index" in inspect.get_annotations(c) for c in cls.__mro__ if c is not RowTarget):
             raise TypeError(
-                f"{cls.__name__} has no field 'index', the class that is explained; a target that names no class is a "
-                "function of the logits"
+                f"{cls.__name__} has no field 'index', the class to explain: add one, or use a function of the logits "
+                "as the target"
             )
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """``[B]`` the value of each sample."""
+        """Return the value ``[B]`` of each sample."""
         raise NotImplementedError
 
     def title(self, name: Callable[[int], str]) -> str:
-        """What is explained, in words.
+        """Describe the target of a single sample.
 
         Args:
-            name: what a class is called. Fields are those of one sample.
+            name: function from a class index to its name.
         """
         return name(self.index)  # type: ignore[arg-type]
 
@@ -55,7 +56,7 @@ def _pick(values: Tensor, index: int | str | Sequence[int | str] | Tensor) -> Te
 
 @dataclass(frozen=True)
 class Logit(RowTarget):
-    """f_c: the logit of a class, an int for all samples or a list of one a sample."""
+    """f_c: the logit of a class."""
 
     index: int | str | Sequence[int | str]
 
@@ -79,11 +80,12 @@ class LogProbability(RowTarget):
     """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``.
 
     Args:
-        among: softmax over this many likeliest classes (and c) alone, as where a language model's next token is drawn
-            from these: why c *rather than* the other words that might stand there. One a sample too; None: over all.
+        among: take the softmax over this many likeliest classes and c only, as in top-k sampling of a language
+            model's next token: why c *rather than* the other likely words. Or a list of one per sample. None: over
+            all classes.
 
     Raises:
-        InputError: ``among`` is no number from 2, or given with ``multi_label``.
+        InputError: ``among`` is not an integer of at least 2, or is combined with ``multi_label``.
     """
 
     index: int | str | Sequence[int | str]
@@ -91,11 +93,11 @@ class LogProbability(RowTarget):
     among: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        given = self.among if isinstance(self.among, list | tuple) else [2 if self.among is None else self.among]
-        if any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in given):
-            raise InputError(f"LogProbability: among is a whole number of classes from 2 on, not {self.among!r}")
+        counts = self.among if isinstance(self.among, list | tuple) else [2 if self.among is None else self.among]
+        if any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in counts):
+            raise InputError(f"LogProbability: among must be a whole number of at least 2, not {self.among!r}")
         if self.multi_label and self.among is not None:
-            raise InputError("LogProbability: of several labels each has a probability of its own: leave out among")
+            raise InputError("LogProbability: among has no meaning with multi_label=True: omit one of them")
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self.among is not None:
@@ -108,12 +110,12 @@ class LogProbability(RowTarget):
 
 
 def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: int | Sequence[int]) -> Tensor:
-    """Logits of the likeliest classes and of the one meant; −∞ elsewhere."""
-    several = torch.as_tensor(among, device=logits.device).expand(len(logits)).clamp(max=logits.shape[-1])
-    least = logits.detach().sort(descending=True).values.gather(-1, several[:, None] - 1)
-    own = torch.as_tensor(index, device=logits.device).expand(len(logits))
-    kept = (logits.detach() >= least).scatter(-1, own[:, None], True)
-    return logits.masked_fill(~kept, float("-inf"))
+    """Set all logits to −∞ but those of the ``among`` likeliest classes and of class ``index``."""
+    counts = torch.as_tensor(among, device=logits.device).expand(len(logits)).clamp(max=logits.shape[-1])
+    least = logits.detach().sort(descending=True).values.gather(-1, counts[:, None] - 1)
+    chosen = torch.as_tensor(index, device=logits.device).expand(len(logits))
+    keep = (logits.detach() >= least).scatter(-1, chosen[:, None], True)
+    return logits.masked_fill(~keep, float("-inf"))
 
 
 @dataclass(frozen=True)

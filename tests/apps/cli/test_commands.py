@@ -157,7 +157,7 @@ def test_an_unknown_method_lists_the_names():
     ("arguments", "expected"),
     [
         (["--setting", "nope=1"], "purpose='faithful'"),
-        (["--setting", "start_layer=1"], "methods that have one: transformer_attribution, "),
+        (["--setting", "start_layer=1"], "methods with this setting: transformer_attribution, "),
         (["--method", "transformer_attribution", "--setting", "nope=1"], "start_layer=0"),
         (["--setting", "start_layer"], "key=value"),
         (["--setting", "start_layer=-7"], "start_layer"),
@@ -307,7 +307,7 @@ def test_what_auto_passed_over_is_said(monkeypatch):
     monkeypatch.setitem(METHODS, "libragrad", replace(METHODS["libragrad"], function=fails))
     said = " ".join(CliRunner().invoke(cli.app, ["explain", SENTENCE, "--format", "none"]).stdout.split())
     assert "lrp_ah_ln (secant=True) · chosen automatically" in said
-    assert said.count("auto took lrp_ah_ln") == 1
+    assert said.count("auto ran lrp_ah_ln") == 1
     assert said.count("an odd shape") == 1
 
 

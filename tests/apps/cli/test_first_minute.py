@@ -108,12 +108,12 @@ def test_a_local_model_that_was_trained_on_is_loaded_again(tmp_path):
 
 # -- mistakes ------------------------------------------------------------------------------------------------------
 def test_a_method_given_as_a_function_and_a_folder_as_input_are_told_at_once(tmp_path):
-    with pytest.raises(InputError, match=r"a method is given by its name, such as 'rollout', not as the object 'rollout'"):
+    with pytest.raises(InputError, match=r"method must be a name, such as 'rollout', not the object 'rollout'"):
         from whyformer.methods.maps.rollout import rollout
 
         whyformer.explain("bundled:sst2", SENTENCE, rollout)
     for given in (tmp_path, str(tmp_path), [tmp_path]):
-        with pytest.raises(InputError, match="is a folder: give the files in it"):
+        with pytest.raises(InputError, match="is a folder: pass the files in it"):
             whyformer.explain("bundled:digits", given)
 
 

@@ -1,1 +1,1 @@
-"""Methods that need gradients alone."""
+"""Methods that need only gradients."""

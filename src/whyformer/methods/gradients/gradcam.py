@@ -24,7 +24,7 @@ BlockList = Annotated[
 ]
 
 Features = tuple[Tensor, list[Tensor], list[Tensor], Places | None]
-"""(logits, features ``[B, N, D]`` of each block, what flows to them, where the rows lie in a picture)."""
+"""(logits, features ``[B, N, D]`` of each block, flows to them, places of the rows in a picture)."""
 
 
 @method(
@@ -34,15 +34,15 @@ Features = tuple[Tensor, list[Tensor], list[Tensor], Places | None]
     anywhere=True,
 )
 def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "plain") -> Scores:
-    """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens: of a picture, over those that stand for a part of it
-    (CLS and registers left out); of text, over all but padding.
+    """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens: for pictures, over those of patches (without CLS and
+    registers); for text, over all but padding.
 
-    F is the output of a block's first normalisation where that comes before the attention (pre-norm), else the
-    block's input: behind the last attention only the readout rows have a gradient, and the map would be all zeros.
+    F is the output of a block's first normalisation if it comes before the attention (pre-norm), else the block's
+    input. After the last attention, only the readout rows have a gradient, and the map would be all zeros.
 
     Args:
-        blocks: block number(s); negative ones count from the last. With several, each map is divided by its maximum
-            and the maps are averaged.
+        blocks: index or indices of blocks; negative ones count from the last. Several maps are divided by their maxima
+            and averaged.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
@@ -50,9 +50,9 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     logits, rows, flows, places = _features(task, chosen, composite)
     picture = task.inputs.modality == "image"
     if len({r.shape[:2] for r in rows}) > 1:
-        raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
+        raise task.refuse(f"its blocks {chosen} have different numbers of tokens: choose blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
-        raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
+        raise task.refuse(f"its blocks {chosen} process parts of a sample separately, so their features form no map")
     real = torch.ones_like(rows[0][..., 0])
     if picture:
         cells = task.cells(rows[0].shape[1]) if places is None else places.rows[None]
@@ -62,11 +62,11 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
         elif places is None:
             places = task.places(rows[0].shape[1])
     elif task.inputs.row_mask is not None:
-        mask, own = task.inputs.row_mask, frozenset({task.inputs.name})
+        mask, key = task.inputs.row_mask, frozenset({task.inputs.name})
         if mask.shape == real.shape:
             real = mask.to(real)
-        elif own in task.structure.passed.keys:
-            real = task.real_rows(own, real.shape).to(real)
+        elif key in task.structure.passed.keys:
+            real = task.real_rows(key, real.shape).to(real)
     maps = [_cam(r, f, real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]
@@ -74,24 +74,24 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
 
 
 def _features(task: Task, numbers: list[int], composite: CompositeName) -> Features:
-    """The features of blocks and what flows to them."""
+    """Return the features of blocks and the flows to them."""
     passed = task.main_pass()
-    own = passed.blocks_of(task.inputs.name)
-    chosen = [(stream, passed.input_of_attention(stream, block)) for stream, block in (own[n] for n in numbers)]
+    blocks = passed.blocks_of(task.inputs.name)
+    chosen = [(stream, passed.input_of_attention(stream, block)) for stream, block in (blocks[n] for n in numbers)]
     if not all(passed.holds(number, stream) for stream, number in chosen):
-        raise task.refuse("what enters its blocks holds other rows than attend there", verdict=NOT_YET)
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+        raise task.refuse("the inputs of its blocks hold other rows than those that attend there", verdict=NOT_YET)
+    arrived: dict[int, tuple[Tensor, Tensor]] = {}
 
     def arrive(stream: Stream, number: int, flow: Tensor | None) -> None:
-        found[number] = passed.arrived(stream, number, flow)
+        arrived[number] = passed.arrived(stream, number, flow)
 
     at = {number: partial(arrive, stream, number) for stream, number in chosen}
     passed.walk(task.seed(passed.logits), [COMPOSITES[composite]], at=at)
-    rows, flows = zip(*(found[number] for _, number in chosen), strict=True)
+    rows, flows = zip(*(arrived[number] for _, number in chosen), strict=True)
     return passed.logits, list(rows), list(flows), passed.places(task.inputs.name, chosen[-1][0])
 
 
 def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:
-    """``[B, N]``; ``real`` ``[B, N]`` is 1 at the tokens whose gradients are averaged."""
+    """Return the map ``[B, N]``; ``real`` ``[B, N]`` is 1 at the tokens over which gradients are averaged."""
     weights = (gradient * real[..., None]).sum(1) / real.sum(1, keepdim=True)
     return torch.einsum("bnd,bd->bn", rows, weights).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Methods that need only gradients of the input: pixels, or what enters the first block for text."""
+"""Methods that need only gradients of the input: pixels, or the first block's input for text."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
-# a path needs an input at its other end, which a text with its tokens taken out is not
+# without "delete": the path must start at an input of the same length
 Baseline = Annotated[str | int, name_or_token(*(name for name, row in BASELINES.items() if row.fill or row.token))]
-Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points are eigenvalues of a matrix that large
+Steps = Annotated[int, between(1, 1_000, whole=True)]  # quadrature points are eigenvalues of a steps × steps matrix
 
 
-Values = dict[str, Tensor]  # by the name of an input
+Values = dict[str, Tensor]  # name of an input -> tensor
 
 
 def explain_roots(task: Task, composite: Composite) -> tuple[RootedPass, Values]:
-    """(recorded pass, what arrives at each input): pixels, vectors, or for token ids what enters the first block."""
+    """Return (recorded pass, flow that arrives at each input): pixels, vectors, or the first block's input for ids."""
     recorded = task.recorded(composite)
     return recorded, recorded.back(task.seed(recorded.logits))
 
 
 def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
-    """Over channels ``[B, C, H, W]`` (of a video ``[B, T, C, H, W]``), or over the width ``[B, N, ...]``."""
-    if modality == "image" and values.dim() == 5 and values.shape[1] == 1:  # one frame is a picture
+    """Reduce the channels of ``[B, C, H, W]`` (or a video ``[B, T, C, H, W]``), or the width of ``[B, N, ...]``."""
+    if modality == "image" and values.dim() == 5 and values.shape[1] == 1:  # a single frame is a picture
         values = values[:, 0]
-    elif modality == "tensor" and values.dim() == 2:  # a sound has one number at each moment
+    elif modality == "tensor" and values.dim() == 2:  # a sound has one number per moment
         values = values[..., None]
-    elif modality != "image" and values.dim() > 3:  # several streams of one token (hyper-connections)
+    elif modality != "image" and values.dim() > 3:  # several streams per token (hyper-connections)
         values = values.flatten(2)
     axis = -3 if modality == "image" else -1
     if norm == "sum":
@@ -52,22 +52,22 @@ def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
 def of_roots(
     task: Task, logits: Tensor, values: Values, norm: str, diagnostics: dict[str, Any] | None = None
 ) -> Scores:
-    """Scores of pixels and tokens from what is at the roots, channels or width reduced."""
-    made = {}
+    """Turn values at the roots into scores of pixels and tokens by reducing channels or width."""
+    by_input = {}
     for name, side in task.sources.items():
-        own = task.by_sample(name, values[name])
+        value = task.by_sample(name, values[name])
         if side.choices is not None:
-            own = own.flatten(0, 1)
-        own = own.transpose(1, 2) if side.turned else own
-        scores = reduce(side.modality, own, norm)
+            value = value.flatten(0, 1)
+        value = value.transpose(1, 2) if side.turned else value
+        scores = reduce(side.modality, value, norm)
         if side.modality == "text":
             scores = task.at_tokens(name, scores)
-        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else "token", {}, inputs=side)
-    return task.assemble(made, logits, diagnostics or {})
+        by_input[name] = Scores(scores, logits, "pixel" if side.modality == "image" else "token", {}, inputs=side)
+    return task.assemble(by_input, logits, diagnostics or {})
 
 
 def _total(task: Task, products: Values, logits: Tensor) -> Tensor:
-    """``[B]`` sum over all inputs; a text that samples share counts for the one whose target depends on it."""
+    """Return the sum ``[B]`` over all inputs; a shared text counts for the sample whose target depends on it."""
     total = torch.zeros(task.inputs.batch, dtype=torch.double, device=logits.device)
     for name, product in products.items():
         if name in task.inputs.shared:
@@ -80,7 +80,7 @@ def _total(task: Task, products: Values, logits: Tensor) -> Tensor:
 
 
 def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum") -> Scores:
-    """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
+    """Return R = x ⊙ m, with the conservation figure, which compares its sum with the target's value."""
     begun = recorded.begun
     products = {name: begun[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recorded.logits.detach()).double()
@@ -88,8 +88,8 @@ def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum")
 
 
 def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
-    """``diagnostics["conservation"]``: the target's values ``[B]`` (``start``), the scores' sums and |sum − value|. No
-    promise: with biases in the model such sums are others."""
+    """Return ``diagnostics["conservation"]``: the target's values ``[B]`` (``start``), the sums of the scores, and
+    |sum − value|. The sums need not equal the values if the model has biases."""
     error = (total - target).abs()
     return {"conservation": {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}}
 
@@ -104,7 +104,7 @@ def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
     checkpoint=True,
 )
 def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain") -> Scores:
-    """‖∂f/∂x‖ over the channels of a pixel or the width of a token embedding (what enters the first block).
+    """‖∂f/∂x‖ over the channels of a pixel or the width of a token's vector (the first block's input).
 
     Args:
         norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
@@ -124,7 +124,7 @@ def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain
     checkpoint=True,
 )
 def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName = "plain") -> Scores:
-    """Σ x ⊙ ∂f/∂x over channels or width; for text x is what enters the first block (Ali et al.).
+    """Σ x ⊙ ∂f/∂x over channels or width; for text, x is the first block's input (Ali et al.).
 
     Args:
         norm: "sum" (signed), "l1", "l2" or "max" of the products.
@@ -135,7 +135,7 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 
 # -- averages over many copies -----------------------------------------------------------------------------------
 def own_inputs(task: Task) -> tuple[Values, Tensor]:
-    """(the roots' values, logits): one plain pass."""
+    """Return (values of the roots, logits) of a plain pass."""
     recorded = task.recorded(GRADIENT)
     begun = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.begun.items()}
     return begun, recorded.logits.detach()
@@ -150,24 +150,28 @@ def gradients_at(
     name: str,
     composite: CompositeName,
 ) -> Iterator[tuple[int, int, Values]]:
-    """(start, stop, by input the gradients ``[B, stop − start, ...]`` of the target at these points), chunk by chunk.
+    """Yield (start, stop, gradients ``[B, stop − start, ...]`` of the target by input) at points of the inputs, in
+    chunks.
 
     Args:
-        logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
-        points: (input, start, stop) -> ``[B, stop − start, ...]``.
+        logits: ``[B, C]`` of the unchanged samples, which determine the predicted class.
+        points: function (input, start, stop) -> ``[B, stop − start, ...]``.
+        count: number of points.
         batch_size: samples × points in one pass.
+        name: description for the progress bar.
+        composite: the rules of the backward pass.
     """
     width = 1 if task.inputs.shared else max(1, task.at_once(batch_size) // task.inputs.batch)
     starts, roots = range(0, count, width), dict[int, Roots]()
     for start in task.progress(starts, name, len(starts)):
         stop = min(start + width, count)
         copies = task.copies(stop - start, logits)
-        values = {one: task.packed(one, points(one, start, stop).flatten(0, 1)) for one in task.sources}
+        values = {source: task.packed(source, points(source, start, stop).flatten(0, 1)) for source in task.sources}
         recorded = copies.recorded(COMPOSITES[composite], values, roots.get(stop - start))
         roots[stop - start] = recorded.roots
         flows = recorded.back(copies.seed(recorded.logits))
-        found = {one: copies.by_sample(one, flow) for one, flow in flows.items()}
-        yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in found.items()}
+        by_sample = {source: copies.by_sample(source, flow) for source, flow in flows.items()}
+        yield start, stop, {source: flow.unflatten(0, (-1, stop - start)) for source, flow in by_sample.items()}
 
 
 @method(
@@ -191,34 +195,36 @@ def smoothgrad(
     batch_size: Count = 8,
     composite: CompositeName = "plain",
 ) -> Scores:
-    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample (of a multiple choice, of each text).
+    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample (for multiple choice, of each text).
 
     Args:
         samples: number of noisy copies.
-        noise: σ as a share of the sample's range.
-        seed: the same noise for every sample of a batch, drawn for its real tokens in their order, so that a batch
-            equals single runs on whichever side it is padded.
+        noise: σ as a fraction of the sample's range.
+        seed: seed of the noise. All samples get the same noise, drawn for their real tokens in order, so that a batch
+            equals single runs on either side of padding.
+        norm: "l2", "l1" (Σ|·|), "max" (max |·|) or "sum" (signed Σ) over channels or width.
+        multiply_by_input: multiply the mean by x.
         squared: average the squared gradients (SmoothGrad²).
         batch_size: copies × samples in one pass; changes only speed and memory.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     x, logits = own_inputs(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
-    axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # of a multiple choice each text counts
+    axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # 2: each text of multiple choice
     sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
     total = {name: torch.zeros_like(value) for name, value in x.items()}
 
     def noisy(name: str, start: int, stop: int) -> Tensor:
-        # a generator for each copy, so that neither chunks nor padding change a token's noise
-        own, mask = x[name], real[name]
-        shape = own.shape[axes[name] :]
-        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(shape) for k in range(start, stop)])
-        made = torch.from_numpy(drawn).to(own)
+        # one generator per copy, so that a token's noise does not depend on chunks or padding
+        clean, mask = x[name], real[name]
+        shape = clean.shape[axes[name] :]
+        draws = np.stack([np.random.default_rng([seed, k]).standard_normal(shape) for k in range(start, stop)])
+        normal = torch.from_numpy(draws).to(clean)
         if mask is None:
-            made = made.view(1, stop - start, *[1] * (own.dim() - made.dim()), *shape)
+            normal = normal.view(1, stop - start, *[1] * (clean.dim() - normal.dim()), *shape)
         else:
-            made = (made[:, (mask.cumsum(-1) - 1).clamp(min=0)] * _beside(mask, own)).movedim(0, 1)
-        return own[:, None] + sigma[name][:, None] * made
+            normal = (normal[:, (mask.cumsum(-1) - 1).clamp(min=0)] * _broadcast(mask, clean)).movedim(0, 1)
+        return clean[:, None] + sigma[name][:, None] * normal
 
     for _, _, flows in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad", composite):
         for name, flow in flows.items():
@@ -228,7 +234,7 @@ def smoothgrad(
 
 
 def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
-    """``[B, N]`` True at the rows of an input's root that stand for no padding; None if all are real."""
+    """Return ``[B, N]`` True at the rows of an input's root other than padding; None if all are real."""
     mask, elements = task.sources[name].mask, None
     if mask is None or bool(mask.all()):
         return None
@@ -240,16 +246,16 @@ def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
     return mask.to(x.device) if mask.shape == x.shape[: mask.dim()] else None
 
 
-def _beside(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask ``[B, N]`` in a shape that broadcasts against what is at a root."""
+def _broadcast(mask: Tensor, x: Tensor) -> Tensor:
+    """Reshape a mask ``[B, N]`` to broadcast against the value of a root."""
     return mask.view(*mask.shape, *[1] * (x.dim() - mask.dim()))
 
 
 def _range(x: Tensor, real: Tensor | None, axes: int) -> Tensor:
-    """max − min of what lies along the first axes (each sample), padding left out, shaped to multiply x."""
+    """Return max − min for each index of the first axes (each sample), without padding, in a shape to multiply x."""
     high, low = x, x
     if real is not None:
-        padding = ~_beside(real, x)
+        padding = ~_broadcast(real, x)
         high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
     spread = high.flatten(axes).amax(-1) - low.flatten(axes).amin(-1)
     return spread.reshape(*x.shape[:axes], *[1] * (x.dim() - axes))
@@ -278,16 +284,18 @@ def integrated_gradients(
 
     Args:
         steps: quadrature points.
-        baseline: x′ of the main input; those of others are zero. "zero": zeros in the model's input space (for pictures
-            normalised with their mean: the mean colour; for text: zero vectors into the first block). Pictures:
+        baseline: x′ of the main input; other inputs have zeros. "zero": zeros in the model's input space (for
+            normalised pictures, the mean colour; for text, zero vectors at the first block's input). Pictures:
             "black", "mean" (each channel's mean), "blur", "noise". Text: "pad", "mask", "unk" or a token's id (that
-            token everywhere but at special tokens). Vectors: "mean".
+            token everywhere except at special tokens). Vectors: "mean".
+        norm: "sum" (signed), "l1", "l2" or "max" over channels or width.
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
-        composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`; Σ is as above for "plain".
+        composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`; the equation for Σ holds
+            for "plain".
 
-    ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and of eight
-    steps and more what that difference is with every other point.
+    ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and from eight
+    steps on the difference when using every other point.
     """
     x, logits = own_inputs(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
@@ -299,20 +307,21 @@ def integrated_gradients(
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape([1, -1] + [1] * (like.dim() - 1))
 
     def between(name: str, low: int, high: int) -> Tensor:
-        own, below = x[name], start[name]
-        return below[:, None] + spread(nodes, own)[:, low:high] * (own - below)[:, None]
+        end, begin = x[name], start[name]
+        return begin[:, None] + spread(nodes, end)[:, low:high] * (end - begin)[:, None]
 
     for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients", composite):
         for name, flow in flows.items():
             for integral, by in ((total, weights), (coarse, fewer)):
                 integral[name] += (flow * spread(by, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
-    if composite != "plain":  # another slope than that of f, whose integral is another number
+    if composite != "plain":  # not the gradient of f, so the scores need not sum to f(x) − f(x′)
         return of_roots(task, logits, products, norm)
-    below = task.recorded(GRADIENT, {one: task.packed(one, value) for one, value in start.items()}).logits.detach()
-    found = _total(task, products, logits)
-    wanted = task.value(logits).double() - task.value(below, like=logits).double()
-    figure = {"sum": found, "difference": wanted, "error": (found - wanted).abs()}
+    begin = {name: task.packed(name, value) for name, value in start.items()}
+    at_baseline = task.recorded(GRADIENT, begin).logits.detach()
+    total_score = _total(task, products, logits)
+    wanted = task.value(logits).double() - task.value(at_baseline, like=logits).double()
+    figure = {"sum": total_score, "difference": wanted, "error": (total_score - wanted).abs()}
     if steps >= 8:
         half = _total(task, {name: (x[name] - start[name]) * coarse[name] for name in x}, logits)
         figure["error_of_half"] = (half - wanted).abs()
@@ -320,7 +329,7 @@ def integrated_gradients(
 
 
 def _quadrature(steps: int) -> tuple[Any, Any, Any]:
-    """(points, weights, and weights with which every other point integrates alone) of Gauss and Legendre, 0 to 1."""
+    """Return (points, weights, weights for every other point only) of Gauss–Legendre quadrature from 0 to 1."""
     from numpy.polynomial.legendre import leggauss, legvander
 
     nodes, weights = leggauss(steps)
@@ -331,7 +340,7 @@ def _quadrature(steps: int) -> tuple[Any, Any, Any]:
 
 
 def _baseline(task: Task, x: Tensor, baseline: str | int, blur: float) -> Tensor:
-    """x′ of the given kind, of x's shape."""
+    """Return the baseline x′ in the shape of x."""
     if baseline == "zero":
         return torch.zeros_like(x)
     removed = removal(task, baseline, blur=(blur, None))

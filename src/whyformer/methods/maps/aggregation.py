@@ -1,12 +1,12 @@
-"""How attention-like maps become one score a token: heads × layers × rows, one setting for all methods of that type.
+"""Reduction of attention maps to one score per token, by heads, layers and rows; one setting for all methods over maps.
 
 The survey (1.4) and Mylonas et al. treat these choices as hyperparameters. Every method over maps takes
-``aggregation``, a mapping with any of the keys below; what it leaves out keeps the method's own default.
+``aggregation``, a mapping with any of the keys below; keys that are left out have the method's defaults.
 
-* ``heads``: "mean", "max", "min", a head number or a list of them (averaged);
-* ``layers``: "rollout" (product of row-normalised I + A), "product" (of A alone), "sum_product" (product of I + A as
-  it is), "mean", a block number or a list of them (averaged);
-* ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries but padding).
+* ``heads``: "mean", "max", "min", the index of a head or a list of indices (averaged);
+* ``layers``: "rollout" (product of row-normalised I + A), "product" (of A), "sum_product" (product of unnormalised
+  I + A), "mean", the index of a block or a list of indices (averaged);
+* ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries except padding).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYERS = ("rollout", "product", "sum_product", "mean")
 ROWS = ("readout", "column_mean", "column_max")
 
 MOST = 256
-"""Numbers in a list of heads or layers."""
+"""Maximum length of a list of heads or layers."""
 
 Choice = str | int | list[int]
 
@@ -57,18 +57,22 @@ Choices = Annotated[Mapping[str, Any] | None, AGGREGATION]
 
 @dataclass(frozen=True)
 class Aggregation:
-    """One choice of heads, layers and rows; see the module's text."""
+    """A choice of heads, layers and rows; see the module's docstring."""
 
     heads: Choice = "mean"
     layers: Choice = "rollout"
     rows: str = "readout"
 
     def with_choices(self, choices: Mapping[str, Any] | None) -> Aggregation:
-        """The same with what a user's ``aggregation`` setting says."""
+        """Return a copy with the choices of a user's ``aggregation`` setting."""
         return replace(self, **dict(choices or {}))
 
     def within(self, blocks: int) -> Aggregation:
-        """The same with layers that are numbers listed and counted from 0; refuses those outside the model."""
+        """Return a copy with indices of layers as a list counted from 0.
+
+        Raises:
+            InputError: an index is outside the model.
+        """
         if isinstance(self.layers, str) or not blocks:
             return self
         numbers = [self.layers] if isinstance(self.layers, int) else self.layers
@@ -80,16 +84,16 @@ class Aggregation:
         return replace(self, layers=sorted({number % blocks for number in numbers}))
 
     def without_heads(self, method: str, done: str) -> None:
-        """Refuses a choice of heads where there are none left to choose."""
+        """Raise if heads are chosen for a method without a choice of heads."""
         if self.heads != "mean":
-            raise InputError(f"{method}: heads are {done}, so aggregation has no heads to choose")
+            raise InputError(f"{method}: heads are {done}: omit heads in aggregation")
 
     def wants(self, index: int, start: int = 0) -> bool:
-        """Whether the map of this block is needed."""
+        """Return whether the map of this block is needed."""
         return index in self.layers if isinstance(self.layers, list) else index >= start
 
     def fuse(self, maps: Tensor) -> Tensor:
-        """``[B, H, Q, K]`` -> ``[B, Q, K]``."""
+        """Fuse the heads: ``[B, H, Q, K]`` -> ``[B, Q, K]``."""
         if maps.dim() == 3:
             return maps
         if isinstance(self.heads, str):
@@ -103,17 +107,18 @@ class Aggregation:
         return maps[:, numbers].mean(1)
 
     def reduce(self, maps: list[Tensor], row: Tensor, mask: Tensor | None) -> Tensor:
-        """Fused maps ``[B, N, N]`` of the blocks that are wanted, first to last -> ``[B, N]``.
+        """Reduce the fused maps ``[B, N, N]`` of the needed blocks, first to last, to ``[B, N]``.
 
         Args:
+            maps: the fused maps.
             row: ``[B, N]`` readout row.
-            mask: ``[B, N]`` True at real tokens; padded queries are left out of column reductions.
+            mask: ``[B, N]`` True at real tokens; padded queries are excluded from column reductions.
         """
         if self.rows == "readout":
             return self._through(row, maps)
         if self.layers in ("rollout", "product", "sum_product"):
             unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
-            matrix = torch.stack([self._through(one.expand_as(row), maps) for one in unit], 1)
+            matrix = torch.stack([self._through(query.expand_as(row), maps) for query in unit], 1)
         else:
             matrix = torch.stack(maps).mean(0)
         real = torch.ones_like(row, dtype=torch.bool) if mask is None else mask

@@ -1,4 +1,4 @@
-"""AttCAT (Qiang et al., NeurIPS 2022): what each token's features add to the class, weighted by the attention to it."""
+"""AttCAT (Qiang et al., NeurIPS 2022): feature × gradient of each token, weighted by the attention to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
     signed=True,
 )
 def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "plain") -> Scores:
-    """S_j = Σ_b ᾱ_b(j) Σ_d h_b[j, d] ∂f/∂h_b[j, d], ᾱ_b(j) = mean_h mean_i A_ij over the query tokens i that are no
-    padding; h_b is what enters block b. Signed. One forward and one backward pass.
+    """S_j = Σ_b ᾱ_b(j) Σ_d h_b[j, d] ∂f/∂h_b[j, d], with ᾱ_b(j) = mean_h mean_i A_ij over the query tokens i without
+    padding, and h_b the input of block b. Signed. One forward and one backward pass.
 
     Args:
         start_layer: first block used, from 0.
@@ -27,11 +27,11 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     Raises:
         MethodNotApplicable: several sequences, windows, or no attention.
 
-    The authors' code hides CLS and SEP from the mean; here they look and are looked at like any token.
+    The authors' code excludes CLS and SEP; here they are treated like any token.
     """
     task.refuse_streams()
     first = task.layer(start_layer)
-    blocks = task.blocks("what enters them")
+    blocks = task.blocks("their input")
     products: dict[int, Tensor] = {}
     received: dict[int, Tensor] = {}
     real = task.inputs.row_mask

@@ -1,4 +1,5 @@
-"""Beyond Intuition (Chen et al., TMLR 2023): how the last block's attention is used × what lies in its tokens."""
+"""Beyond Intuition (Chen et al., TMLR 2023): the last block's attention × its integrated gradient × a weighted rollout.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
 
 FIRST = {"head": 3 / 12, "token": 5 / 12}
-"""The share of the blocks that is left out by default: the published first block of twelve."""
+"""Fraction of the blocks that is skipped by default: the published first block of twelve."""
 
 
 @method(
@@ -31,17 +32,17 @@ def beyond_intuition(
     composite: CompositeName = "plain",
 ) -> Scores:
     """The readout row of G ⊙ |R|: R ← R + Ā_b R from R = I over the blocks, G = mean_h (mean_t ∇A_L(t x))⁺ of the last
-    block at t = 0 … 1 on the way from zero to the input x (pixels, or what enters the first block).
+    block at t = 0 … 1 on the path from zero to the input x (pixels, or the first block's input).
 
-    "token": Ā_b = mean_h A_b with column j times ‖Σ_h v_j^h W_O^h‖ / ‖h_b[j]‖, the length of what the token hands on as
-    a share of what entered the block. "head": Ā_b = Σ_h I_h A_b^h with I_h ∝ mean_ij |A^hᵀ ∇A^h|, ΣI_h = 1.
+    "token": Ā_b = mean_h A_b with column j times ‖Σ_h v_j^h W_O^h‖ / ‖h_b[j]‖, the norm of the token's output of
+    attention relative to its input of the block. "head": Ā_b = Σ_h I_h A_b^h with I_h ∝ mean_ij |A^hᵀ ∇A^h|, ΣI_h = 1.
 
     Args:
         variant: "token" (BT-T) or "head" (BT-H).
-        start_layer: first block of R, from 0; None: as published for 12 blocks, 5 for tokens and 3 for heads, in
-            proportion.
+        start_layer: first block of R, from 0; None: the published 5 (token) or 3 (head) of 12 blocks, scaled to the
+            model's number of blocks.
         steps: number of points t; each costs a forward and a backward pass.
-        composite: the rules under which gradients are taken, see :mod:`whyformer.rules.multipliers`.
+        composite: the rules with which gradients are computed, see :mod:`whyformer.rules.multipliers`.
 
     Raises:
         MethodNotApplicable: several sequences, windows, no blocks or no attention.
@@ -68,25 +69,25 @@ def beyond_intuition(
         for index in vectors.blocks[first:]:
             mixture = vectors.at(index, "sum")
             size = mixture.own_norms()
-            handed = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
-            maps[index] = mixture.weights.mean(1) * handed[:, None]
-    used = _integrated(task, last, steps, rules).clamp(min=0).mean(1)
-    mixed = torch.eye(row.shape[-1], dtype=used.dtype, device=row.device).expand(len(row), -1, -1)
+            ratio = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
+            maps[index] = mixture.weights.mean(1) * ratio[:, None]
+    gradient = _integrated(task, last, steps, rules).clamp(min=0).mean(1)
+    rolled = torch.eye(row.shape[-1], dtype=gradient.dtype, device=row.device).expand(len(row), -1, -1)
     for index in sorted(maps):
-        mixed = mixed + maps[index].to(mixed) @ mixed
-    return Scores(torch.einsum("bi,bij->bj", row.to(mixed.dtype), used * mixed.abs()), walked.logits)
+        rolled = rolled + maps[index].to(rolled) @ rolled
+    return Scores(torch.einsum("bi,bij->bj", row.to(rolled.dtype), gradient * rolled.abs()), walked.logits)
 
 
 def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
-    """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
+    """Return the mean ``[B, H, N, N]`` over t of a block's ∇A at t times the input."""
     recorded = task.recorded(GRADIENT)
     begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
-    copies, found = task.copies(1, recorded.logits.detach()), list[Tensor]()
+    copies, total = task.copies(1, recorded.logits.detach()), list[Tensor]()
 
     def observe(_: int, __: Tensor, flow: Tensor) -> None:
-        found[:] = [flow if not found else found[0] + flow]
+        total[:] = [flow if not total else total[0] + flow]
 
     for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
         values = {name: task.packed(name, t * x) for name, x in begun.items()}
         copies.walk(rules, MapWatch([block], observe), values, recorded.roots)
-    return found[0] / steps
+    return total[0] / steps

@@ -1,4 +1,4 @@
-"""Attention flow: how much can flow from the readout to each token through the graph of all attentions."""
+"""Attention flow: maximum flow from the readout to each token through the graph of all attention maps."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from whyformer.methods.task import Scores, Task
 def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4096) -> Scores:
     """Max-flow from the readout tokens at the top to token j at the bottom; capacities Â_b = rownorm(fuse_h A_b + I).
 
-    Solved by scipy (Dinic) with capacities in units of 1e-6, one problem for each input token. Each score is a flow by
-    itself; the authors' code divides the flows by their sum, so scale the scores to sum 1 to compare.
+    Solved by scipy (Dinic) with capacities in units of 1e-6, one problem per input token. The scores are flows; the
+    authors' code divides them by their sum, so scale the scores to sum 1 to compare.
 
     Args:
-        limit: largest tokens × blocks accepted; ViT-B/16 is 197 × 12 = 2364 and takes tens of seconds a picture.
+        head_fusion: "mean", "max" or "min" over heads.
+        limit: maximum of tokens × blocks; ViT-B/16 has 197 × 12 = 2364 and takes tens of seconds per picture.
 
     Raises:
         InputError: the problem is larger than ``limit``.
@@ -45,8 +46,8 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
         blocks = task.blocks()
         if tokens * blocks > limit:
             raise InputError(
-                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}; "
-                "raise limit to accept the time (it grows with tokens³ × blocks), or use rollout"
+                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}: "
+                "increase limit to accept the run time (it grows with tokens³ × blocks), or use rollout"
             )
         return how.fuse(maps())
 
@@ -64,13 +65,13 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
 
 
 def flow_to_inputs(capacities: list[Tensor], row: Tensor, coo_array: Any, maximum_flow: Any) -> Tensor:
-    """``[N]`` maximum flow to each input token; a source feeds the top level with the readout row's weights."""
+    """Return the maximum flow ``[N]`` to each input token from a source that feeds the top level by the readout row."""
     import numpy as np
 
     unit, blocks, n = 1_000_000, len(capacities), len(row)
     source = (blocks + 1) * n
     starts, ends, sizes = [], [], []
-    for level, capacity in enumerate(capacities):  # level b: edges from node b+1 (output of block b) down to b
+    for level, capacity in enumerate(capacities):  # level b: edges from nodes b + 1 (output of block b) to nodes b
         i, j = np.nonzero(capacity.numpy() > 0)
         starts.append((level + 1) * n + i)
         ends.append(level * n + j)

@@ -36,38 +36,39 @@ def gae(
 ) -> Scores:
     """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R.
 
-    One forward and one backward pass; row vectors instead of matrices, and no attention map is kept.
-    Where streams look at one another (encoder and decoder, LXMERT) the paper's cross-attention rules hold. Each tower
-    of a two-tower model (CLIP) is explained by itself; the target is the index of the text that a picture is compared
-    with.
+    One forward and one backward pass; computed with row vectors instead of matrices, without storing attention maps.
+    If streams attend to one another (encoder and decoder, LXMERT), the paper's cross-attention rules are used. Each
+    tower of a two-tower model (CLIP) is explained separately; the target is the index of the text with which a picture
+    is compared.
 
     Args:
         start_layer: first block used, from 0. The published CLIP figures use the last block only (−1).
-        aggregation: see :mod:`whyformer.methods.maps.aggregation`; over (∇A ⊙ A)⁺ of each head.
-        side: the tower of a two-tower model whose scores come first: "auto" (the main input's), "image" or "text".
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`; applied to (∇A ⊙ A)⁺ of each head.
+        side: the tower of a two-tower model whose scores are the main ones: "auto" (the main input's), "image" or
+            "text".
+        composite: the rules with which ∇A is computed, see :mod:`whyformer.rules.multipliers`.
 
-    Where a row of R − I is all zero, cross-attention leaves that row at zero. The authors' code for DETR divides 0 by 0
-    there and then drops the whole block's share, so its map of such a query is lower.
+    If a row of R − I is all zero, cross-attention leaves that row at zero. The authors' code for DETR divides 0 by 0
+    there and then drops the contribution of the whole block, so its map of such a query is lower.
     """
     how = Aggregation(layers="sum_product").with_choices(aggregation)
     start, structure = task.layer(start_layer), task.structure
     towers = [key for key in structure.ends if len(key) == 1]
     if side != "auto" and (len(towers) < 2 or any(a.queries != a.keys for a in structure.attentions.values())):
-        raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
+        raise InputError(f"gae: side={side!r} is only for models with an image and a text tower: omit it")
     if structure.is_plain or all(a.queries == a.keys for a in structure.attentions.values()):
         return _side(task, over_gradients(task, start, positive_product, how, composite), side)
     return _across(task, how, start, composite)
 
 
 def _side(task: Task, scores: Scores, side: str) -> Scores:
-    """One tower's scores of a two-tower model."""
-    own = "text" if task.inputs.modality == "text" else "image"
-    if side in ("auto", own):
+    """Return the scores of one tower of a two-tower model."""
+    main = "text" if task.inputs.modality == "text" else "image"
+    if side in ("auto", main):
         return scores
     name = next((n for n, part in scores.parts.items() if part.inputs and part.inputs.modality == side), None)
     if name is None:
-        raise task.refuse(f"no attention leads from what it says to its {side}", verdict=NOT_YET)
+        raise task.refuse(f"no attention connects its output with its {side}", verdict=NOT_YET)
     return replace(scores.parts[name], diagnostics=scores.diagnostics)
 
 
@@ -78,7 +79,7 @@ def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
 
 # -- encoder and decoder -----------------------------------------------------------------------------------------
 def normalised_excess(relevance: Tensor) -> Tensor:
-    """N(R) = R̂ / rowsum(R̂) + I with R̂ = R − I; a row of R̂ that is all zero stays zero (ICCV 2021, Eq. 8–9)."""
+    """N(R) = R̂ / rowsum(R̂) + I with R̂ = R − I; rows of R̂ that are all zero remain zero (ICCV 2021, Eq. 8–9)."""
     identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     excess = relevance - identity
     sums = excess.sum(-1, keepdim=True)
@@ -86,8 +87,8 @@ def normalised_excess(relevance: Tensor) -> Tensor:
 
 
 def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) -> Scores:
-    """Streams that look at one another: R_ss = I at the input of each stream s; layer by layer R_sx += Ā R_sx for all x
-    where s looks at itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs where s looks at q."""
+    """Explain streams that attend to one another: R_ss = I at the input of each stream s; layer by layer, R_sx +=
+    Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
     several = streams.begin(task, rules)
     how = several.within(how)
@@ -97,9 +98,9 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         maps[index] = how.fuse(positive_product(weights, flow))
 
     walked = several.walk(rules, MapWatch(chosen, observe))
-    widest = reduce(torch.promote_types, (one.dtype for one in maps.values()), torch.float32)
-    paths = several.paths({number: one.to(widest) for number, one in maps.items()}, walked.readouts)
-    sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
+    widest = reduce(torch.promote_types, (fused.dtype for fused in maps.values()), torch.float32)
+    paths = several.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
+    sizes = {pair[i]: fused.shape[1 + i] for step in paths.steps for pair, fused in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {
         (s, s): torch.eye(n, dtype=some.dtype, device=some.device).expand(len(some), n, n) for s, n in sizes.items()
@@ -110,26 +111,26 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         def add(pair: tuple[Key, Key], more: Tensor) -> None:
             relevance[pair] = relevance[pair] + more if pair in relevance else more
 
-        for (s, q), one in step.items():
-            if one.shape[1:] != (sizes[s], sizes[q]):
+        for (s, q), fused in step.items():
+            if fused.shape[1:] != (sizes[s], sizes[q]):
                 raise task.refuse(
-                    "what some of its rows look at changes from block to block (their keys are joined with others)",
+                    "the keys of some of its rows differ between blocks (they are joined with other keys)",
                     verdict="is not supported yet",
                 )
             if isinstance(step, streams.Copies):
                 for pair in [pair for pair in before if pair[0] == q]:
-                    add((s, pair[1]), one.to(before[pair]) @ before[pair])
+                    add((s, pair[1]), fused.to(before[pair]) @ before[pair])
                 continue
             if s == q:
                 for pair in [pair for pair in before if pair[0] == s]:
-                    add(pair, one @ before[pair])
+                    add(pair, fused @ before[pair])
                 continue
-            add((s, q), normalised_excess(before[s, s]).transpose(-2, -1) @ one @ normalised_excess(before[q, q]))
+            add((s, q), normalised_excess(before[s, s]).transpose(-2, -1) @ fused @ normalised_excess(before[q, q]))
             if (q, s) in before:
-                add((s, s), one @ before[q, s])
-    found: dict[Key, Tensor] = {}
+                add((s, s), fused @ before[q, s])
+    rows: dict[Key, Tensor] = {}
     for (s, x), matrix in relevance.items():
         if s in paths.readouts:
             row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
-            found[x] = found[x] + row if x in found else row
-    return several.scores(found, walked.logits)
+            rows[x] = rows[x] + row if x in rows else row
+    return several.scores(rows, walked.logits)

@@ -24,13 +24,13 @@ def gradcam_attention(
     task: Task, *, block: Block = -1, count_padding: bool = False, composite: CompositeName = "plain"
 ) -> Scores:
     """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
-    over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that look at another
-    stream too (a decoder) have a map of each.
+    over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that also attend to
+    another stream (in a decoder) have one map per stream.
 
     Args:
-        block: the block; negative numbers count from the last. Nothing below it is differentiated.
-        count_padding: also average ∇A over padded tokens, as the reference code does; then the scores of a sentence
-            depend on how far it is padded.
+        block: index of the block; negative ones count from the last. The backward pass stops at this block.
+        count_padding: also average ∇A over padded tokens, as the reference code does; the scores of a sentence then
+            depend on the amount of padding.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     first = task.layer(block, "block")
@@ -44,7 +44,7 @@ def gradcam_attention(
     walked = task.walk(COMPOSITES[composite], MapWatch([first], observe))
     row = walked.row
     if first not in seen:
-        raise task.refuse(f"no attention was seen in its block {first}")
+        raise task.refuse(f"its block {first} has no recognizable attention")
     weights, gradient = seen[first]
     mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
     if task.inputs.modality == "image":
@@ -63,8 +63,8 @@ def gradcam_attention(
 
 
 def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
-    """Streams that look at one another: all that the rows that are read out look at in that layer, each map with the
-    heads' weights over its own rows."""
+    """Explain streams that attend to one another: average the maps from the readout rows in one layer, with the head
+    weights of each map taken over its rows."""
     rules = COMPOSITES[composite]
     several = streams.begin(task, rules)
     chosen = several.wanted(Aggregation(layers=[layer]))
@@ -96,6 +96,6 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
             head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
         maps[keys].append(mixed * head[..., None])
     if not maps:
-        raise task.refuse(f"no attention was seen in its block {layer}")
-    found = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
-    return several.scores(found, walked.logits)
+        raise task.refuse(f"its block {layer} has no recognizable attention")
+    rows = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
+    return several.scores(rows, walked.logits)

@@ -12,20 +12,20 @@ from whyformer.rules.multipliers import CompositeName
 
 
 @method(
-    "attention × its positive gradient, averaged over blocks, heads and all tokens that look",
+    "attention × its positive gradient, averaged over blocks, heads and query tokens",
     family="attention",
     citation="Barkan et al.: Grad-SAM, CIKM 2021",
 )
 def grad_sam(
     task: Task, *, start_layer: Block = 0, aggregation: Choices = None, composite: CompositeName = "plain"
 ) -> Scores:
-    """mean_b mean_h mean_i A_ij ⊙ (∇A_ij)⁺: over blocks, heads and the query tokens i that are no padding.
+    """mean_b mean_h mean_i A_ij ⊙ (∇A_ij)⁺ over blocks, heads and the query tokens i, without padding.
 
     Args:
         start_layer: first block used, from 0.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is
             ``{"layers": "mean", "rows": "column_mean"}``.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
+        composite: the rules with which ∇A is computed, see :mod:`whyformer.rules.multipliers`.
     """
     how = Aggregation(layers="mean", rows="column_mean").with_choices(aggregation)
     return over_gradients(task, task.layer(start_layer), positively, how, composite)
@@ -41,12 +41,12 @@ def agcam(
 ) -> Scores:
     """mean_b mean_h σ(s_ij) ⊙ (∇A_ij)⁺, the readout row i; A = softmax(s), s = q kᵀ / √d with the mask (σ is 0 there).
 
-    The authors' code sums over blocks and heads by default, which changes the scale alone.
+    The authors' code sums over blocks and heads by default, which changes only the scale.
 
     Args:
         start_layer: first block used, from 0.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "mean"}``.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
+        composite: the rules with which ∇A is computed, see :mod:`whyformer.rules.multipliers`.
     """
     how = Aggregation(layers="mean").with_choices(aggregation)
 

@@ -1,4 +1,5 @@
-"""LeGrad (Bousselham et al., ICCV 2025): how each block's own verdict on the class depends on its attention map."""
+"""LeGrad (Bousselham et al., ICCV 2025): gradients of the class score of each block's output with respect to attention.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +13,35 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
 @method(
-    "positive gradient of each block's own verdict with respect to its attention, summed over blocks (LeGrad)",
+    "positive gradient of the class score of each block's output w.r.t. its attention, summed over blocks (LeGrad)",
     family="attention",
     citation="Bousselham et al.: LeGrad, ICCV 2025",
 )
 def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: CompositeName = "plain") -> Scores:
-    """Σ_b mean_h mean_i (∂f_b/∂A_b)⁺_ij over heads and query tokens i that are no padding, with f_b what the model's
-    own head makes of block b's output, averaged over all tokens that are no padding.
+    """Σ_b mean_h mean_i (∂f_b/∂A_b)⁺_ij over heads and query tokens i without padding, with f_b the target computed by
+    the model's head from block b's output, averaged over all tokens without padding.
 
-    One forward pass, and for each block used one more for the head and a backward pass.
+    One forward pass, and for each block used another one for the head and a backward pass.
 
     Args:
-        start_layer: first block used, from 0; None: the last two, as in the authors' code.
+        start_layer: first block used, from 0; None: the last two blocks, as in the authors' code.
         composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`.
 
     Raises:
         MethodNotApplicable: several sequences, windows, no blocks or no attention.
 
-    Published for the similarity of a picture and a text (CLIP); here f is any target. The mean takes the place of every
-    row that the head reads. Differs from the authors' code: no min–max over the map.
+    Published for the similarity of a picture and a text (CLIP); here f is any target. The mean replaces every row that
+    the head reads. Differs from the authors' code: no min–max over the map.
     """
     task.refuse_streams()
-    blocks = task.blocks("what leaves them")
+    blocks = task.blocks("their output")
     first = task.layer(max(0, blocks - 2) if start_layer is None else start_layer)
     rules, attended = COMPOSITES[composite], task.attended()
-    logits, last, found = attended.logits, attended.stream.last, list[Tensor]()
+    logits, last, positive = attended.logits, attended.stream.last, list[Tensor]()
     copies = task.copies(1, logits)
 
     def observe(_: int, flow: Tensor) -> None:
-        found.append(flow.clamp(min=0).mean(1))
+        positive.append(flow.clamp(min=0).mean(1))
 
     for index in task.progress(range(first, blocks), "LeGrad", blocks - first):
         leaving = attended.stream.blocks[index].exit
@@ -54,13 +55,13 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
             raise task.refuse(UNREAD, verdict=NOT_YET)
         start = attended.features(last, gradient[0]).sum(1, keepdim=True) * share
         attended.walk(seed, [rules], observe, [index], starts={leaving: attended.laid_out(leaving, start)})
-    if not found:
-        raise task.refuse("no attention was seen in its last blocks")
-    return _scores(task, found, logits)
+    if not positive:
+        raise task.refuse("its last blocks have no recognizable attention")
+    return _scores(task, positive, logits)
 
 
 def _share(task: Task, hidden: Tensor) -> Tensor:
-    """``[B, N, 1]`` the same share of every row that is no padding."""
+    """Return ``[B, N, 1]`` with equal weights, of sum 1, for all rows except padding."""
     real = task.inputs.row_mask
     if real is not None and real.shape != hidden.shape[:2]:
         raise task.refuse("the rows of its blocks are not its tokens", verdict="is not supported yet")
@@ -69,9 +70,9 @@ def _share(task: Task, hidden: Tensor) -> Tensor:
 
 
 def _scores(task: Task, positive: list[Tensor], logits: Tensor) -> Scores:
-    """The sum over blocks of (∂f/∂A)⁺ ``[B, N, N]``, averaged over queries that are no padding."""
+    """Sum (∂f/∂A)⁺ ``[B, N, N]`` over blocks, and average over queries without padding."""
     real = task.inputs.row_mask
-    positive = [one if real is None else one * real[..., None] for one in positive]
+    positive = [block if real is None else block * real[..., None] for block in positive]
     count = positive[0].shape[1] if real is None else real.sum(1, keepdim=True)
-    return Scores(torch.stack([one.sum(1) / count for one in positive]).sum(0), logits)
+    return Scores(torch.stack([block.sum(1) / count for block in positive]).sum(0), logits)
 

@@ -1,4 +1,4 @@
-"""Methods that read attention maps alone: raw attention and rollout. They do not depend on the class."""
+"""Methods that use only attention maps: raw attention and rollout. They do not depend on the class."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
     class_specific=False,
 )
 def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None) -> Scores:
-    """mean_h A_b, the readout row (CLS, or the rows that are pooled).
+    """mean_h A_b, the readout row (CLS, or the pooled rows).
 
     Args:
-        block: the block; negative numbers count from the last.
+        block: index of the block; negative ones count from the last.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
     """
     task.layer(block, "block")
@@ -38,7 +38,7 @@ def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None)
 
 
 def how_of(head_fusion: str, normalize_rows: bool, aggregation: Choices) -> Aggregation:
-    """The reduction that a rollout's settings mean."""
+    """Return the reduction for a rollout's settings."""
     layers = "rollout" if normalize_rows else "sum_product"
     return Aggregation(head_fusion, layers).with_choices(aggregation)
 
@@ -65,15 +65,15 @@ def rollout(
 
     Args:
         head_fusion: "mean" (published), "max" or "min" over heads.
-        discard_ratio: share of each sample's smallest map entries set to 0 before the identity is added.
+        discard_ratio: fraction of each sample's smallest map entries set to 0 before the identity is added.
         start_layer: first block used, from 0. The published perturbation figures were made with 1.
         normalize_rows: divide rows by their sums.
         gradient_weighted: use (fuse_h A ⊙ ∇A)⁺ instead of A, so that the map depends on the class.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
+        composite: the rules with which ∇A is computed, see :mod:`whyformer.rules.multipliers`.
 
-    vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not. Its
-    discard spares the attention of CLS to itself, the first entry; here all entries can go.
+    Unlike vit-explain, this does not divide *columns* by row sums or pair maps with the gradients of other blocks, and
+    it may discard any entry, including the attention of CLS to itself.
     """
     start = task.layer(start_layer)
     how = how_of(head_fusion, normalize_rows, aggregation)
@@ -92,7 +92,7 @@ def rollout(
 
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
-    """Fuse heads as each map appears (one block's map alive at a time), then reduce layers and rows."""
+    """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows."""
     if not task.structure.is_plain:
         return streams.over_attention(task, how, start, prune)
     how = how.within(task.blocks())
@@ -108,10 +108,10 @@ def over_gradients(
     task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation, composite: CompositeName,
     finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: bool = False,
 ) -> Scores:  # fmt: skip
-    """finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, layers and rows reduced: one forward and one
-    backward pass. With ``scores``, what A_b is the softmax of stands in its place.
+    """Reduce layers and rows of finish(fuse_h weigh(A_b, ∇A_b)) of the blocks from ``start``, with one forward and one
+    backward pass. With ``scores``, the attention scores before the softmax replace A_b.
 
-    A is recomputed where its gradient arrives and fused at once, so that no block's map is kept.
+    Each A is recomputed when its gradient arrives, and fused immediately, so that no map is stored.
     """
     rules, maps = COMPOSITES[composite], dict[int, Tensor]()
 

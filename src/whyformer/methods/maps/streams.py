@@ -1,4 +1,4 @@
-"""Attention maps over several streams of tokens: encoder and decoder, towers, pictures and words in one sequence."""
+"""Attention maps over several streams of tokens: encoder and decoder, two towers, pictures and text in one sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
-Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
+Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
 class Copies(Step):
@@ -27,23 +27,23 @@ class Copies(Step):
 
 @dataclass(frozen=True)
 class Paths:
-    """What attentions let through, from the rows that are read out down to the rows that enter.
+    """The maps of all steps between the input rows and the readout rows.
 
     Attributes:
-        steps: from the input on.
-        readouts: rows -> ``[B, N]`` how much each feeds the target.
+        steps: the steps, from the input on.
+        readouts: name of rows -> ``[B, N]`` weight of each row in the target.
     """
 
     steps: Sequence[Step]
     readouts: Mapping[Key, Tensor]
 
     def carry(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
-        """``[B, N]`` for all rows: r ← r + r Ē among the rows of one stream, r_k ← r_k + r_q Ē from queries q to keys k
-        of another, step by step from the last.
+        """Roll out the readouts, step by step from the last: r ← r + r Ē within a stream, r_k ← r_k + r_q Ē from
+        queries q to keys k of another stream. Returns ``[B, N]`` for all rows.
 
         Args:
-            identity: that r is kept; else what a row keeps is a part of the maps, r ← r Ē.
-            normalize_rows: r_q and what it hands on are divided by 1 + ΣĒ, the row sums of [I, Ē] (without I: by ΣĒ).
+            identity: add r itself; otherwise r ← r Ē, for maps that contain the residual.
+            normalize_rows: divide r_q by the row sums of [I, Ē], which are 1 + ΣĒ (without I, ΣĒ), before each step.
         """
         rows = dict(self.readouts)
 
@@ -58,35 +58,35 @@ class Paths:
                         add(keys, torch.bmm(before[queries][:, None], same.to(before[queries]))[:, 0])
                 continue
             for queries in {q for q, _ in step if q in before}:
-                own = {k: one for (q, k), one in step.items() if q == queries}
+                maps = {k: fused for (q, k), fused in step.items() if q == queries}
                 row = before[queries]
                 if normalize_rows:
-                    sums = int(identity) + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
+                    sums = int(identity) + torch.stack([fused.sum(-1) for fused in maps.values()]).sum(0)
                     row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
                 rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
-                for keys, one in own.items():
-                    add(keys, torch.bmm(row[:, None].to(one.dtype), one)[:, 0])
+                for keys, fused in maps.items():
+                    add(keys, torch.bmm(row[:, None].to(fused.dtype), fused)[:, 0])
         return rows
 
     def mean_of_rows(self) -> dict[Key, Tensor]:
-        """``[B, N]`` mean over the steps of r Ē, from each stream that is read out to its own rows and to others'."""
-        found: dict[Key, list[Tensor]] = defaultdict(list)
+        """Return the mean ``[B, N]`` over the steps of r Ē, for all rows that a stream in ``readouts`` attends to."""
+        products: dict[Key, list[Tensor]] = defaultdict(list)
         for step in (step for step in self.steps if not isinstance(step, Copies)):
-            for (queries, keys), one in step.items():
+            for (queries, keys), fused in step.items():
                 if queries in self.readouts:
-                    row = self.readouts[queries].to(one.dtype)
-                    found[keys].append(torch.bmm(row[:, None], one)[:, 0])
-        return {keys: torch.stack(rows).mean(0) for keys, rows in found.items()}
+                    row = self.readouts[queries].to(fused.dtype)
+                    products[keys].append(torch.bmm(row[:, None], fused)[:, 0])
+        return {keys: torch.stack(rows).mean(0) for keys, rows in products.items()}
 
 
 def normalised(step: Step) -> Step:
-    """Rows divided by their sums over all that their stream looks at."""
-    sums = {q: torch.stack([one.sum(-1) for (p, _), one in step.items() if p == q]).sum(0) for q, _ in step}
-    return {(q, k): one / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), one in step.items()}
+    """Divide rows by their sums over all keys of their stream."""
+    sums = {q: torch.stack([fused.sum(-1) for (p, _), fused in step.items() if p == q]).sum(0) for q, _ in step}
+    return {(q, k): fused / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), fused in step.items()}
 
 
 def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) -> dict[Key, Tensor]:
-    """``[B, N]`` of all rows, as ``how`` says; ``kept`` where what a row keeps is a part of the maps."""
+    """Reduce paths to ``[B, N]`` of all rows; ``kept`` if the maps contain the residual."""
     if how.rows != "readout" or (how.layers == "product" and not kept):
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
@@ -98,7 +98,7 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) ->
 
 
 def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Tensor], Tensor]) -> Scores:
-    """Fuse the heads of each map as it appears; the readouts come from the gradient of ½‖logits‖²."""
+    """Fuse the heads of each map in turn; the readouts are taken from the gradient of ½‖logits‖²."""
     streams = begin(task)
     how, maps = streams.within(how), dict[int, Tensor]()
     passed, (logits, rows) = streams.passed, streams.read_rows()
@@ -111,12 +111,12 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
 # -- a task on several streams -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class StreamWalk:
-    """What a method knows besides maps of attention over several streams.
+    """The results of a walk over several streams besides attention maps.
 
     Attributes:
         logits: ``[B, C]`` of the plain forward pass.
-        readouts: rows -> ``[B, N]`` how much each feeds the target.
-        balance: of relevance, where the rules carry it.
+        readouts: name of rows -> ``[B, N]`` weight of each row in the target.
+        balance: conservation of relevance, if the rules propagate relevance.
     """
 
     logits: Tensor
@@ -126,12 +126,11 @@ class StreamWalk:
 
 @dataclass(frozen=True)
 class StreamTask:
-    """A task on a model whose attention mixes several streams, with its attentions by number, in the order of
-    execution.
+    """A task on a model whose attention mixes several streams, with its attentions by index in the order of execution.
 
     Attributes:
         task: the model, the inputs and the target.
-        passed: a recorded pass of it.
+        passed: a recorded pass.
     """
 
     task: Task
@@ -139,15 +138,15 @@ class StreamTask:
 
     @property
     def attentions(self) -> Mapping[int, NamedAttention]:
-        """Number of each attention -> the names of its rows, its depth and its layer."""
+        """Index of each attention -> the names of its rows, its depth and its layer."""
         return self.passed.named
 
     def within(self, how: Aggregation) -> Aggregation:
-        """Layers that are numbers, counted in the stream that is read out."""
+        """Resolve layers that are indices, counted in the stream that the target reads."""
         return how.within(self.task.structure.layers)
 
     def wanted(self, how: Aggregation, start: int = 0) -> dict[int, int]:
-        """Number of each attention whose map is needed -> its layer."""
+        """Return {index of each attention whose map is needed: its layer}."""
         return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
 
     def parts(self, number: int, fused: Tensor) -> Step:
@@ -160,54 +159,55 @@ class StreamTask:
         return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
-        """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one
-        depth are heads of one."""
+        """Turn fused maps, by the index of their attention, into steps; several attentions between the same rows at the
+        same depth are averaged like heads."""
         heads: dict[int, dict[tuple[Key, Key], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         for number, fused in sorted(maps.items()):
-            for pair, one in self.parts(number, fused).items():
-                heads[self.attentions[number].depth][pair].append(one)
+            for pair, part in self.parts(number, fused).items():
+                heads[self.attentions[number].depth][pair].append(part)
         return self.in_order(
             {
-                depth: {p: torch.stack(some).mean(0) if len(some) > 1 else some[0] for p, some in step.items()}
+                depth: {p: torch.stack(maps).mean(0) if len(maps) > 1 else maps[0] for p, maps in step.items()}
                 for depth, step in heads.items()
             }
         )
 
     def in_order(self, steps: Mapping[int, Step]) -> list[Step]:
-        """Steps by the depth of their attentions, and before those of a stream the rows that enter it from others."""
+        """Return steps sorted by the depth of their attentions. Rows that enter a stream from another one are a step of
+        their own, before those of the stream."""
         copies: dict[int, Copies] = {}
         for queries, keys, same in self.passed.copies:
             depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
             copies.setdefault(depth, Copies())[queries, keys] = same
-        listed = (some.get(depth) for depth in sorted({*steps, *copies}) for some in (copies, steps))
+        listed = (table.get(depth) for depth in sorted({*steps, *copies}) for table in (copies, steps))
         return [step for step in listed if step is not None]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
-        """Those over fused maps, by the number of their attention."""
+        """Return the paths over fused maps, by the index of their attention."""
         return Paths(self.steps(maps), readouts)
 
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
-        """(logits, rows -> ``[B, N]`` how much ½‖logits‖² reads each, which is the same for every class)."""
+        """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
         return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).read)
 
     def real_rows(self, key: Key, count: int) -> Tensor:
-        """``[B, N]`` True at those of N rows that stand for no padding."""
+        """Return ``[B, N]`` True at rows other than padding."""
         return self.task.real_rows(key, (self.task.inputs.rows, count))
 
     def cells(self, picture: str, key: Key) -> Tensor:
-        """``[B, P]`` which row stands for each cell of a picture."""
+        """Return ``[B, P]`` the row of each cell of a picture."""
         return self.task.located(picture, key)[1].rows
 
     def scores(
         self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool
     ) -> Scores:
-        """Scores of the inputs' elements from scores ``[B, N]`` of rows; ``of`` as for :meth:`Balance.diagnostics`."""
+        """Turn scores ``[B, N]`` of rows into those of inputs; ``of`` as for :meth:`Balance.diagnostics`."""
         diagnostics = figures.diagnostics(**of) if isinstance(figures, Balance) else figures or {}
         return self.task.of_sources(found, logits, diagnostics)
 
     def walk(self, composite: Composite, watch: MapWatch) -> StreamWalk:
-        """Do :meth:`Task.walk` over several streams: ``watch`` names attentions by number."""
+        """Run :meth:`Task.walk` over several streams; ``watch.blocks`` are indices of attentions."""
         task, passed = self.task, self.passed
         relevance = composite.carrier == "relevance"
         first_run = [GRADIENT] if watch.gradient or relevance else []
@@ -226,16 +226,17 @@ def begin(task: Task, composite: Composite = GRADIENT) -> StreamTask:
     """Return the task with the attentions of a recorded pass.
 
     Args:
-        composite: rules of a walk back from the target.
+        task: the task.
+        composite: the rules of the backward walk.
 
     Raises:
-        MethodNotApplicable: the maps of attention are not known.
+        MethodNotApplicable: some attention maps are unknown.
     """
     return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance"))
 
 
 def _read(task: Task, found: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """The rows that are read out.
+    """Return the streams whose rows the target reads.
 
     Raises:
         MethodNotApplicable: there are none.

@@ -34,19 +34,19 @@ def transformer_attribution(
     """Ā_b = I + mean_h (∇A_b ⊙ R_b)⁺, C = Ā_L ⋯ Ā_start; the scores are the readout row of C (Eq. 13–14).
 
     R_b is the relevance of the attention map under the deep Taylor rules, started from ∂target/∂logits (one-hot for a
-    logit). One forward, one gradient and one relevance pass, all cut off below ``start_layer``.
+    logit). One forward, one gradient and one relevance pass; both backward passes stop at ``start_layer``.
 
     Args:
         start_layer: first block used, counted from 0 at the input. The published perturbation and segmentation
             figures were made with 1.
         normalize_rows: divide the rows of Ā_b by their sums, as the reference code does for BERT but not for ViT.
-        weighting: what R_b is multiplied by. "gradient": the method. Two ablations of the paper's Table 3 row
-            "w/o ∇A": "attention" as its text says (A ⊙ R), "none" as the reference code does (R alone).
+        weighting: factor of R_b. "gradient": the method. Two ablations of the paper's Table 3 row "w/o ∇A":
+            "attention" as in its text (A ⊙ R), "none" as in the reference code (R alone).
         block: use one block only and no rollout: the readout row of mean_h (∇A_b ⊙ R_b)⁺. −1 is the paper's ablation
-            ∇A^(1)R (last block), 1 is what the reference code calls its ∇A^(B−1)R.
+            ∇A^(1)R (last block), 1 is the reference code's ∇A^(B−1)R.
 
-    Differs from the reference code: sums are taken per sample (true batches), and no constant is added to
-    denominators (``stabilizer_1e-15`` in the golden files).
+    Differs from the reference code: sums are per sample (true batches), and no constant is added to denominators
+    (``stabilizer_1e-15`` in the golden files).
     """
     first = task.layer(start_layer if block is None else block, "start_layer" if block is None else "block")
     maps: dict[int, Tensor] = {}

@@ -1,1 +1,1 @@
-"""Methods that change the input and watch the output."""
+"""Methods that change the input and observe the output."""

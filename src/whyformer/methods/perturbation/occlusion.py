@@ -1,4 +1,4 @@
-"""Occlusion: what the target loses when a patch or token is taken out."""
+"""Occlusion: the drop of the target when a patch or token is removed."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ def occlusion(
     patch: OptionalCount = None,
     fill_id: OptionalNatural = None,
 ) -> Scores:
-    """score_i = mean over the windows w that hold feature i of f(x) − f(x with w replaced by the baseline).
+    """score_i = mean over the windows w that contain feature i of f(x) − f(x with w replaced by the baseline).
 
-    f is the target: a logit by default, a probability with :class:`whyformer.targets.Probability`. The black-box
-    reference: it needs nothing but forward passes, one for each window. In a multiple choice, tokens of each
-    text that f depends on are taken out.
+    f is the target: a logit by default, a probability with :class:`whyformer.targets.Probability`. This is the
+    black-box reference, which needs only forward passes, one per window. For multiple choice, tokens of each text that
+    f depends on are replaced.
 
     Args:
-        baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "black" (0 before
-            normalisation; needs the processor), "mean" (each channel's mean over this picture), "blur" (the picture
+        baseline: pictures: "zero" (0 in model space, the processor's mean colour; default), "black" (0 before
+            normalisation; needs the processor), "mean" (each channel's mean over the picture), "blur" (the picture
             blurred with σ = one window), "noise" (uniform between black and white; needs the processor). Text: "mask",
-            "unk", "pad" (that token of the tokenizer; default the first it has) or "delete" (the token is taken out
-            and the others move up; the default without a tokenizer, where
-            there is an attention mask; one token at least must stay). Without a tokenizer where nothing can be deleted
-            (a multiple choice, a target read at a token's number) the ids that the model's config knows. Vectors:
-            "zero", "mean". A number is the id of the token that stands in.
-        window: patches along each side, or tokens, replaced at once. Special tokens (without a tokenizer: those that
-            end a text) and padding are never replaced.
-        stride: patches or tokens from one window to the next; default ``window``, and never more.
+            "unk", "pad" (that token; default: the first that the tokenizer has) or "delete" (the token is deleted and
+            the others move up; at least one token must remain; default without a tokenizer if there is an attention
+            mask). Without a tokenizer where tokens cannot be deleted (multiple choice, a target at a token's
+            position), the default is a token of the model's config. Vectors: "zero", "mean". A number is the id of the
+            replacing token.
+        window: side of the window in patches, or its length in tokens. Special tokens (without a tokenizer:
+            end-of-text tokens) and padding are never replaced.
+        stride: patches or tokens from one window to the next, at most ``window``; default ``window``.
         batch_size: forward passes at once.
-        patch: side of a patch in pixels; default what the model's config says (16 if nothing), doubled until there are
-            no more than 2048 patches (Swin's are 4 pixels wide).
-        fill_id: the same as an id as ``baseline``.
+        patch: side of a patch in pixels; default: the patch size in the model's config, or 16, doubled until there are
+            at most 2048 patches (Swin's are 4 pixels wide).
+        fill_id: same as passing an id as ``baseline``.
 
     Raises:
-        InputError: a baseline that does not fit the input or that the tokenizer lacks, or stride > window.
+        InputError: the baseline does not fit the input or is missing in the tokenizer, or stride > window.
     """
     stride = window if stride is None else stride
     if stride > window:
-        raise InputError(f"{task.method}: stride={stride} is more than window={window}, which would skip features")
+        raise InputError(f"{task.method}: stride={stride} must not exceed window={window}, or features are skipped")
     removals = [
         removal(task, baseline, fill_id=fill_id, patch=patch, window=window, choice=choice)
         for choice in _choices(task.inputs)
@@ -72,10 +72,10 @@ def occlusion(
     removed, logits = removals[0], task.forward()
     if removed.choice is not None:
         depends = task.depends_on(logits).cpu()
-        removals = [replace(one, features=one.features & depends[:, [k]]) for k, one in enumerate(removals)]
-    found = [_drops(task, one, window, stride, logits, batch_size) for one in removals]
-    values = torch.stack([values for values, _ in found], 1).flatten(0, 1)
-    diagnostics: dict[str, Any] = {"forwards": sum(count for _, count in found) + len(logits)}
+        removals = [replace(r, features=r.features & depends[:, [k]]) for k, r in enumerate(removals)]
+    drops = [_drops(task, r, window, stride, logits, batch_size) for r in removals]
+    values = torch.stack([values for values, _ in drops], 1).flatten(0, 1)
+    diagnostics: dict[str, Any] = {"forwards": sum(count for _, count in drops) + len(logits)}
     diagnostics["baseline"] = removed.baseline
     if removed.cell is not None:
         diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
@@ -84,7 +84,7 @@ def occlusion(
 
 
 def _choices(inputs: Inputs) -> list[Tensor | None]:
-    """``[B]`` for each choice of a multiple choice; None for other inputs."""
+    """Return one tensor ``[B]`` per text of multiple choice; [None] for other inputs."""
     if inputs.choices is None:
         return [None]
     return [torch.full((inputs.batch,), k) for k in range(inputs.choices)]
@@ -93,7 +93,7 @@ def _choices(inputs: Inputs) -> list[Tensor | None]:
 def _drops(
     task: Task, removed: Removal, window: int, stride: int, logits: Tensor, batch_size: int
 ) -> tuple[Tensor, int]:
-    """``[B, P]`` mean drop of the target over the windows that hold each feature, and the number of windows."""
+    """Return (mean drop ``[B, P]`` of the target over the windows that contain each feature, number of windows)."""
     jobs = [(b, w) for b in range(task.inputs.batch) for w in _windows(removed, b, window, stride)]
     target = task.resolve(logits)
     clean = target(logits)
@@ -110,7 +110,7 @@ def _drops(
 
 
 def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:
-    """Features of each window; the last windows are cut at the border."""
+    """Yield the features of each window; the last windows are truncated at the border."""
     if removed.grid is None:
         positions = removed.features[sample].nonzero()[:, 0].tolist()
         yield from (positions[i : i + window] for i in _starts(len(positions), window, stride))
@@ -123,5 +123,5 @@ def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterato
 
 
 def _starts(length: int, window: int, stride: int) -> range:
-    """Where windows begin, until one reaches the end."""
+    """Return the positions where windows begin, up to the first window that reaches the end."""
     return range(0, max(length - window + stride, 1) if length else 0, stride)

@@ -1,4 +1,4 @@
-"""TIS (Englebert et al., ICCVW 2023): what the class is worth to parts of the token sequence, with no substitute."""
+"""TIS (Englebert et al., ICCVW 2023): class probabilities of samples of the token sequence, without replacements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whyformer.tape.tables import KINDS
 from whyformer.tape.units import reach
 from whyformer.tape.values import Tape
 
-Again = Callable[[Task, Tensor], Tensor]
+Value = Callable[[Task, Tensor], Tensor]
 Ratio = Annotated[float, ("a number between 0 and 1", lambda v: not isinstance(v, bool) and 0 < v < 1)]
 
 
@@ -42,20 +42,20 @@ def tis(
 ) -> Scores:
     """S_j = Σ_i s_i m_ij / Σ_i m_ij, s_i the class's probability if only the patches of sample i enter the first block.
 
-    All channels of all blocks' outputs, each a vector over the patches, are put into k-means clusters; of each centroid
-    the ``tokens_ratio`` highest patches are a sample. What is no patch (CLS, registers) is in every sample; a patch in
-    none gets 0. Costs one pass and one of shorter sequences for each mask.
+    All channels of all blocks' outputs, each a vector over the patches, are clustered by k-means; the ``tokens_ratio``
+    highest patches of each centroid form a sample. CLS and registers are in every sample; a patch in no sample scores
+    0. Costs one full pass, and one pass of shorter sequences per mask.
 
     Args:
-        masks: number of clusters; fewer where there are fewer channels.
-        tokens_ratio: share of the patches in a sample.
-        seed: of k-means.
-        batch_size: samples that go through the model at once.
-        output: what s is for a class: its "probability" (published) or the "target" itself (a logit, by default).
+        masks: number of clusters; fewer if there are fewer channels.
+        tokens_ratio: fraction of the patches in a sample.
+        seed: seed of k-means.
+        batch_size: samples that pass through the model at once.
+        output: value of s for a class: its "probability" (published) or the "target" itself (a logit, by default).
 
     Raises:
         MissingExtra: scikit-learn is not installed.
-        MethodNotApplicable: blocks that do not all see the same rows, or that cannot do without some.
+        MethodNotApplicable: blocks with different rows, or blocks that need all rows.
 
     Differs from the authors' code: seeded; no min–max; a patch in no sample gets 0 instead of 0/0.
     """
@@ -68,19 +68,20 @@ def tis(
     cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
-    counts, again = [], _Shortened()
-    for b, own in enumerate(cells):
-        features = torch.cat([state[b, own] for state in states], -1).T.double().cpu().numpy()
+    counts, shortened = [], _Shortened()
+    for b, patches in enumerate(cells):
+        features = torch.cat([state[b, patches] for state in states], -1).T.double().cpu().numpy()
         clusters = KMeans(min(masks, len(features)), n_init=1, random_state=seed).fit(features).cluster_centers_
-        kept = max(1, int(tokens_ratio * len(own)))
-        order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :kept].to(own.device)
+        size = max(1, int(tokens_ratio * len(patches)))
+        order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :size].to(patches.device)
         chosen = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
-        chosen[:, own] = torch.zeros(len(order), len(own), dtype=torch.bool, device=own.device).scatter(1, order, True)
+        none = torch.zeros(len(order), len(patches), dtype=torch.bool, device=patches.device)
+        chosen[:, patches] = none.scatter(1, order, True)
 
         def value(copies: Task, kept: Tensor, b: int = b) -> Tensor:
-            return values_of(target, again(copies, kept), [b] * len(kept), logits)
+            return values_of(target, shortened(copies, kept), [b] * len(kept), logits)
 
-        scores = _scores(task, b, rows[b], chosen, own, batch_size, value).to(values.dtype)
+        scores = _scores(task, b, rows[b], chosen, patches, batch_size, value).to(values.dtype)
         cover = chosen.sum(0)
         values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
         counts.append(len(order))
@@ -88,17 +89,18 @@ def tis(
 
 
 def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(logits, ``[B, N, D]`` what enters the first block, what leaves each)."""
+    """Return (logits, input ``[B, N, D]`` of the first block, outputs of all blocks)."""
     blocks, tape = attended.stream.blocks, attended.whole.tape
-    entered, *left = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
-    return attended.logits, entered, left
+    first, *outputs = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
+    return attended.logits, first, outputs
 
 
 class _Shortened:
-    """Passes in which only some rows enter the first block."""
+    """Runs passes in which only some rows enter the first block."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[int, bool, int]] = {}  # samples -> what enters, whether they come first, rows
+        # number of samples -> (number of the block's input, whether its first axis is the batch, number of rows)
+        self._entries: dict[int, tuple[int, bool, int]] = {}
 
     def __call__(self, copies: Task, kept: Tensor) -> Tensor:
         """Return the logits of copies of a sample if the rows ``[k, n, D]`` enter the first block."""
@@ -109,7 +111,7 @@ class _Shortened:
         feed, samples = copies.fed(copies.inputs), copies.inputs.samples
         changed = record_pass(copies.model, feed, samples, change, checkpoint=True)
         if kept.shape[1] < count and _reads_more_of_rows(changed.tape, entry, kept.shape[1]):
-            raise ValueError("masks or positions of the rows are made anew for those that are left")
+            raise ValueError("masks or positions are recomputed for the remaining rows")
         return changed.logits(copies.read)
 
     def _entry(self, copies: Task) -> tuple[int, bool, int]:
@@ -117,42 +119,42 @@ class _Shortened:
         entry, rows, queries = attended.stream.blocks[0].entry, attended.layout.rows, attended.stream.rows
         label = rows.of(entry)
         if label.dim() != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
-            raise ValueError("what enters the first block is no [batch, tokens, width]")
+            raise ValueError("the first block's input is not [batch, tokens, width]")
         return entry, torch.equal(label[..., 0], queries), queries.shape[1]
 
 
 def _reads_more_of_rows(tape: Tape, entry: int, rows: int) -> bool:
-    """Return True if what is computed of the rows reads constants that were computed for so many rows: a mask, or
-    positions. The model made them for the rows that are left, as if these were the first."""
+    """Return True if calls on the rows read constants that were computed for this number of rows, such as a mask or
+    positions. The model computed them as if the remaining rows were the first."""
     carry = reach(tape, [entry])
     read = {o for call in tape.calls if any(carry[o] for o in call.operands) for o in call.operands}
     return any(not carry[o] and rows in tape.shapes[o] and not _is_given(tape, o) for o in read)
 
 
 def _is_given(tape: Tape, value: int) -> bool:
-    """Return True if a value is a parameter, buffer or input, or rearranges one."""
+    """Return True if a value is a parameter, buffer or input, or a view of one."""
     while value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
         value = tape.maker[value].operands[0]
     return value not in tape.maker
 
 
 def _scores(
-    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int, value: Again
+    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int, value: Value
 ) -> Tensor:
-    """``[k]`` what the target is for one sample if only some of its rows ``[N, D]`` enter the first block."""
+    """Return the target ``[k]`` of a sample if only chosen rows ``[k, N]`` of all ``[N, D]`` enter the first block."""
     always = torch.ones_like(chosen[0])
     always[patches] = False
-    one = task.inputs.select(slice(sample, sample + 1))
-    found = []
+    single = task.inputs.select(slice(sample, sample + 1))
+    values = []
     spans = range(0, len(chosen), batch_size)
     for start in task.progress(spans, f"TIS {sample + 1}", len(spans)):
         some = chosen[start : start + batch_size] | always
         kept = torch.stack([rows[mask] for mask in some])
-        copies = replace(one.with_tensor(one.tensor.repeat_interleave(len(kept), 0)), others=task.inputs.others)
+        copies = replace(single.with_tensor(single.tensor.repeat_interleave(len(kept), 0)), others=task.inputs.others)
         try:
-            found.append(value(replace(task, inputs=copies), kept))
+            values.append(value(replace(task, inputs=copies), kept))
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, WhyformerError):
                 raise
-            raise task.refuse("its blocks cannot do without some of their rows") from error
-    return torch.cat(found)
+            raise task.refuse("its blocks need all of their rows") from error
+    return torch.cat(values)

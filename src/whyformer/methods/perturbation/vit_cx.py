@@ -1,4 +1,4 @@
-"""ViT-CX: masks made from the last block's features, and what the target says of each."""
+"""ViT-CX: masks from the last block's features, scored by the target's value on masked inputs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def vit_cx(
 ) -> Scores:
     """S = (1/K) Σ_i s_i M_i / Σ_k M_k at each pixel, s_i = p(X⊙M_i + Z_i⊙(1−M_i)) − p(X + Z_i⊙(1−M_i)) + p(X).
 
-    The K masks M_i come from the d feature maps of the last block's first normalisation (its input in post-norm
-    models), prefix tokens left out: each is resized to the picture and scaled to [0, 1]; maps closer than
-    ``distance_threshold`` (1 − cosine, complete linkage) are added up and the sum is scaled to [0, 1] again.
+    The K masks M_i are computed from the d feature maps of the last block's first normalisation (of its input in
+    post-norm models), without prefix tokens: each map is resized to the picture and scaled to [0, 1]; maps closer than
+    ``distance_threshold`` (1 − cosine, complete linkage) are summed, and the sum is scaled to [0, 1] again.
     Costs 2K + 1 forward passes; K is usually tens to a few hundred.
 
     Args:
         noise: standard deviation of Z_i ~ N(0, noise²) in each pixel, in model space.
         distance_threshold: clusters are merged up to this distance.
-        seed: of the noise; each sample draws the same noise, wherever it stands in the batch.
+        seed: seed of the noise, which is the same for each sample wherever it is in the batch.
         batch_size: forward passes at once.
-        output: what p is for a class: its "probability" (published) or the "target" itself (a logit, by default).
-            A callable target is always taken as it is.
+        output: value of p for a class: its "probability" (published) or the "target" itself (a logit, by default).
+            A callable target is always used unchanged.
 
     Raises:
         MissingExtra: scikit-learn is not installed.
@@ -64,7 +64,8 @@ def vit_cx(
     logits, rows, places = _features(task)
     target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
-        raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
+        shape = list(task.inputs.tensor.shape)
+        raise task.refuse(f"its input has shape {shape}, not [batch, channels, height, width]")
     places = places or task.places(rows.shape[1])
     features = _feature_grid(task, rows.to(task.inputs.tensor.device), places)
     size = task.inputs.image_size
@@ -83,12 +84,12 @@ def vit_cx(
             draws, scores = torch.Generator().manual_seed(seed), []
         x = task.inputs.select(slice(b, b + 1))
         some = masks[start : start + step].to(x.tensor.dtype)[:, None]
-        # one draw a mask, so that the noise does not depend on batch_size
+        # one draw per mask, so that the noise does not depend on batch_size
         z = [torch.randn(x.tensor.shape[1:], generator=draws, dtype=torch.float64) * noise for _ in some]
-        hidden = torch.stack(z).to(x.tensor) * (1 - some)
-        rows = task.forward(x.with_tensor(torch.cat([x.tensor * some + hidden, x.tensor + hidden])))
-        kept, added = values_of(target, rows, [b] * len(rows), logits).chunk(2)
-        scores.append((kept - added + clean[b]).to(masks.dtype))
+        noises = torch.stack(z).to(x.tensor) * (1 - some)
+        rows = task.forward(x.with_tensor(torch.cat([x.tensor * some + noises, x.tensor + noises])))
+        masked, noisy = values_of(target, rows, [b] * len(rows), logits).chunk(2)
+        scores.append((masked - noisy + clean[b]).to(masks.dtype))
         if start + step >= counts[b]:
             cover = masks.sum(0)
             weighted = torch.einsum("k,khw->hw", torch.cat(scores), masks)
@@ -97,19 +98,19 @@ def vit_cx(
 
 
 def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
-    """(logits, ``[B, N, D]`` what the last block's attention reads, behind its first normalisation, and where its rows
-    lie in the picture)."""
+    """Return (logits, features ``[B, N, D]`` after the last block's first normalisation, places of their rows in the
+    picture)."""
     passed = task.main_pass()
     stream, block = passed.blocks_of(task.inputs.name)[-1]
     number = passed.input_of_attention(stream, block)
     if not passed.holds(number, stream):
-        raise task.refuse("what enters its last block holds other rows than attend there", verdict=NOT_YET)
-    found = passed.features_of(stream, number, passed.whole.tape[number])
-    return passed.logits, found, passed.places(task.inputs.name, stream)
+        raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
+    features = passed.features_of(stream, number, passed.whole.tape[number])
+    return passed.logits, features, passed.places(task.inputs.name, stream)
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
-    """What is read off changed inputs: the target, or for a class its "probability"."""
+    """Return the function evaluated on changed inputs: the target, or its probability if it is a class."""
     target, activation = task.resolve(logits), task.activation(logits)
     if output != "probability" or not isinstance(target, Logit) or activation == "identity":
         return target
@@ -117,15 +118,15 @@ def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tenso
 
 
 def _feature_grid(task: Task, features: Tensor, places: Places) -> Tensor:
-    """``[B, d, rows, columns]`` from the last block's ``[B, N, d]``; tokens of no cell are left out."""
+    """Arrange features ``[B, N, d]`` as ``[B, d, rows, columns]``, without tokens of no cell."""
     if places.grid is None or len(places.grid) != 2:
-        raise task.refuse("its input is no picture")
+        raise task.refuse("its input is not a picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()
     return features[:, places.rows].transpose(1, 2).unflatten(2, places.grid)
 
 
 def _scaled(maps: Tensor) -> Tensor:
-    """Each of ``[k, H, W]`` brought to [0, 1]; constant maps become 0 (what is left of rounding is no pattern)."""
+    """Scale each of ``[k, H, W]`` to [0, 1]; maps that are constant up to rounding become 0."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     width = high - low
     flat = width <= 64 * torch.finfo(maps.dtype).eps * torch.maximum(low.abs(), high.abs())
@@ -133,14 +134,14 @@ def _scaled(maps: Tensor) -> Tensor:
 
 
 def _clusters(maps: Tensor, threshold: float, clustering: Any) -> list[list[int]]:
-    """Members of each cluster of scaled maps ``[d, H, W]``, constant ones left out."""
+    """Cluster scaled maps ``[d, H, W]``, without constant ones; return the members of each cluster."""
     flat = maps.flatten(1).double()
-    alive = flat.any(1).nonzero()[:, 0].tolist()
-    if len(alive) < 2:
-        return [[i] for i in alive]
-    unit = nn.functional.normalize(flat[alive], dim=1)
+    nonzero = flat.any(1).nonzero()[:, 0].tolist()
+    if len(nonzero) < 2:
+        return [[i] for i in nonzero]
+    unit = nn.functional.normalize(flat[nonzero], dim=1)
     distance = (1 - unit @ unit.T).clamp(min=0)
     distance.fill_diagonal_(0)
-    found = clustering(n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold)
-    labels = found.fit(distance.cpu().numpy()).labels_.tolist()
-    return [[a for a, label in zip(alive, labels, strict=True) if label == k] for k in range(max(labels) + 1)]
+    solver = clustering(n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold)
+    labels = solver.fit(distance.cpu().numpy()).labels_.tolist()
+    return [[i for i, label in zip(nonzero, labels, strict=True) if label == k] for k in range(max(labels) + 1)]

@@ -1,1 +1,1 @@
-"""Methods that read what attention moves: vectors and their norms."""
+"""Methods based on the vectors that attention mixes, and their norms."""

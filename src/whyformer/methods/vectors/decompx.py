@@ -1,4 +1,4 @@
-"""DecompX (Modarressi et al., ACL 2023): the logit as a sum over tokens, taken apart on the way forward."""
+"""DecompX (Modarressi et al., ACL 2023): decompose the logit into a sum over tokens in a forward pass."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from whyformer.tape.walking import walk_forward
 
 
 @method(
-    "share of each token in the logit, carried forward vector by vector through every operation",
+    "share of each token in the logit, propagated forward as a vector through every operation",
     family="attention",
     citation="Modarressi et al.: DecompX, ACL 2023",
     signed=True,
 )
 def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
-    """x_i = Σ_j x_i←j at every position i of every tensor, from x_i←j = 1[i=j] x_i at the input of the first block;
-    the scores are the shares of the target, which they sum to.
+    """x_i = Σ_j x_i←j at every position i of every tensor, from x_i←j = 1[i=j] x_i at the input of the first block.
+    The scores are the shares in the target and sum to it.
 
-    What is linear acts on each share, attention with its true map; a norm as (x_i←j − its own mean) ⊙ γ / σ_i with the
-    true deviation; an activation by its slope from zero, g(z)/z at the whole z. A bias b is shared out with weights
-    |⟨x_i←j, b⟩| / Σ_j |⟨x_i←j, b⟩| behind its own layer; that of attention, W_O b_V + b_O, behind the residual sum (in
-    the first block b_V belongs to the token whose value it is). Forward only, at
-    the cost of some N passes; a block's vectors take some ten times N² · D numbers.
+    Linear operations act on each share, attention with its true map; a norm as (x_i←j − mean of x_i←j) ⊙ γ / σ_i with
+    the true deviation; an activation by its slope from zero, g(z)/z at the full z. A bias b is distributed with weights
+    |⟨x_i←j, b⟩| / Σ_j |⟨x_i←j, b⟩| after its layer; that of attention, W_O b_V + b_O, after the residual sum (in the
+    first block, b_V belongs to the token of the value). Forward only, at the cost of about N passes; the vectors of a
+    block take about ten times N² · D numbers.
 
     Args:
-        batch_size: tokens j whose shares go through an operation at once.
+        batch_size: tokens j whose shares are propagated through an operation at once.
 
     Raises:
-        MethodNotApplicable: an operation through which shares cannot be followed, several sequences, or no blocks.
+        MethodNotApplicable: an operation without a rule for shares, several sequences, or no blocks.
 
-    Beyond the paper, whose models have neither: the product of two branches (a gate) goes half through each, and where
-    no token has a share in a row, its bias is shared out equally. For a picture the shares of CLS and registers have no
-    place; they are in ``diagnostics["shares"]``, with the sum and the target.
+    Extensions of the paper, whose models have neither: each branch of a product (a gate) gets half of it, and if no
+    token has a share in a row, its bias is distributed equally. For pictures, the shares of CLS and registers have no
+    place on the map; they are in ``diagnostics["shares"]``, with the sum and the target.
     """
-    task.blocks("what enters the first")
+    task.blocks("the input of the first")
     passed: MapPass = task.attended() if task.structure.attends else task.block_pass()
     try:
         logits, seed, values = _shares(task, passed, batch_size)
@@ -51,23 +51,23 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     total, size = rows.flatten(1).sum(1), rows.abs().flatten(1).sum(1)
     if bool(((total - wanted).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
         raise task.refuse(
-            f"its tokens' shares sum to {total[0].item():.4g} and the target is {wanted[0].item():.4g}: some were lost"
+            f"its tokens' shares sum to {total[0].item():.4g}, but the target is {wanted[0].item():.4g}: some are lost"
         )
     figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
     return Scores(values, logits, diagnostics={"shares": figure})
 
 
 def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits, seed, ``[B, N]`` the share of each row, of a multiple choice ``[B · C, N]``) of a recorded pass."""
+    """Return (logits, seed, share ``[B, N]`` of each row, or ``[B · C, N]`` for multiple choice) of a recorded pass."""
     whole, rows, (stream, block) = passed.whole, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
     seed, entry = task.seed(passed.logits), block.entry
     starts = whole.starts(task.read, seed)
     if not is_passed(passed.program, entry):
-        raise task.refuse("not all that the target depends on enters its first block")
+        raise task.refuse("the target also depends on values that bypass its first block")
     mask = task.inputs.row_mask
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
-    found = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
-    values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in found.items()]).sum(0)
+    walked = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in walked.items()]).sum(0)
     passed.release()
     return passed.logits, seed, values.T

@@ -1,4 +1,4 @@
-"""GlobEnc (Modarressi et al., NAACL 2022): what a whole encoder block mixes, by the norms of its vectors."""
+"""GlobEnc (Modarressi et al., NAACL 2022): norms of the vectors that a whole encoder block mixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whyformer.methods.vectors.norms import over_vectors
 
 
 @method(
-    "norms of what each token adds to a block's output, both residuals and both LayerNorms included",
+    "norms of each token's contribution to a block's output, including both residuals and LayerNorms",
     family="attention",
     citation="Modarressi et al.: GlobEnc, NAACL 2022",
     class_specific=False,
@@ -18,16 +18,16 @@ from whyformer.methods.vectors.norms import over_vectors
 def globenc(task: Task, *, block: OptionalBlock = None, aggregation: Choices = None) -> Scores:
     """N_b[i, j] = ‖LN₂(LN₁(Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i))‖ of every block; the readout row of N_L ⋯ N_1.
 
-    f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h. A LayerNorm acts on a part v as (v − mean v) ⊙ γ / σ_i with the true deviation
-    σ_i of token i: LN₁ on the sum behind attention, LN₂ on the sum behind the MLP, which itself is left out. As
-    published, rows are not scaled to sum 1 and no identity is added, so only ratios of scores mean something.
-    Pre-norm blocks have no norm behind a sum: there N_b is ‖Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i‖, which is
+    f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h. A LayerNorm maps a part v to (v − mean v) ⊙ γ / σ_i with the true deviation
+    σ_i of token i: LN₁ after the residual sum of attention, LN₂ after that of the MLP, which itself is left out. As
+    published, rows are not scaled to sum 1 and no identity is added, so only ratios of scores are meaningful.
+    Pre-norm blocks have no norm after a sum: there N_b is ‖Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i‖, which is
     ``norm_attention`` of that block.
 
     Args:
-        block: the readout row of one block's N_b instead of the product.
-        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "product"}``. The heads
-            are summed as the model sums them, so there are none to choose.
+        block: use the readout row of this block's N_b instead of the product.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "product"}``. Heads are
+            summed as in the model and cannot be chosen.
 
     Raises:
         MethodNotApplicable: a block that is not attention plus what entered it, windows, or no attention.

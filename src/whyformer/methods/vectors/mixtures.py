@@ -1,4 +1,4 @@
-"""The vectors that attention mixes: what row i gets from row j, v_ij = Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i."""
+"""The vectors that attention mixes: the contribution of row j to row i, v_ij = Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from whyformer.tape.walking import walk_forward
 __all__ = ["AttentionVectors", "Mixture", "Place", "SequenceVectors"]
 
 Place = Literal["sum", "norm", "output"]
-"""Where vectors are looked at: at the sum behind attention, behind a norm that follows it, or behind the second such
+"""Where vectors are taken: at the residual sum of attention, after a norm that follows it, or after the second such
 norm, without the MLP."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The vectors that one attention mixes. N · H of them stand for N².
+    """The vectors that an attention mixes, stored as N · H vectors instead of N².
 
     Attributes:
-        weights: α ``[B, H, N, N]``, with the deviations of norms, which are factors of row i; ``[B, H, N, M]`` where
-            rows look at M rows of another stream.
+        weights: α ``[B, H, N, N]``, multiplied by the norms' factors for row i; ``[B, H, N, M]`` for attention to M
+            rows of another stream.
         parts: f_h(x_j) ``[B, H, N, D]``, or ``[B, H, M, D]``.
         residual: x_i ``[B, N, D]``, or None.
-        constant: what belongs to no row, such as biases, ``[D]`` or ``[B, N, D]``; None for nothing.
+        constant: sum of the terms of no row, such as biases, ``[D]`` or ``[B, N, D]``; None for zero.
     """
 
     weights: Tensor
@@ -42,7 +42,7 @@ class Mixture:
 
     @property
     def of_attention(self) -> Mixture:
-        """The same without the residual."""
+        """The mixture without the residual."""
         return replace(self, residual=None)
 
     def of_keys(self, same: Tensor) -> Mixture:
@@ -55,7 +55,7 @@ class Mixture:
         return self.weights * self.parts.norm(dim=-1)[:, :, None]
 
     def own_norms(self) -> Tensor:
-        """Return ‖x_i‖, ``[B, N]``, where no key is the query itself."""
+        """Return ‖x_i‖, ``[B, N]``, for cross-attention, in which no key is the query itself."""
         assert self.residual is not None
         return self.residual.norm(dim=-1)
 
@@ -65,8 +65,8 @@ class Mixture:
         gram = torch.einsum("bhjd,bgjd->bjhg", self.parts, self.parts)
         square = torch.einsum("bhij,bjhg,bgij->bij", self.weights, gram, self.weights)
         if self.residual is not None:
-            own = torch.diagonal(self.weights, dim1=-2, dim2=-1)
-            cross = torch.einsum("bhi,bhid,bid->bi", own, self.parts, self.residual)
+            diagonal = torch.diagonal(self.weights, dim1=-2, dim2=-1)
+            cross = torch.einsum("bhi,bhid,bid->bi", diagonal, self.parts, self.residual)
             square = square + torch.diag_embed(2 * cross + self.residual.square().sum(-1))
         return square.clamp(min=0).sqrt()
 
@@ -85,14 +85,14 @@ class Mixture:
 
 
 class AttentionVectors:
-    """The vectors of the attentions of a recorded pass, by number."""
+    """The vectors of the attentions of a recorded pass, by index."""
 
     def __init__(self, task: Task, passed: MapPass) -> None:
         self.task, self.passed = task, passed
-        self.others: dict[int, bool] = {}  # attention -> whether another branch is added to the same sum
+        self.others: dict[int, bool] = {}  # attention -> whether another branch is added in the same residual sum
 
     def is_state(self, number: int) -> bool:
-        """Return True if the vectors at the sum add up to a state of the model."""
+        """Return True if the vectors at the residual sum add up to a state of the model."""
         if number not in self.others:
             self.at(number, "sum")
         return not self.others[number]
@@ -105,7 +105,7 @@ class AttentionVectors:
         """
         passed, places = self.passed, self._places(number)
         if places is None:
-            raise self.task.refuse("no sum follows its attention", verdict="is not supported yet")
+            raise self.task.refuse("no residual sum follows its attention", verdict="is not supported yet")
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
             mixtures = self._mixtures(number, places.get("entry"), places["sum"], wanted)
@@ -117,27 +117,27 @@ class AttentionVectors:
             passed.release()
         if mixtures.keys() != wanted or not self.task.same_rows(mixtures[places[first]].total(), state):
             raise self.task.refuse(
-                "what its attention puts out is changed behind its projection before it is added, in a way that these "
-                "vectors do not follow"
+                "the output of its attention is changed between the projection and the residual sum, in a way that "
+                "these vectors do not capture"
             )
         return mixtures[places[place]]
 
     def _mixtures(self, number: int, entry: int | None, behind: int, wanted: set[int]) -> dict[int, Mixture]:
-        """The mixtures at some values: the vectors of as many keys as there are queries at a time."""
+        """Return the mixtures at some values, computed for as many keys at a time as there are queries."""
         passed, attention = self.passed, self.passed.attentions[number]
         assert attention.queries is not None
         assert attention.keys is not None
         queries, keys = attention.queries.shape[1], attention.keys.shape[1]
-        found: dict[int, Mixture] = {}
+        mixtures: dict[int, Mixture] = {}
         for first in range(0, keys, queries):
             rules = VectorRules(passed.whole.tape, passed.layout.rows, attention, behind, first)
             walked = walk_forward(passed.program, rules.begin_block(entry), wanted, rules)
             self.others[number] = not rules.is_whole(passed.program, behind)
             for n in wanted & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
-                parts = [*([found[n].parts] if n in found else []), more.parts[:, :, : keys - first]]
-                found[n] = replace(more, parts=torch.cat(parts, 2))
-        return found
+                parts = [*([mixtures[n].parts] if n in mixtures else []), more.parts[:, :, : keys - first]]
+                mixtures[n] = replace(more, parts=torch.cat(parts, 2))
+        return mixtures
 
     def _mixture(self, number: int, rules: VectorRules, n: int, parts: Tensor, rest: Tensor | None) -> Mixture:
         passed, (stream, _) = self.passed, self.passed.block_of(number)
@@ -149,8 +149,8 @@ class AttentionVectors:
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
     def _places(self, number: int) -> dict[str, int] | None:
-        """The numbers of what an attention reads and is added to, and of the values at which its vectors are looked
-        at. What it reads is left out where it is constant."""
+        """Return the numbers of an attention's input ("entry", left out if constant) and of the values at which its
+        vectors are taken; None if no residual sum follows."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
         constant = block.entry < 0 and piece.query is None
@@ -168,11 +168,11 @@ class AttentionVectors:
 
 
 class SequenceVectors(AttentionVectors):
-    """The vectors of the one sequence that attends in a pass."""
+    """The vectors of a pass with a single attending sequence."""
 
     def __init__(self, task: Task, attended: AttendedPass) -> None:
         super().__init__(task, attended)
-        self.row = task.row_read(attended)  # ``[B, N]``, how much the logits read each row of the last state
+        self.row = task.row_read(attended)  # ``[B, N]``, weight of each row of the last state in the logits
 
     @property
     def logits(self) -> Tensor:
@@ -181,5 +181,5 @@ class SequenceVectors(AttentionVectors):
 
     @property
     def blocks(self) -> list[int]:
-        """Numbers of the blocks."""
+        """Indices of the blocks."""
         return list(self.passed.attentions)

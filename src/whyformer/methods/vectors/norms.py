@@ -21,7 +21,7 @@ Scope = Literal["heads", "attention", "residual", "norm"]
 
 
 @method(
-    "norm of what each token really adds: attention × transformed value",
+    "norm of each token's contribution: attention × transformed value",
     family="attention",
     citation="Kobayashi et al., EMNLP 2020 and 2021; survey 1.5",
     class_specific=False,
@@ -31,38 +31,38 @@ def norm_attention(
 ) -> Scores:
     """‖v_ij‖ of every block, rolled out over the blocks (rows divided by their sums), readout row.
 
-    In cross-attention v_ij is what row i gets from row j of the other stream, v_ii = x_i what it keeps.
+    In cross-attention, v_ij is the contribution of row j of the other stream to row i, and v_ii = x_i the residual.
 
     Args:
-        scope: what v_ij holds. "heads": each head's ‖α^h_ij f_h(x_j)‖, fused as ``aggregation`` says; "attention":
-            Σ_h α^h_ij f_h(x_j) (2020); "residual": plus x_i at i = j; "norm": and through the LayerNorm after the sum
-            in post-norm models (2021; pre-norm models have none, there it equals "residual").
-        block: one block only instead of the rollout.
-        aggregation: see :mod:`whyformer.methods.maps.aggregation`. The default rollout adds the identity where the
-            residual is not part of v_ij ("heads", "attention") and does not where it is.
+        scope: terms of v_ij. "heads": each head's ‖α^h_ij f_h(x_j)‖, fused by ``aggregation``; "attention":
+            Σ_h α^h_ij f_h(x_j) (2020); "residual": plus x_i at i = j; "norm": also through the LayerNorm after the sum
+            in post-norm models (2021; in pre-norm models, which have none, same as "residual").
+        block: use this block only instead of the rollout.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`. The default rollout adds the identity if the
+            residual is not part of v_ij ("heads", "attention").
     """
     task.layer(block if block is not None else 0, "block")
-    own_residual = scope in ("residual", "norm")
-    how = Aggregation(layers="product" if own_residual else "rollout").with_choices(aggregation)
+    has_residual = scope in ("residual", "norm")
+    how = Aggregation(layers="product" if has_residual else "rollout").with_choices(aggregation)
     if block is not None:
         how = replace(how, layers=block)
     if not task.one_sequence:
         return _across(task, scope, how, rolled_out=block is None)
     how = how.within(task.blocks())
-    found, maps = vectors_of(task), dict[int, Tensor]()
-    for index in filter(how.wants, found.blocks):
-        mixture = found.at(index, "norm" if scope == "norm" else "sum")
-        mixture = mixture if own_residual else mixture.of_attention
+    vectors, maps = vectors_of(task), dict[int, Tensor]()
+    for index in filter(how.wants, vectors.blocks):
+        mixture = vectors.at(index, "norm" if scope == "norm" else "sum")
+        mixture = mixture if has_residual else mixture.of_attention
         fused = how.fuse(mixture.by_heads()) if scope == "heads" else mixture.norms()
-        maps[index] = fused / fused.sum(-1, keepdim=True) if own_residual and block is None else fused
-    values = how.reduce(task.global_maps(maps), found.row, task.inputs.row_mask)
-    return Scores(values, found.logits)
+        maps[index] = fused / fused.sum(-1, keepdim=True) if has_residual and block is None else fused
+    values = how.reduce(task.global_maps(maps), vectors.row, task.inputs.row_mask)
+    return Scores(values, vectors.logits)
 
 
 def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> Scores:
-    """Streams that look at one another: where rows of q look at rows of k, v_ij is what they get from there and v_ii
-    what they keep, x_i; the rows of [‖v_ii‖, ‖v_ij‖] are divided by their sums together."""
-    several, kept = streams.begin(task), scope in ("residual", "norm")
+    """Explain streams that attend to one another: in cross-attention, v_ij is the contribution of row j of the other
+    stream and v_ii the residual x_i; the rows of [‖v_ii‖, ‖v_ij‖] are divided by their joint sums."""
+    several, has_residual = streams.begin(task), scope in ("residual", "norm")
     how = several.within(how)
     chosen = several.wanted(how)
     logits, readouts = several.read_rows()
@@ -71,30 +71,30 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     for number in sorted(chosen):
         queries, depth = several.attentions[number].queries, several.attentions[number].depth
         whole = vectors.at(number, "norm" if scope == "norm" else "sum")
-        whole = whole if kept else whole.of_attention
+        whole = whole if has_residual else whole.of_attention
         sides = several.passed.looked_at[number]
         parts = {keys: whole if same is None else whole.of_keys(same) for keys, same in sides.items()}
-        made = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
+        norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
         if whole.residual is not None and queries not in parts:
-            made[queries, queries] = torch.diag_embed(whole.own_norms())
-        if not made.keys().isdisjoint(steps[depth]):  # with a residual and a projection each
-            raise task.refuse("attentions that are heads of one have projections of their own", verdict=NOT_YET)
-        steps[depth] |= made
+            norms[queries, queries] = torch.diag_embed(whole.own_norms())
+        if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
+            raise task.refuse("parallel attentions between the same rows have separate projections", verdict=NOT_YET)
+        steps[depth] |= norms
     ordered = several.in_order(
-        {d: streams.normalised(step) if kept and rolled_out else step for d, step in steps.items()}
+        {d: streams.normalised(step) if has_residual and rolled_out else step for d, step in steps.items()}
     )
-    return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=kept), logits)
+    return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
 
 
-def _norms(mixture: Mixture, scope: Scope, how: Aggregation, itself: bool) -> Tensor:
-    """``[B, Q, K]`` of a mixture; ``itself`` where the keys are the queries, to which the residual belongs."""
+def _norms(mixture: Mixture, scope: Scope, how: Aggregation, to_itself: bool) -> Tensor:
+    """Return the norms ``[B, Q, K]`` of a mixture, with its residual if its rows attend to themselves."""
     if scope == "heads":
         return how.fuse(mixture.by_heads())
-    return (mixture if itself else mixture.of_attention).norms()
+    return (mixture if to_itself else mixture.of_attention).norms()
 
 
 def vectors_of(task: Task) -> SequenceVectors:
-    """The vectors of all blocks of one forward pass.
+    """Return the vectors of all blocks of one forward pass.
 
     Raises:
         MethodNotApplicable: the model has several sequences, or no attention whose vectors are known.
@@ -103,19 +103,19 @@ def vectors_of(task: Task) -> SequenceVectors:
 
 
 def states_of(task: Task) -> SequenceVectors:
-    """The same of blocks whose attention is added to what entered them.
+    """Return the vectors of all blocks, whose sums must be states of the model.
 
     Raises:
-        MethodNotApplicable: the sum of the vectors is no state of the model (parallel branches).
+        MethodNotApplicable: the sum of a block's vectors is no state of the model (parallel branches).
     """
-    found = vectors_of(task)
-    for block in found.blocks:
-        if not found.is_state(block):
+    vectors = vectors_of(task)
+    for block in vectors.blocks:
+        if not vectors.is_state(block):
             raise task.refuse(
-                f"in block {block}, what its attention puts out is not simply added to what entered the block, so no "
-                "state of the model is the sum of these vectors"
+                f"in block {block}, the residual sum adds more than the block's input and the output of attention, so "
+                "no state of the model is the sum of these vectors"
             )
-    return found
+    return vectors
 
 
 def over_vectors(
@@ -125,11 +125,12 @@ def over_vectors(
     place: Place,
     fuse: Callable[[Mixture], Tensor],
 ) -> Scores:
-    """The readout row of the product of the maps ``[B, N, N]`` that ``fuse`` makes of blocks, or of one block's map."""
+    """Return the readout row of the product of the blocks' maps ``fuse(mixture)`` ``[B, N, N]``, or of one block's map.
+    """
     task.block(block if block is not None else 0, "block")
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation).within(task.blocks())
-    how.without_heads(task.method, "summed as the model sums them")
-    found = states_of(task)
-    row, wanted = found.row, list(filter(how.wants, found.blocks))
-    maps = {index: fuse(found.at(index, place)) for index in task.progress(wanted, task.method, len(wanted))}
-    return Scores(how.reduce(task.global_maps(maps), row, task.inputs.row_mask), found.logits)
+    how.without_heads(task.method, "summed as in the model")
+    vectors = states_of(task)
+    row, wanted = vectors.row, list(filter(how.wants, vectors.blocks))
+    maps = {index: fuse(vectors.at(index, place)) for index in task.progress(wanted, task.method, len(wanted))}
+    return Scores(how.reduce(task.global_maps(maps), row, task.inputs.row_mask), vectors.logits)

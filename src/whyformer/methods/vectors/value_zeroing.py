@@ -1,4 +1,4 @@
-"""Value Zeroing (Mohebbi et al., EACL 2023): what changes in a block when it may not use one token's values."""
+"""Value Zeroing (Mohebbi et al., EACL 2023): the change of a block's output without one token's values."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def value_zeroing(
 ) -> Scores:
     """S_b[i, t] = d(h_i^{¬t}, h_i), rows of S_b scaled to sum 1; the scores are the readout row of S_L ⋯ S_1.
 
-    h is the output of block b, h^{¬t} the same block computed again from its own recorded input with the value vector
-    of token t set to 0 in all heads (after the bias), the attention as it was. No identity is added: the residual
-    connection is inside the block. In a block that looks at another stream too, its tokens' values are zeroed as well,
-    and the rows [S_own, S_other] are scaled to sum 1 together. Costs one forward pass and, in each block for each token
-    that is no padding, what follows the product of attention and values (three quarters of a usual block); what comes
-    before is computed once for ``batch_size`` tokens. A block that vmap cannot run (it adds to its input in place, say)
-    runs whole for each token, one after the other.
+    h is the output of block b, h^{¬t} the output recomputed from the block's recorded input with the value vector of
+    token t set to 0 in all heads (after the bias) and unchanged attention. No identity is added: the residual
+    connection is inside the block. In a block that also attends to another stream, that stream's values are zeroed as
+    well, and the rows [S_own, S_other] are scaled to a joint sum of 1. Costs one forward pass and, in each block for
+    each token except padding, the operations after the product of attention and values (about three quarters of a
+    block); those before it run once per ``batch_size`` tokens. A block that vmap cannot run (such as one with in-place
+    addition to its input) runs as a whole for each token in turn.
 
     Args:
         distance: d. "cosine" 1 − cos(u, v) (published), "euclidean" ‖u − v‖, "dot" |⟨v, v⟩ − ⟨u, v⟩|.
-        block: use the map of this one block instead of the product over all (negative ones count from the last).
-        batch_size: rows (tokens × samples) that go through the rest of a block at once.
-        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "product"}``. There are
-            no heads to choose: values are zeroed in all of them.
+        block: use the map of this block instead of the product over all (negative indices count from the last).
+        batch_size: rows (tokens × samples) that pass through the rest of a block at once.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "product"}``. Heads
+            cannot be chosen: values are zeroed in all of them.
 
     Raises:
         MethodNotApplicable: attention in windows, in some blocks only, from several sequences in one block, or none.
         InputError: ``block`` or ``aggregation`` outside the model.
 
-    The survey's formula exchanges i and t; this is the paper's and its code's order. Differs from the
-    code: padding gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses no digits near 0.
+    The survey's formula exchanges i and t; this is the order of the paper and its code. Differs from the code: padding
+    gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses no digits near 0.
     """
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads("value_zeroing", "zeroed all at once")
@@ -75,39 +75,40 @@ def value_zeroing(
 
 
 def _real(task: Task, row: Tensor) -> Tensor:
-    """``[B, N]`` True at rows that are no padding."""
+    """Return ``[B, N]`` True at rows other than padding."""
     mask = task.inputs.row_mask
     return mask if mask is not None and mask.shape == row.shape else torch.ones_like(row, dtype=torch.bool)
 
 
 def _scaled(maps: Tensor) -> Tensor:
-    """Rows divided by their sums; rows of zeros stay."""
+    """Divide rows by their sums; rows of zeros remain."""
     sums = maps.sum(-1, keepdim=True)
     return maps / torch.where(sums > 0, sums, 1)
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
 Sides = Mapping[int, tuple[Tensor, Tensor]]
-"""Number of each attention -> which of its queries and of its keys are no padding, ``[B, Q]`` and ``[B, K]``."""
+"""Index of each attention -> masks of its queries ``[B, Q]`` and keys ``[B, K]``, True except at padding."""
 
 
 def _values(passed: MapPass, number: int) -> list[int]:
-    """Numbers of what the maps of an attention weigh."""
+    """Return the numbers of the values that an attention's maps weight."""
     return [piece.value for piece in passed.attentions[number].pieces if piece.value is not None]
 
 
 def _refuse_unknown(task: Task, passed: MapPass) -> None:
-    """Raise if what the maps weigh is unknown, or what a block hands on: where one attention follows another in it, as
-    where something leads past the states between, that is what all of them make."""
+    """Raise if the values of an attention are unknown, or if a block has several attentions in sequence, whose separate
+    outputs are unknown because paths bypass the states between them."""
     if any(len(_values(passed, n)) < len(a.pieces) for n, a in passed.attentions.items()):
-        raise task.refuse("what its attention weighs is unknown", verdict=NOT_YET)
+        raise task.refuse("the values of its attention are unknown", verdict=NOT_YET)
     blocks = (block for stream in passed.layout.streams for block in stream.blocks)
     if any(len({a.depth for a in block.attentions if a.is_self}) > 1 for block in blocks):
-        raise task.refuse("what one of its attentions hands on to the next is no state by itself", verdict=NOT_YET)
+        raise task.refuse("the state between two attentions of one of its blocks is unknown", verdict=NOT_YET)
 
 
 def _decides(passed: MapPass, number: int) -> bool:
-    """True if a block decides by what attention made, as with experts, so that it cannot be repeated with a change."""
+    """Return True if a block takes decisions that depend on its attention, such as the choice of experts, so that it
+    cannot be replayed with changed values."""
     last = passed.whole.tape.maker[passed.block_of(number)[1].exit].number
     return any(call.number <= last for call in decisions(passed.whole.tape, _values(passed, number)))
 
@@ -124,13 +125,12 @@ def _of_sequence(task: Task, attended: AttendedPass, how: Aggregation, distance:
 def _of_streams(
     task: Task, several: streams.StreamTask, how: Aggregation, distance: Distance, batch_size: int
 ) -> Scores:
-    """Streams that look at one another: what the rows of a block depend on, among themselves and elsewhere, is divided
-    by its sum together."""
+    """Explain streams that attend to one another: rows over all keys of a block are divided by their joint sums."""
     how, passed, (logits, readouts) = several.within(how), several.passed, several.read_rows()
     sides = {}
     for number in sorted(several.wanted(how)):
-        named, own = several.attentions[number], passed.attentions[number]
-        pairs = zip((named.queries, named.keys), (own.queries, own.keys), strict=True)
+        named, attention = several.attentions[number], passed.attentions[number]
+        pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
         queries, keys = (several.real_rows(key, rows.shape[1]) for key, rows in pairs if rows is not None)
         sides[number] = queries, keys
     depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
@@ -138,8 +138,8 @@ def _of_streams(
         entry = passed.block_of(number)[1].entry
         depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
     steps: dict[int, streams.Step] = defaultdict(dict)
-    for number, one in _maps(task, passed, sides, distance, batch_size).items():
-        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, one)
+    for number, changes in _maps(task, passed, sides, distance, batch_size).items():
+        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, changes)
     ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
     paths = streams.Paths(ordered, readouts)
     return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
@@ -154,7 +154,7 @@ def _count(sides: Sides) -> int:
 
 
 def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_size: int) -> dict[int, Tensor]:
-    """``[B, Q, K]`` of each attention: how far the rows of its block move without the value of each key."""
+    """Return ``[B, Q, K]`` for each attention: the change of its block's output rows without the value of each key."""
     step = max(1, batch_size // task.inputs.batch)
     listed = [(n, tokens) for n, (_, keys) in sides.items() if (tokens := _tokens(keys))]
     work = [(n, tokens[i : i + step]) for n, tokens in listed for i in range(0, len(tokens), step)]
@@ -168,16 +168,16 @@ def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_s
         changed = _without(passed, n, some)
         maps[n][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
     passed.release()
-    return {n: one * sides[n][1][:, None].to(one.device) for n, one in maps.items()}
+    return {n: changes * sides[n][1][:, None].to(changes.device) for n, changes in maps.items()}
 
 
 def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
-    """``[k, B, N, D]`` what leaves a block if the values of each of k keys of its attention are zero."""
+    """Return the outputs ``[k, B, N, D]`` of a block with the value of each of k keys of its attention set to zero."""
     tape, rows, keys = passed.whole.tape, passed.layout.rows, passed.attentions[number].keys
     (stream, block), values = passed.block_of(number), _values(passed, number)
     assert keys is not None
     place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
-    labels = {n: rows.labels.get(n) for n in values}  # none of values that are made of constants
+    labels = {n: rows.labels.get(n) for n in values}  # None for values computed from constants
     places = {n: (place[slim(rows.of(n))] if label else each).to(tape.device(n)) for n, label in labels.items()}
     if _decides(passed, number):
         zeroed = ({n: _zeroing(at == t) for n, at in places.items()} for t in tokens)
@@ -188,7 +188,7 @@ def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
         return replay(tape, new, [block.exit])[0]
 
     leaving = for_each(changed, torch.tensor(tokens, device=tape.device(block.exit)), at_once=len(tokens))
-    return torch.stack([passed.features_of(stream, block.exit, one) for one in leaving])
+    return torch.stack([passed.features_of(stream, block.exit, output) for output in leaving])
 
 
 def _zeroing(where: Tensor) -> Callable[[Tensor], Tensor]:
@@ -200,7 +200,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _distance(changed: Tensor, plain: Tensor, distance: str) -> Tensor:
-    """``[k, B, N]`` between vectors ``[k, B, N, D]`` and ``[B, N, D]``."""
+    """Return the distance ``[k, B, N]`` between vectors ``[k, B, N, D]`` and ``[B, N, D]``."""
     u, v = changed.to(_wide(changed)), plain.to(_wide(plain))
     if distance == "euclidean":
         return (u - v).norm(dim=-1)
