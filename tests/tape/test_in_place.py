@@ -14,6 +14,7 @@ from walked import walked
 from whyformer.rules.multipliers import COMPOSITES as MULTIPLIERS
 from whyformer.rules.multipliers import WITH_SECANTS
 from whyformer.rules.propagation import deep_taylor, layerwise
+from whyformer.tape.recording import record
 from whyformer.tape.walking import GRADIENT
 
 WIDTH, TOKENS = 6, 4
@@ -161,3 +162,12 @@ def test_in_place_equals_out_of_place(case: str, composite: str) -> None:
     assert torch.allclose(logits, wanted_logits)
     assert torch.allclose(got, wanted, rtol=1e-8, atol=1e-8 * float(wanted.abs().max()))
     assert got.abs().max() > 0
+
+
+@pytest.mark.parametrize("exponent", [-0.5, torch.tensor(-0.5, dtype=torch.float64)])
+def test_a_power_in_place_is_repeated_on_other_numbers(exponent: float | Tensor) -> None:
+    x, other = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64)
+    tape, _ = record(lambda x: x.exp().pow_(exponent), x)
+    call = tape.calls[-1]
+    (made,) = call([other, *(tape[o] for o in call.operands[1:])])
+    torch.testing.assert_close(made, other.pow(exponent))

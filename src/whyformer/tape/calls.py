@@ -165,8 +165,16 @@ def _find_pure(operator: Any) -> Any:
         return _copy
     if name == "zero_":
         return torch.zeros_like
-    pure = getattr(getattr(aten, name[:-1], None), schema.overload_name or "default", None)
-    if pure is None or [a.name for a in pure._schema.arguments] != [a.name for a in schema.arguments]:
-        return None
+    packet = getattr(aten, name[:-1], None)
+    overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
+    # not by the name of the overload: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number
+    pure = next((o for o in overloads if _signature(o) == _signature(operator)), None)
     keys = ("AutogradCPU", "Autograd", "CompositeImplicitAutograd")
-    return pure if any(torch._C._dispatch_has_kernel_for_dispatch_key(pure.name(), k) for k in keys) else None
+    has_derivative = pure is not None and any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(pure.name(), k) for k in keys
+    )
+    return pure if has_derivative else None
+
+
+def _signature(operator: Any) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in operator._schema.arguments]
