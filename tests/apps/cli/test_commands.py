@@ -131,7 +131,7 @@ def test_a_decompression_bomb(tmp_path):
 
 def test_other_files_and_folders(tmp_path):
     (tmp_path / "notes.md").write_text("hello")
-    assert "no picture" in refused("explain", str(tmp_path / "notes.md"))
+    assert "not a picture" in refused("explain", str(tmp_path / "notes.md"))
     assert "is a folder" in refused("explain", str(tmp_path))
     (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
     assert "not UTF-8" in refused("explain", str(tmp_path / "latin.txt"))
