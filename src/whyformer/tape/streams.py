@@ -181,8 +181,7 @@ def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]
         queries = group[0].queries
         for other, attentions in groups.items():
             rows = attentions[0].queries
-            assert queries is not None
-            assert rows is not None
+            assert queries is not None and rows is not None  # noqa: PT018 - the groups are those of known queries
             between = attentions[0].map < group[0].map and group[-1].map < attentions[-1].map
             if between and queries.shape[1] < rows.shape[1] and bool(torch.isin(queries, rows).all()):
                 joined[other] = sorted([*joined[other], *joined.pop(key)], key=lambda a: a.map)
@@ -191,10 +190,13 @@ def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]
 
 
 def _enters(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
-    """Return True if the queries of an attention are rows of another group, as those of a projector of pictures."""
-    others = [group[0].queries for group in groups.values() if group[0] is not attention]
-    assert attention.queries is not None
-    return any(rows is not None and bool(torch.isin(attention.queries, rows).all()) for rows in others)
+    """Return True if the queries of an attention stand among rows of a later group, as those of a projector of pictures
+    among the words of a prompt."""
+    rows = [group[0].queries for group in groups.values() if group[0].map > attention.map]
+    queries = attention.queries
+    assert queries is not None
+    more = (numbers for numbers in rows if numbers is not None and queries.shape[1] < numbers.shape[1])
+    return any(bool(torch.isin(queries, numbers).all()) for numbers in more)
 
 
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
@@ -302,7 +304,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     learned = attentions[0].is_learned or not any(sources)
     names = () if learned else filter(None, sources)
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
-    if learned and not any(attentions[0] in b.attentions for b in blocks[:1]):
+    if learned and (len(attentions) == 1 or blocks) and not any(attentions[0] in b.attentions for b in blocks[:1]):
         blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
