@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.work import VisitorSession
 from whyformer.show.look import OPACITY
 
@@ -33,5 +33,5 @@ class Visitor:
         """The last value of each part of the page after Explain."""
         shown = {}
         for step in self.handlers.explain(self.session, *self.entered(*given, **more)):
-            shown |= {name: value for name, value in zip(RESULTS, step, strict=True) if isinstance(value, str) or "value" in value or "visible" in value}
+            shown |= step
         return shown

@@ -14,12 +14,6 @@ from whyformer.apps.web.limits import uploaded
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
-CONTROLS = (
-    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
-    "chat",
-)  # fmt: skip
-"""The controls that an address fills, in the order in which handlers take them; after them come the settings."""
-
 
 def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
     """What was asked for (:class:`~whyformer.apps.web.handlers.PageInput`), and the settings that differ from the
@@ -40,7 +34,7 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
 
 
 def read(fragment: Any, uploads: Path) -> list[Any] | None:
-    """Values of :data:`CONTROLS` and the settings, as the page's controls would hold them; None where nothing is said.
+    """Values of :data:`~whyformer.apps.web.asking.CONTROLS`, as the page's would hold them; None where nothing is said.
 
     Raises:
         InputError: the picture is no longer among the uploads.

@@ -13,9 +13,16 @@ KINDS = {"image": "image", "text": "text", "answer": "both"}
 """What may be explained, and the kind of input of the model that does it where none was named."""
 
 
+CONTROLS = (
+    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
+    "chat", "settings",
+)  # fmt: skip
+"""The controls that hold what a visitor enters, in the order in which handlers take their values."""
+
+
 @dataclass(frozen=True)
 class PageInput:
-    """What the visitor has entered: the values of the page's controls, in their order there."""
+    """What the visitor has entered: the values of :data:`CONTROLS`."""
 
     kind: str
     picture: str | None
@@ -28,6 +35,12 @@ class PageInput:
     length: int = 16
     chat: bool = False
     settings: Any = ""
+
+    @property
+    def subject(self) -> tuple[Any, ...]:
+        """The input and the model: of another one nothing that is shown holds."""
+        picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
+        return self.kind, picture, sentence, self.model, self.truncate
 
     @classmethod
     def read(cls, entered: Sequence[Any]) -> PageInput:
