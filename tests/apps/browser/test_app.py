@@ -60,10 +60,17 @@ def drop(page):
     page.keyboard.press("Enter")
 
 
+def clear(page):
+    page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
+
+
 def type_in(page, sentence=SENTENCE):
+    """A sentence of one's own, in place of the example that is there at first."""
     page.get_by_label("a sentence").check()
-    page.locator("#wf-sentence textarea").fill(sentence)
+    finished(page)
+    page.locator("#wf-sentence textarea").fill(f"{sentence} ")
     page.locator("#wf-sentence textarea").blur()
+    says(page, "Ready")
 
 
 def pick(page, box, *names):
@@ -184,8 +191,8 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
     try:
         first = page.locator(".wf-map").first.get_attribute("data-values")
         page.get_by_role("button", name="Settings").click()
-        page.locator("#wf-settings summary").click()
-        assert page.locator("#wf-settings [data-key]").count() == 5
+        page.locator("#wf-form summary").click()
+        assert page.locator("#wf-form [data-key]").count() == 5
         slider = page.locator("[data-key=start_layer]")
         slider.focus()
         page.keyboard.press("ArrowRight")
@@ -238,6 +245,7 @@ def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
     assert page.locator("#wf-model input").input_value() == ""
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "choose a model")
+    assert page.locator(".wf-stored").count() == 0
     assert page.locator(".wf-map").count() == 0
     page.locator(".wf-example").first.click()  # which the model of the examples knows
     page.get_by_text("The model says").wait_for()
@@ -247,12 +255,13 @@ def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
 
 def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot):
     page = visit(site)
+    clear(page)
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "there is no picture yet")
     (tmp_path / "note.png").write_text("no picture at all")
     put(page, tmp_path / "note.png")
     says(page, "note.png is not a picture")
-    page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
+    clear(page)
     Image.new("RGB", (1500, 1000)).save(tmp_path / "large.png")
     put(page, tmp_path / "large.png")
     says(page, "at most 1 megapixels")
@@ -336,7 +345,7 @@ def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     before = [m.get_attribute("data-values") for m in page.locator(".wf-map").all()]
     assert page.url.endswith("classes=%237"), page.url
     other = visit(site)
-    assert other.locator(".wf-map").count() == 0
+    other.locator(".wf-stored").wait_for()
     page.reload()
     finished(page)
     assert [m.get_attribute("data-values") for m in page.locator(".wf-map").all()] == before
@@ -344,11 +353,12 @@ def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     assert page.locator("#wf-picture img").count() == 1
     assert "rollout" in page.locator("#wf-methods").inner_text()
     page.locator("#wf-classes .token").get_by_text("7 (").wait_for()
-    assert other.locator(".wf-map").count() == 0
+    assert page.locator(".wf-stored").count() == 0
+    assert "digits_37" not in other.locator("#wf-code").inner_text()
     page.goto("about:blank")
     page.goto(site)  # without what stands behind the #
-    page.locator("#wf-explain").wait_for()
-    assert page.locator(".wf-map").count() == 0
+    page.locator(".wf-stored").wait_for()
+    assert page.locator(".wf-map").count() == 1
 
 
 def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
@@ -357,7 +367,7 @@ def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "transformer_attribution")
     page.get_by_role("button", name="Settings").click()
-    page.locator("#wf-settings summary").last.click()
+    page.locator("#wf-form summary").last.click()
     layer = page.locator("[data-key=start_layer]")
 
     def stays():  # what the model says of the sentence may arrive in between, and draws the settings anew
@@ -400,6 +410,7 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
+    finished(page)
     page.get_by_role("button", name="Warm, funny").click()
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     assert page.locator("#wf-sentence textarea").input_value() == "Warm, funny, and full of life."
@@ -508,8 +519,10 @@ def test_by_keyboard_alone(site, visit):
     tab_to(page, lambda: focused(page) == "text")
     page.keyboard.press("Space")
     page.locator("#wf-sentence textarea").wait_for()
+    finished(page)
     tab_to(page, lambda: page.evaluate("document.activeElement.tagName") == "TEXTAREA")
-    page.keyboard.type(SENTENCE)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Warm, funny, and charming.")
     page.keyboard.press("Tab")
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     tab_to(page, lambda: focused(page) == "Explain")
@@ -546,7 +559,7 @@ def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "rollout")
     page.get_by_role("button", name="Settings").click()
-    for summary in page.locator("#wf-settings summary").all():
+    for summary in page.locator("#wf-form summary").all():
         summary.click()
     explain(page)
     assert axe(page) == []

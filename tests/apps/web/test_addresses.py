@@ -17,7 +17,7 @@ from whyformer.show.look import OPACITY
 def restored(visitor, fragment):
     """The last value of each part of the page."""
     shown = {}
-    for step in restore(visitor.handlers, visitor.session, fragment):
+    for step in restore(visitor.handlers, visitor.session, {"settings": fragment}):
         shown |= step
     return shown
 
@@ -121,7 +121,7 @@ def test_the_catalogue_keeps_the_last_models(tmp_path, monkeypatch):
 
 def test_a_model_that_is_not_there_yet_is_said_to_be_loading(handlers):
     fresh = Visitor(type(handlers)(Catalogue(), handlers.limits, handlers.uploads))
-    first = next(fresh.handlers.look(fresh.session, *fresh.entered(SENTENCE)))
+    first = next(fresh.handlers.look(fresh.session, fresh.entered(SENTENCE)))
     assert "Loading bundled:sst2" in first["status"]
     assert "wf-busy" in first["status"]
 

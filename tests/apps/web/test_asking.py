@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_one_sentence(visitor, case):
 def test_nothing_is_called_ready_that_explain_refuses(visitor, case):
     """What is said of a new input may arrive after what Explain said of it, and then stays."""
     given, more, said = case
-    *_, shown = visitor.handlers.look(visitor.session, *visitor.entered(given, **more))
+    *_, shown = visitor.handlers.look(visitor.session, visitor.entered(given, **more))
     assert "Ready" not in shown["status"]
     assert said in shown["status"] or not given.strip()
 
@@ -178,7 +178,7 @@ def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
     monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
     said = []
     entered = writer.entered("Once upon a time", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
-    list(writer.handlers.explain(writer.session, *entered, progress=lambda share, desc: said.append((share, desc))))
+    list(writer.handlers.explain(writer.session, entered, progress=lambda share, desc: said.append((share, desc))))
     writing = [one for one in said if one[1].startswith("writing: ")]
     assert [share for share, _ in writing] == [(i, 4) for i in range(4)]
     assert writing[-1][1].split()[2:] == written(writer).text.split()
@@ -191,7 +191,7 @@ def test_cancelling_ends_the_writing(writer):
         if desc.startswith("writing"):
             writer.handlers.stop(writer.session)
 
-    last = list(writer.handlers.explain(writer.session, *entered, progress=cancel))[-1]["status"]
+    last = list(writer.handlers.explain(writer.session, entered, progress=cancel))[-1]["status"]
     assert CANCELLED in last
     assert writer.session.results == []
 

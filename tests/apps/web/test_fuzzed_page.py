@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from apps.web.visiting import PICTURES, Visitor
 from mutations import ODD, damaged, mutated
-from whyformer.apps.web import PageLimits, address, asking, server
+from whyformer.apps.web import PageLimits, address, asking, opening, server
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
 from whyformer.errors import InputError
@@ -60,9 +60,10 @@ def enters(place, data) -> None:
         visitor.entered("A charming film.", methods=("gae",), classes=("positive",)), visitor.entered("digits_37.png", methods=("gae",)),
         visitor.entered("Where is the key?", kind="answer", methods=("input_x_gradient",), length=2),
     ]))  # fmt: skip
-    values = data.draw(mutated(list(whole)))
-    for step in place.explain(visitor.session, *[*values, *[None] * 13][:13]):
-        assert step
+    values = data.draw(mutated(list(whole.values())))
+    entered = dict(zip(asking.CONTROLS, [*values, *[None] * 13], strict=False))
+    assert all(place.explain(visitor.session, entered))
+    assert all(opening.switch(place, visitor.session, entered))
 
 
 @given(data=st.data())

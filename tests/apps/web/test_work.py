@@ -194,15 +194,15 @@ def test_too_many_maps_are_refused(visitor):
 
 
 def test_a_path_outside_the_uploads_is_never_opened(visitor):
-    entered = list(visitor.entered("digits_37.png"))
+    entered = visitor.entered("digits_37.png")
     for path in ("/etc/passwd", str(visitor.handlers.uploads / ".." / ".." / "x.png")):
-        entered[1] = {"path": path}
-        last = list(visitor.handlers.explain(visitor.session, *entered))[-1]
+        entered["picture"] = {"path": path}
+        last = list(visitor.handlers.explain(visitor.session, entered))[-1]
         assert "was not uploaded" in last["status"]
 
 
 def test_cancelling_ends_long_work(visitor):
-    steps = visitor.handlers.explain(visitor.session, *visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
+    steps = visitor.handlers.explain(visitor.session, visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
     next(steps)
     passes = itertools.count()
 
@@ -242,7 +242,7 @@ def test_injected_markup_is_text(visitor):
 
 
 def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
-    *_, shown = visitor.handlers.look(visitor.session, *visitor.entered("digits_37.png"))
+    *_, shown = visitor.handlers.look(visitor.session, visitor.entered("digits_37.png"))
     says, classes, form = (shown[name] for name in ("says", "classes", "form"))
     assert says.count("<li>") == 5
     assert len(classes["choices"]) == 10
@@ -259,7 +259,7 @@ def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp
     value, share = f"{float(e.logits[0, 0]):.4g}", f"{100 * float(e.logits.sigmoid()):.1f}"
     handlers = replace(visitor.handlers, catalogue=Catalogue([tmp_path / "regression"]))
     visitor, place = Visitor(handlers), handlers.catalogue.names()[-1]
-    *_, seen = handlers.look(visitor.session, *visitor.entered(SENTENCE, model=place))
+    *_, seen = handlers.look(visitor.session, visitor.entered(SENTENCE, model=place))
     says, classes = seen["says"], seen["classes"]
     shown = visitor.explain(SENTENCE, model=place, methods=["lrp_ah_ln"], classes=["#0"])
     assert "the output" in says and value in says

@@ -33,7 +33,7 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
     return urlencode(facts | ({"settings": json.dumps(given)} if given else {}))
 
 
-def read(fragment: Any, uploads: Path) -> list[Any] | None:
+def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
     """Values of :data:`~whyformer.apps.web.asking.CONTROLS`, as the page's would hold them; None where nothing is said.
 
     Raises:
@@ -53,11 +53,13 @@ def read(fragment: Any, uploads: Path) -> list[Any] | None:
             raise InputError("the picture of that view is no longer here: drop it again") from error
     names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
-    return [
-        kind, picture, facts.get("sentence", ""), facts.get("model", START_MODEL[kind]), names, classes,
-        "truncate" in facts, style, _share(facts.get("opacity"), OPACITY), _share(facts.get("keep"), 0.2),
-        _number(facts.get("length"), 16), "chat" in facts, facts.get("settings", "{}"),
-    ]  # fmt: skip
+    return {
+        "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""),
+        "model": facts.get("model", START_MODEL[kind]), "methods": names, "classes": classes,
+        "truncate": "truncate" in facts, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
+        "keep": _share(facts.get("keep"), 0.2), "length": _number(facts.get("length"), 16), "chat": "chat" in facts,
+        "settings": facts.get("settings", "{}"),
+    }  # fmt: skip
 
 
 def _number(given: str | None, default: int) -> int:

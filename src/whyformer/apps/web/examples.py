@@ -69,7 +69,7 @@ def copied(picture: Path, uploads: Path) -> Path:
 
 def untouched(asked: PageInput, uploads: Path) -> bool:
     """Whether the fields hold nothing that the visitor entered: they are empty, or hold an example."""
-    entered = asked.picture is not None and Path(asked.picture).parent != uploads / FOLDER
+    entered = asked.picture is not None and Path(str(asked.picture)).parent != uploads / FOLDER
     typed = asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
     return not (entered and asked.kind != "text") and not (typed and asked.kind != "image")
 

@@ -6,7 +6,7 @@ import base64
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,8 @@ from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
 
+Entered = Mapping[str, Any]
+"""Values of :data:`~whyformer.apps.web.asking.CONTROLS`, by name, as a browser sent them."""
 Updates = dict[str, Any]
 """New values of parts of the page, by the names of :mod:`page.toml`; all others stay as they are."""
 
@@ -118,17 +120,16 @@ class Handlers:
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
-    def chosen(self, classes: Any, event: gr.EventData) -> Any:
+    def chosen(self, classes: Any) -> Updates:
         """The classes to explain after a click on a bar."""
-        given = getattr(event, "classes", None)
-        return [str(one) for one in given] if isinstance(given, list) and given else gr.skip()
+        return {"classes": [str(one) for one in classes]} if isinstance(classes, list) and classes else {}
 
-    def uploaded(self, chosen: bool) -> Any:
-        """The model for a picture of the visitor's own: none, until one was chosen, for the bundled ones would answer
-        for any photograph as if it were handwritten digits."""
-        return gr.skip() if chosen else gr.update(value=None)
+    def uploaded(self, session: VisitorSession, named: bool) -> Updates:
+        """The model for a picture of the visitor's own: none, unless the visitor ``named`` one, for the bundled ones
+        would answer for any photograph as if it were handwritten digits."""
+        return {} if named else {"model": None}
 
-    def look(self, session: VisitorSession, *entered: Any) -> Iterator[Updates]:
+    def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
         before it, that the model is being loaded. Nothing of an input that was left as it was."""
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
@@ -161,7 +162,7 @@ class Handlers:
         self.catalogue.place(asked.model)
         return status(f"Loading {asked.model} …", busy=True)
 
-    def settings(self, session: VisitorSession, *entered: Any) -> str:
+    def settings(self, session: VisitorSession, entered: Entered) -> Updates:
         """The form of the methods now chosen, with what was set before."""
         try:
             with sentences():
@@ -169,15 +170,16 @@ class Handlers:
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
                 made = form(0)  # without an input block numbers are typed instead of slid
         except Told as told:
-            return status(str(told), error=True)
+            return {"form": status(str(told), error=True)}
         with suppress(Told), sentences():
             if asked.kind == "answer":
-                return form(controls.blocks_of(self.catalogue.load(asked.model)))
-            return form(self.ready(session, asked)[2].blocks)
-        return made
+                made = form(controls.blocks_of(self.catalogue.load(asked.model)))
+            else:
+                made = form(self.ready(session, asked)[2].blocks)
+        return {"form": made}
 
     # -- results -------------------------------------------------------------------------------------------------
-    def explain(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[Updates]:
+    def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Maps as they become ready, then how far they may be believed."""
         session.begin()
         began = time.monotonic()
@@ -218,11 +220,11 @@ class Handlers:
         except Told as told:
             yield {"status": status(str(told), error=str(told) != CANCELLED)}
 
-    def again(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[Updates]:
+    def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """As ``explain``, after a change of a class or a setting; nothing of an input that is not explained yet."""
         with suppress(InputError):
             if session.asked is not None and PageInput.read(entered).subject == session.asked.subject:
-                yield from self.explain(session, *entered, progress=progress)
+                yield from self.explain(session, entered, progress)
 
     def address(self, session: VisitorSession) -> str:
         """What stands behind the # of the page's address."""
@@ -236,9 +238,8 @@ class Handlers:
         session.view = replace(session.view, look=look_of(style, opacity, keep))
         session.asked = replace(session.asked, look=session.view.look)
         drawn = maps.board(session, session.view, session.results)
-        yield {"board": drawn, "code": recipe(session.view)}
-        if not session.view.stored:
-            yield {"address": self.address(session)}
+        shown = {"board": drawn, "code": recipe(session.view)}
+        yield shown if session.view.stored else shown | {"address": self.address(session)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
         """What a word attends to, and the blocks to choose from."""
@@ -257,9 +258,9 @@ class Handlers:
         at = "mean" if index is None else str(index)
         yield {"attended": shown, "block": gr.update(choices=choices, value=at, visible=True)}
 
-    def stop(self, session: VisitorSession) -> str:
+    def stop(self, session: VisitorSession) -> Updates:
         session.stop.set()
-        return status(CANCELLED)
+        return {"status": status(CANCELLED)}
 
     def download(self, session: VisitorSession, kind: str) -> dict[str, str]:
         """A file for the browser to save, in the answer itself: nothing is written on this machine."""

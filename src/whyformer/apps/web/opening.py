@@ -9,9 +9,9 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps.web import address, controls, examples, maps
-from whyformer.apps.web.asking import CONTROLS, PageInput
+from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
-from whyformer.apps.web.handlers import Handlers, Updates, fields_of, offered, predicted, surroundings
+from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, surroundings
 from whyformer.apps.web.telling import Told, piece, sentences, status
 from whyformer.apps.web.work import Prediction, View, VisitorSession
 from whyformer.inputs.argument import Argument
@@ -37,12 +37,12 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
         "trust": maps.trusted([(e, e.diagnostics["trust"][0])]),
         "model": STORED_MODEL if handlers.catalogue.hub else None, "picture": {"value": place}, "address": "",
         "methods": {"value": [e.method]},
-    }  # fmt: skip
+    }
     session.asked, session.seen, session.view, session.results = asked, asked.subject, view, [e]
     return shown | found | {name: shown[name] | found[name] for name in ("picture", "methods", "classes")}
 
 
-def switch(handlers: Handlers, session: VisitorSession, *entered: Any) -> Iterator[Updates]:
+def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
     """The fields of another kind of input, and in them the first example if the visitor has entered nothing; of
     pictures the stored one, with its result."""
     with suppress(Told), sentences():
@@ -56,25 +56,26 @@ def switch(handlers: Handlers, session: VisitorSession, *entered: Any) -> Iterat
         yield shown | {name: shown[name] | {"value": value} for name, value in first.items()}
 
 
-def begin(handlers: Handlers, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[Updates]:
+def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
     """After :func:`switch`: the first example, explained, if the visitor has entered nothing; else the settings."""
     with suppress(Told), sentences():
         asked = PageInput.read(entered)
         if asked.kind == "image" or not examples.untouched(asked, handlers.uploads):
-            yield {"form": handlers.settings(session, *entered)}
+            yield handlers.settings(session, entered)
             return
-        yield from handlers.look(session, *entered)
-        yield from handlers.explain(session, *entered, progress=progress)
+        yield from handlers.look(session, entered)
+        yield from handlers.explain(session, entered, progress)
 
 
-def restore(handlers: Handlers, session: VisitorSession, fragment: Any, progress: Any = None) -> Iterator[Updates]:
-    """The controls and the results of the view that an address names; nothing without one.
+def restore(handlers: Handlers, session: VisitorSession, given: Entered, progress: Any = None) -> Iterator[Updates]:
+    """The controls and the results of the view that an address names (in place of the settings, while the page holds
+    none); nothing without one.
 
     A model that is neither loaded nor offered by name is not loaded: a link alone never starts a download.
     """
     try:
         with sentences():
-            entered = address.read(fragment, handlers.uploads)
+            entered = address.read(given["settings"], handlers.uploads)
             if entered is None:
                 return
             session.forget()
@@ -82,14 +83,14 @@ def restore(handlers: Handlers, session: VisitorSession, fragment: Any, progress
             handlers.catalogue.place(asked.model)
             for name in asked.methods:
                 find(name)
-            given = controls.read_form(asked.settings)
-            form = controls.form(asked.methods, given, 0)
+            settings = controls.read_form(asked.settings)
+            form = controls.form(asked.methods, settings, 0)
     except Told as told:
         session.forget()
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
         yield nothing | {"status": status(str(told), error=True)}
         return
-    shown = handlers.switch(session, asked.kind) | dict(zip(CONTROLS, entered, strict=True))
+    shown = handlers.switch(session, asked.kind) | entered
     shown |= {"picture": asked.picture, "form": form, "decided": asked.model not in START_MODEL.values()}
     del shown["settings"]
     for name, visible in fields_of(asked.kind).items():
@@ -99,16 +100,16 @@ def restore(handlers: Handlers, session: VisitorSession, fragment: Any, progress
     shown["keep"] = gr.update(value=shown["keep"], visible=kept)
     shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
     shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known once the model was asked
-    if any(given.values()):  # a folded form would not be there for what is read from it
+    if any(settings.values()):  # a folded form would not be there for what is read from it
         shown["accordion"] = gr.update(open=True)
     there = handlers.catalogue.has(asked.model)
     if there:  # all at once: of what comes in quick succession while the page is being built some is lost
-        *_, known = handlers.look(session, *entered)
+        *_, known = handlers.look(session, entered)
         shown |= known
     yield shown
     if not there:
         if asked.model not in handlers.catalogue.names():
             yield {"status": status("Press Explain to load the model and see this view.")}
             return
-        yield from handlers.look(session, *entered)
-    yield from handlers.explain(session, *entered, progress=progress)
+        yield from handlers.look(session, entered)
+    yield from handlers.explain(session, entered, progress)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gradio as gr
 
@@ -37,6 +39,10 @@ _SAVE = "(file) => window.whyformerSave(file)"
 # once the page stands
 _HASH = "async (mine) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), [mine, location.hash])"
 KINDS = ("png", "html", "json")
+_SEEN = ("says", "classes", "form", "status")
+"""The parts that say what the model says of an input."""
+_RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
+"""The parts that an explanation fills."""
 
 
 def _part(name: str, **more: Any) -> Any:
@@ -101,118 +107,147 @@ def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
         parts = _components(handlers)
-        _listen(page, handlers, parts)
+        wires = _Wires(handlers, parts)
+        changed = _listen_to_input(wires)
+        _listen_to_results(wires, changed)
+        _listen_to_looks(wires)
+        page.load(None, None, parts["board"], js="() => window.whyformerReady()")
+        page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH))
+        page.load(_linger, **wires.light)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 
 
-def _filling(parts: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that yields, or returns, new values of parts by name, as gradio takes them."""
+@dataclass(frozen=True)
+class _Wires:
+    """Functions as gradio takes them, which yield, or return, new values of parts by name."""
 
-    @wraps(function)
-    def filled(*given: Any, **more: Any) -> Iterator[dict[Any, Any]]:
-        found = function(*given, **more)
-        nothing = {parts["status"]: gr.skip()}  # gradio would empty everything if nothing at all was yielded
-        count = 0
-        for count, step in enumerate([found] if isinstance(found, dict) else found, 1):  # noqa: B007
-            yield {parts[name]: value for name, value in step.items()} or nothing
-        if count == 0:
-            yield nothing
+    handlers: Handlers
+    parts: Mapping[str, Any]
 
-    return filled
-
-
-def _listen(page: gr.Blocks, handlers: Handlers, parts: dict[str, Any]) -> None:
-    """Which function answers which of the components."""
-    fill = partial(_filling, parts)
-    kind, picture, sentence, model, classes = (parts[n] for n in ("kind", "picture", "sentence", "model", "classes"))
-    session, board, status, says, tries = (parts[n] for n in ("session", "board", "status", "says", "examples"))
-    entered = [session, *(parts[name] for name in CONTROLS)]
-    everything = list(parts.values())
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    quiet: ClassVar[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
     # preprocess=False: uploads come unopened, and what the browser sent is checked in one place, PageInput.read
-    working = {"concurrency_id": "model", "concurrency_limit": 1, "preprocess": False, **quiet}
     # in the queue like all else: the gate refuses what goes beside it
-    light = {"concurrency_limit": None, "preprocess": False, **quiet}
-    shown = {**working, "show_progress": "minimal", "show_progress_on": parts["progress"]}
+    light: ClassVar[dict[str, Any]] = {"concurrency_limit": None, "preprocess": False, **quiet}
+    working: ClassVar[dict[str, Any]] = light | {"concurrency_id": "model", "concurrency_limit": 1}
 
-    def known(request: gr.Request, mine: VisitorSession) -> None:
-        handlers.visitors[str(request.session_hash)] = mine
+    def fill(
+        self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str], **more: Any
+    ) -> dict[str, Any]:
+        """How an event calls a function with the visitor's session and the values of some parts; ``outputs`` are all
+        that it may fill, and no others: gradio would undo what is being typed into one."""
 
-    def explain(
-        request: gr.Request, mine: VisitorSession, *given: Any,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
-    ) -> Any:  # fmt: skip
-        known(request, mine)
-        yield from handlers.explain(mine, *given, progress=progress)
+        @wraps(function)
+        def filled(*given: Any, **facts: Any) -> Iterator[dict[Any, Any]]:
+            found = function(*given, **facts)
+            steps = iter([found] if isinstance(found, dict) else found)
+            # gradio empties everything if nothing at all is yielded
+            for step in chain([next(steps, {})], steps):
+                yield {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
 
-    def again(mine: VisitorSession, *given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
-        yield from handlers.again(mine, *given, progress=progress)
+        read = [self.parts[name] for name in ("session", *inputs)]
+        return {"fn": filled, "inputs": read, "outputs": [self.parts[name] for name in outputs], **self.light, **more}
 
-    def begin(
-        request: gr.Request, mine: VisitorSession, *given: Any, progress: gr.Progress = gr.Progress()  # noqa: B008
-    ) -> Any:  # fmt: skip
-        known(request, mine)
-        yield from opening.begin(handlers, mine, *given, progress=progress)
+    def enter(self, function: Callable[..., Any], outputs: Sequence[str], **more: Any) -> dict[str, Any]:
+        """The same with everything that was entered, as a mapping."""
 
-    def restore(
-        request: gr.Request, mine: VisitorSession, fragment: Any, progress: gr.Progress = gr.Progress()  # noqa: B008
-    ) -> Any:  # fmt: skip
-        known(request, mine)
-        yield from opening.restore(handlers, mine, fragment, progress)
+        def read(mine: VisitorSession, *given: Any) -> Any:
+            return function(mine, dict(zip(CONTROLS, given, strict=True)))
+
+        return self.fill(read, CONTROLS, outputs, js=_WITH_FORM, **more)
+
+    def work(
+        self, function: Callable[..., Any], outputs: Sequence[str], inputs: Sequence[str] = CONTROLS, **more: Any
+    ) -> dict[str, Any]:
+        """The same for what takes long, and shows its progress."""
+
+        def work(
+            request: gr.Request, mine: VisitorSession, *given: Any,
+            progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
+        ) -> Any:  # fmt: skip
+            self.handlers.visitors[str(request.session_hash)] = mine
+            entered = dict(zip(inputs, given, strict=True))
+            return function(mine, entered, progress=progress)
+
+        return self.fill(work, inputs, outputs, **{"js": _WITH_FORM} | self.shown | more)
+
+    @property
+    def all(self) -> list[str]:
+        """All parts but the session."""
+        return [name for name in self.parts if name != "session"]
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """How to work with a line that says how far it is."""
+        return self.working | {"show_progress": "minimal", "show_progress_on": self.parts["progress"]}
+
+
+def _listen_to_input(wires: _Wires) -> list[Any]:
+    """Which function answers a change of the input; the events after which nothing that is shown holds."""
+    handlers, parts = wires.handlers, wires.parts
+    kind, picture, sentence, model = (parts[name] for name in ("kind", "picture", "sentence", "model"))
 
     def example(mine: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
         return handlers.example(mine, kind, event.example, decided)
 
-    def word(mine: VisitorSession, at: str | None, event: gr.EventData) -> Any:
+    look = wires.enter(handlers.look, _SEEN, **wires.shown)
+    begin = wires.work(partial(opening.begin, handlers), sorted({*_SEEN, *_RESULTS}))
+    kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
+    model.input(**wires.fill(lambda _: {"decided": True}, [], ["decided"]))
+    picture.upload(**wires.fill(handlers.uploaded, ["decided"], ["model"])).then(**look)
+    parts["examples"].click(**wires.fill(example, ["kind", "decided"], ["picture", "sentence", "model"])).then(**look)
+    for event in (picture.clear, sentence.blur, model.input, parts["truncate"].input):
+        event(trigger_mode="always_last", **look)
+    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
+    changed.append(parts["examples"].click)
+    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
+    model.input(None, model, parts["board"], js=_CLEAR_FOR, **wires.quiet)
+    parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.working), trigger_mode="always_last")
+    return [*changed, model.input, sentence.blur, parts["methods"].input]
+
+
+def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
+    """What explains, and what ends it."""
+    handlers, parts = wires.handlers, wires.parts
+    go, says, classes, form = (parts[name] for name in ("explain", "says", "classes", "form"))
+
+    def chosen(_: VisitorSession, event: gr.EventData) -> Updates:
+        return handlers.chosen(getattr(event, "classes", None))
+
+    def saved(mine: VisitorSession, kind: str) -> Updates:
+        return {"file": handlers.download(mine, kind)}
+
+    explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.again))
+    go.click(None, None, parts["status"], js=_WAIT, **wires.quiet)
+    running = [go.click(trigger_mode="once", **explain)]
+    running += [event(trigger_mode="always_last", **again) for event in (classes.input, form.input)]
+    running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
+    classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
+    parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
+    gr.on([*changed, classes.input, form.input, says.click, go.click], _linger, **wires.light)
+    parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
+    for name in KINDS:
+        made = parts[f"save-{name}"].click(**wires.fill(partial(saved, kind=name), [], ["file"]))
+        made.then(None, parts["file"], None, js=_SAVE)
+
+
+def _listen_to_looks(wires: _Wires) -> None:
+    """Another drawing of the same maps, and what a word attends to."""
+    handlers, parts = wires.handlers, wires.parts
+
+    def word(mine: VisitorSession, at: str | None, event: gr.EventData) -> Iterator[Updates]:
         yield {"number": event.word}
         yield from handlers.word(mine, event.word, at)
 
-    # -- what is entered -------------------------------------------------------------------------------------------
-    look = {"fn": fill(handlers.look), "inputs": entered, "outputs": everything, "js": _WITH_FORM, **shown}
-    running = [kind.input(fill(partial(opening.switch, handlers)), entered, everything, js=_WITH_FORM, **light).then(
-        fill(begin), entered, everything, js=_WITH_FORM, **shown
-    )]  # fmt: skip
-    model.input(lambda: True, None, parts["decided"], **light)
-    picture.upload(handlers.uploaded, parts["decided"], model, **light).then(**look)
-    for event in (picture.clear, sentence.blur, model.input, parts["truncate"].input):
-        event(trigger_mode="always_last", **look)
-    tries.click(fill(example), [session, kind, parts["decided"]], everything, **light).then(**look)
-    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input, tries.click]
-    gr.on(changed, None, None, board, js=_CLEAR, **quiet)
-    model.input(None, model, board, js=_CLEAR_FOR, **quiet)
-    chosen, form = parts["methods"], parts["form"]
-    chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
+    def sliders(_: VisitorSession, style: Any) -> Updates:
+        return {name: gr.update(visible=(style == "kept") == (name == "keep")) for name in ("opacity", "keep")}
 
-    # -- results ---------------------------------------------------------------------------------------------------
-    ask = {"fn": fill(explain), "inputs": entered, "outputs": everything, "js": _WITH_FORM, **shown}
-    go = parts["explain"]
-    go.click(None, None, status, js=_WAIT, **quiet)
-    running += [go.click(trigger_mode="once", **ask)]
-    running += [
-        event(**ask | {"fn": fill(again)}, trigger_mode="always_last") for event in (classes.input, form.input)
-    ]  # fmt: skip
-    running.append(says.click(handlers.chosen, classes, classes, **light).then(**ask))
-    classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
-    parts["cancel"].click(handlers.stop, session, status, cancels=running, **light)
-    drawing = [session, *(parts[name] for name in ("style", "opacity", "keep"))]
+    redraw = wires.fill(handlers.redraw, ["style", "opacity", "keep"], ["board", "code", "address"])
     for event in (parts["style"].input, parts["opacity"].release, parts["keep"].release):
-        event(fill(handlers.redraw), drawing, everything, trigger_mode="always_last", preprocess=False, **quiet)
-    parts["style"].input(
-        lambda chosen: (gr.update(visible=chosen != "kept"), gr.update(visible=chosen == "kept")),
-        parts["style"], [parts["opacity"], parts["keep"]], **light,
-    )  # fmt: skip
-    board.click(fill(word), [session, parts["block"]], everything, **working)
-    parts["block"].input(fill(handlers.word), [session, parts["number"], parts["block"]], everything, **working)
-    for name in KINDS:
-        make, file = partial(handlers.download, kind=name), parts["file"]
-        parts[f"save-{name}"].click(make, session, file, **light).then(None, file, None, js=_SAVE)
-    parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
-
-    asked = [*changed, model.input, sentence.blur, chosen.input, classes.input, form.input, says.click, go.click]
-    gr.on([*asked, page.load], _linger, **light)
-    page.load(None, None, board, js="() => window.whyformerReady()")
-    page.load(fill(restore), [session, parts["settings"]], everything, js=_HASH, **shown)
+        event(trigger_mode="always_last", **redraw)
+    parts["style"].input(**wires.fill(sliders, ["style"], ["opacity", "keep"]))
+    parts["board"].click(**wires.fill(word, ["block"], ["number", "attended", "block"], **wires.working))
+    parts["block"].input(**wires.fill(handlers.word, ["number", "block"], ["attended", "block"], **wires.working))
 
 
 async def _linger() -> None:
