@@ -114,7 +114,7 @@ def says(page, words):
 def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
     page = visit(site)
     drop(page)
-    page.locator(".wf-says li").nth(4).wait_for()
+    page.get_by_text("The model says").wait_for()
     assert page.locator(".wf-says li").count() == 5
     pick(page, "#wf-methods", "rollout")
     page.locator("#wf-classes input").click()
@@ -421,8 +421,8 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
 def test_a_bar_is_a_button_that_explains_its_class(site, visit, size):
     page = visit(site, *size)
     page.locator(".wf-example").first.click()
+    page.get_by_text("The model says").wait_for()
     bars = page.locator(".wf-class")
-    bars.nth(4).wait_for()
     assert not page.locator("#wf-cancel").is_visible()  # nothing runs
     explain(page)
     assert page.locator(".wf-map").count() == 1

@@ -127,7 +127,7 @@ class Handlers:
     def uploaded(self, session: VisitorSession, named: bool) -> Updates:
         """The model for a picture of the visitor's own: none, unless the visitor ``named`` one, for the bundled ones
         would answer for any photograph as if it were handwritten digits."""
-        return {} if named else {"model": None}
+        return {} if named else {"model": gr.update(value=None)}
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
@@ -162,7 +162,7 @@ class Handlers:
         self.catalogue.place(asked.model)
         return status(f"Loading {asked.model} …", busy=True)
 
-    def settings(self, session: VisitorSession, entered: Entered) -> Updates:
+    def settings(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """The form of the methods now chosen, with what was set before."""
         try:
             with sentences():
@@ -170,13 +170,14 @@ class Handlers:
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
                 made = form(0)  # without an input block numbers are typed instead of slid
         except Told as told:
-            return {"form": status(str(told), error=True)}
+            yield {"form": status(str(told), error=True)}
+            return
         with suppress(Told), sentences():
             if asked.kind == "answer":
                 made = form(controls.blocks_of(self.catalogue.load(asked.model)))
             else:
                 made = form(self.ready(session, asked)[2].blocks)
-        return {"form": made}
+        yield {"form": made}
 
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:

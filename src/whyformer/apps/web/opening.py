@@ -29,7 +29,7 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
     asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], False, {})
     order = e.logits[0].argsort(descending=True, stable=True).tolist()
     prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
-    hint = "Stored: no model was asked. For a photograph of your own: drop it, choose a model, press Explain."
+    hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
     shown = handlers.switch(session, "image")
     found = {
         **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
@@ -61,7 +61,7 @@ def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progres
     with suppress(Told), sentences():
         asked = PageInput.read(entered)
         if asked.kind == "image" or not examples.untouched(asked, handlers.uploads):
-            yield handlers.settings(session, entered)
+            yield from handlers.settings(session, entered)
             return
         yield from handlers.look(session, entered)
         yield from handlers.explain(session, entered, progress)

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
+from inspect import isgeneratorfunction
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -137,22 +138,27 @@ class _Wires:
         """How an event calls a function with the visitor's session and the values of some parts; ``outputs`` are all
         that it may fill, and no others: gradio would undo what is being typed into one."""
 
+        def named(step: Updates) -> dict[Any, Any]:  # gradio empties everything if it is left nothing
+            return {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
+
         @wraps(function)
-        def filled(*given: Any, **facts: Any) -> Iterator[dict[Any, Any]]:
-            found = function(*given, **facts)
-            steps = iter([found] if isinstance(found, dict) else found)
-            # gradio empties everything if nothing at all is yielded
-            for step in chain([next(steps, {})], steps):
-                yield {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
+        def filled(*given: Any, **facts: Any) -> dict[Any, Any]:
+            return named(function(*given, **facts))
+
+        @wraps(function)
+        def filled_in_steps(*given: Any, **facts: Any) -> Iterator[dict[Any, Any]]:
+            steps = iter(function(*given, **facts))
+            yield from map(named, chain([next(steps, {})], steps))
 
         read = [self.parts[name] for name in ("session", *inputs)]
-        return {"fn": filled, "inputs": read, "outputs": [self.parts[name] for name in outputs], **self.light, **more}
+        filler = filled_in_steps if isgeneratorfunction(function) else filled
+        return {"fn": filler, "inputs": read, "outputs": [self.parts[name] for name in outputs], **self.light, **more}
 
     def enter(self, function: Callable[..., Any], outputs: Sequence[str], **more: Any) -> dict[str, Any]:
         """The same with everything that was entered, as a mapping."""
 
         def read(mine: VisitorSession, *given: Any) -> Any:
-            return function(mine, dict(zip(CONTROLS, given, strict=True)))
+            yield from function(mine, dict(zip(CONTROLS, given, strict=True)))
 
         return self.fill(read, CONTROLS, outputs, js=_WITH_FORM, **more)
 
@@ -166,8 +172,7 @@ class _Wires:
             progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
         ) -> Any:  # fmt: skip
             self.handlers.visitors[str(request.session_hash)] = mine
-            entered = dict(zip(inputs, given, strict=True))
-            return function(mine, entered, progress=progress)
+            yield from function(mine, dict(zip(inputs, given, strict=True)), progress=progress)
 
         return self.fill(work, inputs, outputs, **{"js": _WITH_FORM} | self.shown | more)
 
