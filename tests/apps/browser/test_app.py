@@ -29,7 +29,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[3]
 PICTURE = ROOT / "examples" / "pictures" / "digits_37.png"
-SENTENCE = "An utterly charming film, though it drags."
+SENTENCE = "A quite charming film, though it drags."
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def type_in(page, sentence=SENTENCE):
     """A sentence of one's own, in place of the example that is there at first."""
     page.get_by_label("a sentence").check()
     finished(page)
-    page.locator("#wf-sentence textarea").fill(f"{sentence} ")
+    page.locator("#wf-sentence textarea").fill(sentence)
     page.locator("#wf-sentence textarea").blur()
     says(page, "Ready")
 
@@ -109,6 +109,49 @@ def finished(page):
 
 def says(page, words):
     page.locator("#wf-status").get_by_text(words).wait_for()
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
+def test_the_page_opens_with_an_answer_and_shows_others_in_one_click(site, visit, size, shoot):
+    page = visit(site, *size)
+    picture, around = page.locator(".wf-map").first.bounding_box(), page.locator(".wf-stored").bounding_box()
+    assert 0 < around["y"] < picture["y"]
+    assert picture["y"] + picture["height"] < size[1]
+    assert page.evaluate("scrollY") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert "deit-tiny" in page.locator(".wf-stored").inner_text()
+    shoot(page, f"app-opened-{size[0]}")
+    for kind, part in (("a sentence", ".wf-word"), ("an answer", ".wf-generated"), ("a picture", ".wf-stored")):
+        page.get_by_label(kind).check()
+        page.locator(part).first.wait_for()
+    assert "kind=" not in page.url  # a reload shows the stored example as well
+
+
+def test_an_address_with_a_view_shows_that_instead_of_the_example(site, visit):
+    page = visit(f"{site}#kind=text&sentence=Warm+and+funny.&methods=gae")
+    page.locator(".wf-word").first.wait_for()
+    finished(page)
+    assert page.locator(".wf-stored").count() == 0
+    assert page.locator("#wf-model input").input_value().startswith("bundled:sst2")
+    page.locator("#wf-model input").click()  # and a list that is left as it was changes nothing
+    page.keyboard.press("Tab")
+    page.locator("#wf-methods input").click()
+    assert page.locator("#wf-status").inner_text().endswith("in all.")
+    assert page.locator(".wf-word").count() > 2
+    first = page.locator("#wf-methods [role=option]").first
+    assert "auto" in first.inner_text()
+    said = [first.evaluate(f"(one) => getComputedStyle(one, '::{place}').content") for place in ("before", "after")]
+    assert said[0] == '"Try first"'
+    assert "measured best" in said[1]
+
+
+def test_a_click_on_the_picture_chooses_another(site, visit):
+    page = visit(site)
+    with page.expect_file_chooser() as choice:
+        page.locator("#wf-picture img").click()
+    choice.value.set_files(PICTURE)
+    says(page, "choose a model")
+    assert page.locator(".wf-stored").count() == 0
 
 
 def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
@@ -290,7 +333,7 @@ def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
     page = visit(site)
     put(page, tmp_path / "huge.bmp")
     page.get_by_text(re.compile("maximum allowed size|too large|exceeds", re.I)).first.wait_for()
-    assert page.locator(".wf-says").count() == 0
+    assert page.get_by_text("The model says").count() == 0
 
 
 def test_cancel_ends_long_work(site, visit):
