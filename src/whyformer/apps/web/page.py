@@ -34,7 +34,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospa
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
 # at once, and in the browser alone: an answer of the server might come after what Explain shows
-_CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "(model) => window.whyformerModel(model)"
+_CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "() => window.whyformerModel()"
 _WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # once the page stands
@@ -206,7 +206,7 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
     changed.append(parts["examples"].click)
     gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
-    model.input(None, model, parts["board"], js=_CLEAR_FOR, **wires.quiet)
+    model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
     parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.working), trigger_mode="always_last")
     return [*changed, model.input, sentence.blur, parts["methods"].input]
 
