@@ -67,6 +67,7 @@ def clear(page):
 def type_in(page, sentence=SENTENCE):
     """A sentence of one's own, in place of the example that is there at first."""
     page.get_by_label("a sentence").check()
+    page.locator(".wf-word").first.wait_for()  # of the example
     finished(page)
     page.locator("#wf-sentence textarea").fill(sentence)
     page.locator("#wf-sentence textarea").blur()
@@ -453,6 +454,7 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
+    page.locator(".wf-word").first.wait_for()  # of the example
     finished(page)
     page.get_by_role("button", name="Warm, funny").click()
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
