@@ -18,8 +18,12 @@ from prompting import llava, square
 from whyformer import show
 from whyformer.apps.report import reading
 from whyformer.apps.web import maps
+from whyformer.apps.web.work import View
+from whyformer.inputs.argument import sentence
 from whyformer.show import layout, terminal, words
 from whyformer.targets import Contrast
+
+SOURCE = sentence("what they lie on")
 
 
 def choices() -> Any:
@@ -60,7 +64,7 @@ def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
     Console(file=stream, width=100, color_system=None).print(terminal.render(explained))
     views = {
         "print": str(explained), "terminal": stream.getvalue(), "notebook": explained._repr_html_(),
-        "page": show.page([explained]), "the web page": maps.board(Session(), [explained], [], {}),
+        "page": show.page([explained]), "the web page": maps.board(Session(), View("a/model", "a/model", SOURCE, (), ()), [explained]),
     }  # fmt: skip
     for label in labels(explained):
         for name, view in views.items():

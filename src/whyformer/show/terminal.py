@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from whyformer.defaults import RECOMMENDED
+from whyformer.defaults import grouped
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import by_input, sections
@@ -348,16 +347,10 @@ def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
     table.add_column()
     table.add_column(style="dim")
     table.add_row("  method", "sign", "what a score is", "explains", style="dim")
-
-    def heads(facts: Mapping[str, Any]) -> str:
-        return "try first" if facts["name"] in RECOMMENDED else facts["family"]
-
-    first = {name: i for i, name in enumerate(RECOMMENDED)}
-    order = {name: len(first) + i for i, name in enumerate(dict.fromkeys(facts["family"] for facts, _ in methods))}
-    listed = sorted(methods, key=lambda m: first.get(m[0]["name"], order[m[0]["family"]]))
-    for title, found in groupby(listed, lambda m: heads(m[0])):
+    listed = {facts["name"]: (facts, signed) for facts, signed in methods}
+    for title, names in grouped({name: facts["family"] for name, (facts, _) in listed.items()}).items():
         table.add_row(Text(f"\n{title}", style="bold"))
-        for facts, signed in found:
+        for facts, signed in map(listed.__getitem__, names):
             reads = {"both": "", "image": "pictures", "text": "texts"}[facts["modality"]]
             kinds = ", ".join(filter(None, (reads, "" if facts["class_specific"] else "any class")))
             table.add_row(Text(f"  {facts['name']}"), "±" if signed else "", Text(facts["summary"]), kinds)

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[3]
 PICTURE = ROOT / "examples" / "pictures" / "digits_37.png"
-SENTENCE = "An utterly charming film, though it drags."
+SENTENCE = "A quite charming film, though it drags."
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,18 @@ def drop(page):
     page.keyboard.press("Enter")
 
 
+def clear(page):
+    page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
+
+
 def type_in(page, sentence=SENTENCE):
+    """A sentence of one's own, in place of the example that is there at first."""
     page.get_by_label("a sentence").check()
+    page.locator(".wf-word").first.wait_for()  # of the example
+    finished(page)
     page.locator("#wf-sentence textarea").fill(sentence)
     page.locator("#wf-sentence textarea").blur()
+    says(page, "Ready")
 
 
 def pick(page, box, *names):
@@ -104,10 +112,53 @@ def says(page, words):
     page.locator("#wf-status").get_by_text(words).wait_for()
 
 
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
+def test_the_page_opens_with_an_answer_and_shows_others_in_one_click(site, visit, size, shoot):
+    page = visit(site, *size)
+    picture, around = page.locator(".wf-map").first.bounding_box(), page.locator(".wf-stored").bounding_box()
+    assert 0 < around["y"] < picture["y"]
+    assert picture["y"] + picture["height"] < size[1]
+    assert page.evaluate("scrollY") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert "deit-tiny" in page.locator(".wf-stored").inner_text()
+    shoot(page, f"app-opened-{size[0]}")
+    for kind, part in (("a sentence", ".wf-word"), ("an answer", ".wf-generated"), ("a picture", ".wf-stored")):
+        page.get_by_label(kind).check()
+        page.locator(part).first.wait_for()
+    assert "kind=" not in page.url  # a reload shows the stored example as well
+
+
+def test_an_address_with_a_view_shows_that_instead_of_the_example(site, visit):
+    page = visit(f"{site}#kind=text&sentence=Warm+and+funny.&methods=gae")
+    page.locator(".wf-word").first.wait_for()
+    finished(page)
+    assert page.locator(".wf-stored").count() == 0
+    assert page.locator("#wf-model input").input_value().startswith("bundled:sst2")
+    page.locator("#wf-model input").click()  # and a list that is left as it was changes nothing
+    page.keyboard.press("Tab")
+    page.locator("#wf-methods input").click()
+    assert page.locator("#wf-status").inner_text().endswith("in all.")
+    assert page.locator(".wf-word").count() > 2
+    first = page.locator("#wf-methods [role=option]").first
+    assert "auto" in first.inner_text()
+    said = [first.evaluate(f"(one) => getComputedStyle(one, '::{place}').content") for place in ("before", "after")]
+    assert said[0] == '"Try first"'
+    assert "measured best" in said[1]
+
+
+def test_a_click_on_the_picture_chooses_another(site, visit):
+    page = visit(site)
+    with page.expect_file_chooser() as choice:
+        page.locator("#wf-picture img").click()
+    choice.value.set_files(PICTURE)
+    says(page, "choose a model")
+    assert page.locator(".wf-stored").count() == 0
+
+
 def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
     page = visit(site)
     drop(page)
-    page.locator(".wf-says li").nth(4).wait_for()
+    page.get_by_text("The model says").wait_for()
     assert page.locator(".wf-says li").count() == 5
     pick(page, "#wf-methods", "rollout")
     page.locator("#wf-classes input").click()
@@ -184,8 +235,8 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
     try:
         first = page.locator(".wf-map").first.get_attribute("data-values")
         page.get_by_role("button", name="Settings").click()
-        page.locator("#wf-settings summary").click()
-        assert page.locator("#wf-settings [data-key]").count() == 5
+        page.locator("#wf-form summary").click()
+        assert page.locator("#wf-form [data-key]").count() == 5
         slider = page.locator("[data-key=start_layer]")
         slider.focus()
         page.keyboard.press("ArrowRight")
@@ -238,6 +289,7 @@ def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
     assert page.locator("#wf-model input").input_value() == ""
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "choose a model")
+    assert page.locator(".wf-stored").count() == 0
     assert page.locator(".wf-map").count() == 0
     page.locator(".wf-example").first.click()  # which the model of the examples knows
     page.get_by_text("The model says").wait_for()
@@ -247,12 +299,13 @@ def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
 
 def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot):
     page = visit(site)
+    clear(page)
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "there is no picture yet")
     (tmp_path / "note.png").write_text("no picture at all")
     put(page, tmp_path / "note.png")
     says(page, "note.png is not a picture")
-    page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
+    clear(page)
     Image.new("RGB", (1500, 1000)).save(tmp_path / "large.png")
     put(page, tmp_path / "large.png")
     says(page, "at most 1 megapixels")
@@ -281,7 +334,7 @@ def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
     page = visit(site)
     put(page, tmp_path / "huge.bmp")
     page.get_by_text(re.compile("maximum allowed size|too large|exceeds", re.I)).first.wait_for()
-    assert page.locator(".wf-says").count() == 0
+    assert page.get_by_text("The model says").count() == 0
 
 
 def test_cancel_ends_long_work(site, visit):
@@ -336,7 +389,7 @@ def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     before = [m.get_attribute("data-values") for m in page.locator(".wf-map").all()]
     assert page.url.endswith("classes=%237"), page.url
     other = visit(site)
-    assert other.locator(".wf-map").count() == 0
+    other.locator(".wf-stored").wait_for()
     page.reload()
     finished(page)
     assert [m.get_attribute("data-values") for m in page.locator(".wf-map").all()] == before
@@ -344,11 +397,12 @@ def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     assert page.locator("#wf-picture img").count() == 1
     assert "rollout" in page.locator("#wf-methods").inner_text()
     page.locator("#wf-classes .token").get_by_text("7 (").wait_for()
-    assert other.locator(".wf-map").count() == 0
+    assert page.locator(".wf-stored").count() == 0
+    assert "digits_37" not in other.locator("#wf-code").inner_text()
     page.goto("about:blank")
     page.goto(site)  # without what stands behind the #
-    page.locator("#wf-explain").wait_for()
-    assert page.locator(".wf-map").count() == 0
+    page.locator(".wf-stored").wait_for()
+    assert page.locator(".wf-map").count() == 1
 
 
 def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
@@ -357,7 +411,7 @@ def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "transformer_attribution")
     page.get_by_role("button", name="Settings").click()
-    page.locator("#wf-settings summary").last.click()
+    page.locator("#wf-form summary").last.click()
     layer = page.locator("[data-key=start_layer]")
 
     def stays():  # what the model says of the sentence may arrive in between, and draws the settings anew
@@ -400,6 +454,8 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
+    page.locator(".wf-word").first.wait_for()  # of the example
+    finished(page)
     page.get_by_role("button", name="Warm, funny").click()
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     assert page.locator("#wf-sentence textarea").input_value() == "Warm, funny, and full of life."
@@ -410,8 +466,8 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
 def test_a_bar_is_a_button_that_explains_its_class(site, visit, size):
     page = visit(site, *size)
     page.locator(".wf-example").first.click()
+    page.get_by_text("The model says").wait_for()
     bars = page.locator(".wf-class")
-    bars.nth(4).wait_for()
     assert not page.locator("#wf-cancel").is_visible()  # nothing runs
     explain(page)
     assert page.locator(".wf-map").count() == 1
@@ -508,8 +564,10 @@ def test_by_keyboard_alone(site, visit):
     tab_to(page, lambda: focused(page) == "text")
     page.keyboard.press("Space")
     page.locator("#wf-sentence textarea").wait_for()
+    finished(page)
     tab_to(page, lambda: page.evaluate("document.activeElement.tagName") == "TEXTAREA")
-    page.keyboard.type(SENTENCE)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Warm, funny, and charming.")
     page.keyboard.press("Tab")
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     tab_to(page, lambda: focused(page) == "Explain")
@@ -546,7 +604,7 @@ def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "rollout")
     page.get_by_role("button", name="Settings").click()
-    for summary in page.locator("#wf-settings summary").all():
+    for summary in page.locator("#wf-form summary").all():
         summary.click()
     explain(page)
     assert axe(page) == []

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
-from apps.browser.test_app import finished, says
+from apps.browser.test_app import clear, finished, says
 from whyformer.apps.web import Catalogue, PageLimits, serve
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -36,10 +36,7 @@ def site(shared, free_port):
 
 
 def asked_about_a_picture(page):
-    page.get_by_label("an answer").check()
-    page.locator(".wf-asks").first.click()
-    says(page, "Ready")
-    page.get_by_role("button", name="Explain", exact=True).click()
+    page.get_by_label("an answer").check()  # nothing else: the first example is explained at once
     finished(page)
     page.locator(".wf-generated").wait_for()
 
@@ -82,6 +79,8 @@ def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark
 def test_a_language_model_by_keyboard(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
+    finished(page)
+    clear(page)  # the picture of the example
     page.get_by_label("Prompt").fill("Once upon a time")
     page.get_by_label("Prompt").blur()
     page.locator("#wf-model input").click()
@@ -109,6 +108,8 @@ def test_a_language_model_by_keyboard(site, visit):
 def test_what_cannot_answer_says_so(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
+    finished(page)
+    page.get_by_label("Prompt").fill("")
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "there is no text yet")
     page.get_by_label("Prompt").fill("What is on the left?")
@@ -117,6 +118,7 @@ def test_what_cannot_answer_says_so(site, visit):
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "writes nothing")
     page.get_by_label("a picture").check()
+    page.locator(".wf-stored").wait_for()
     page.locator("#wf-classes").wait_for()
     assert page.locator("#wf-length").count() == 0
     assert page.locator("#wf-methods").inner_text().find("auto") >= 0

@@ -9,7 +9,7 @@ import pytest
 from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import address, examples
 from whyformer.apps.web.limits import Catalogue, PageLimits
-from whyformer.apps.web.restoring import PARTS, restore
+from whyformer.apps.web.opening import restore
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
@@ -17,8 +17,8 @@ from whyformer.show.look import OPACITY
 def restored(visitor, fragment):
     """The last value of each part of the page."""
     shown = {}
-    for step in restore(visitor.handlers, visitor.session, fragment):
-        shown |= {name: value for name, value in zip(PARTS, step, strict=True) if not isinstance(value, dict) or value.keys() - {"__type__"}}
+    for step in restore(visitor.handlers, visitor.session, {"settings": fragment}):
+        shown |= step
     return shown
 
 
@@ -44,8 +44,7 @@ def test_a_reload_shows_the_same_scores(visitor, given, monkeypatch):
 
 def test_another_look_is_in_the_address(visitor):
     visitor.explain("digits_37.png")
-    *_, before = visitor.handlers.redraw(visitor.session, "colours", OPACITY, 0.2)
-    *_, after = visitor.handlers.redraw(visitor.session, "contours", 0.5, 0.2)
+    before, after = (list(visitor.handlers.redraw(visitor.session, *look))[-1]["address"] for look in (("colours", OPACITY, 0.2), ("contours", 0.5, 0.2)))
     assert "opacity" not in parse_qs(before)
     assert (parse_qs(after)["opacity"], parse_qs(after)["style"]) == (["0.5"], ["contours"])
 
@@ -90,9 +89,9 @@ def test_an_address_loads_no_model_of_the_hub(visitor, monkeypatch):
 def test_examples_are_taken_from_the_uploads(visitor):
     assert len(examples.PICTURES) == len(examples.SENTENCES) == 3
     for number in range(3):
-        place, _ = visitor.handlers.example("image", number)
+        place = examples.entered("image", number, visitor.handlers.uploads)["picture"]
         assert PageLimits().picture(place, visitor.handlers.uploads).size == (112, 112)
-        assert visitor.handlers.example("text", number)[1] == examples.SENTENCES[number]
+        assert examples.entered("text", number, visitor.handlers.uploads) == {"sentence": examples.SENTENCES[number]}
         assert f'data-example="{number}"' in examples.offered("image")
         assert examples.SENTENCES[number] in examples.offered("text")
 
@@ -100,7 +99,7 @@ def test_examples_are_taken_from_the_uploads(visitor):
 @pytest.mark.parametrize("number", [3, -1, None, "0", "../x", 1.0])
 def test_other_examples_are_none(visitor, number):
     for kind in ("image", "text"):
-        assert all(isinstance(value, dict) and set(value) == {"__type__"} for value in visitor.handlers.example(kind, number))
+        assert examples.entered(kind, number, visitor.handlers.uploads) == {}
     assert not (visitor.handlers.uploads / "examples").exists()
 
 
@@ -108,20 +107,23 @@ def test_the_catalogue_keeps_the_last_models(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr("whyformer.apps.web.limits.load", lambda place: ran.append(place) or object())
     few = Catalogue(keep=1)
-    assert not few.has("bundled:digits")
-    assert few.load("bundled:digits") is few.load("bundled:digits")
-    assert few.has("bundled:digits")
+    assert not few.has("some/one")
+    assert few.load("some/one") is few.load("some/one")
+    assert few.has("some/one")
     few.load("bundled:sst2")
-    assert not few.has("bundled:digits")
+    assert few.has("some/one")  # the bundled ones are small, and stay beside the others
+    few.load("another/one")
+    assert not few.has("some/one")
+    assert few.has("bundled:sst2")
     assert not few.has("../../etc")
-    assert ran == ["bundled:digits", "bundled:sst2"]
+    assert ran == ["some/one", "bundled:sst2", "another/one"]
 
 
 def test_a_model_that_is_not_there_yet_is_said_to_be_loading(handlers):
     fresh = Visitor(type(handlers)(Catalogue(), handlers.limits, handlers.uploads))
-    first = next(fresh.handlers.look(fresh.session, *fresh.entered(SENTENCE)))
-    assert "Loading bundled:sst2" in first[-1]
-    assert "wf-busy" in first[-1]
+    first = next(fresh.handlers.look(fresh.session, fresh.entered(SENTENCE)))
+    assert "Loading bundled:sst2" in first["status"]
+    assert "wf-busy" in first["status"]
 
 
 def test_the_examples_are_in_the_package():

@@ -16,10 +16,11 @@ from apps.web.test_addresses import restored
 from apps.web.visiting import PICTURES, SENTENCE, Visitor
 from whyformer.apps.cli import app
 from whyformer.apps.web import answers, examples
-from whyformer.apps.web.handlers import FIELDS, RESULTS, fields_of, offered
+from whyformer.apps.web.handlers import FIELDS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.telling import CANCELLED
 from whyformer.apps.web.work import VisitorSession
+from whyformer.defaults import RECOMMENDED
 
 QUESTION = "what is on the left ?"
 ASKED = {"kind": "answer", "picture": "digits_37.png", "methods": ["attnlrp"], "length": 2}
@@ -172,18 +173,18 @@ def test_what_does_not_fit_is_one_sentence(visitor, case):
 def test_nothing_is_called_ready_that_explain_refuses(visitor, case):
     """What is said of a new input may arrive after what Explain said of it, and then stays."""
     given, more, said = case
-    *_, shown = visitor.handlers.look(visitor.session, *visitor.entered(given, **more))
-    assert "Ready" not in shown[-1]
-    assert said in shown[-1] or not given.strip()
+    *_, shown = visitor.handlers.look(visitor.session, visitor.entered(given, **more))
+    assert "Ready" not in shown["status"]
+    assert said in shown["status"] or not given.strip()
 
 
 def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
     monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
     said = []
     entered = writer.entered("Once upon a time <b>", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
-    steps = list(writer.handlers.explain(writer.session, *entered, progress=lambda share, desc: said.append((share, desc))))
+    steps = list(writer.handlers.explain(writer.session, entered, progress=lambda share, desc: said.append((share, desc))))
     assert [share for share, desc in said if desc == "writing"] == [(i, 4) for i in range(4)]
-    *boards, last = [board for step in steps if isinstance(board := step[RESULTS.index("board")], str)]
+    *boards, last = [board for step in steps if isinstance(board := step.get("board"), str)]
     assert "wf-generated" in last
     assert all("<p dir=\"auto\">Once upon a time &lt;b&gt;</p>" in board for board in boards)
     texts = [re.findall(r"<p[^>]*>(.*?)</p>", board, re.DOTALL)[1] for board in boards]
@@ -216,7 +217,7 @@ def test_cancelling_ends_the_writing(writer):
         if desc.startswith("writing"):
             writer.handlers.stop(writer.session)
 
-    last = list(writer.handlers.explain(writer.session, *entered, progress=cancel))[-1][RESULTS.index("status")]
+    last = list(writer.handlers.explain(writer.session, entered, progress=cancel))[-1]["status"]
     assert CANCELLED in last
     assert writer.session.results == []
 
@@ -244,27 +245,27 @@ def test_the_controls_of_an_answer():
     assert {name for name, update in fields_of("answer").items() if update["visible"]} == {"picture", "sentence", "length", "chat"}
     assert [fields_of(kind)["sentence"]["label"] for kind in ("text", "answer")] == ["Sentence", "Prompt"]
     assert tuple(fields_of("image")) == FIELDS
-    assert [name for name, _ in offered("answer")][:2] == ["auto", "transformer_attribution"]
+    assert [name for name, _ in offered("answer")][:4] == list(RECOMMENDED)
     assert "attnlrp" in dict(offered("answer"))
 
 
 def test_the_methods_follow_the_kind(handlers):
     for kind, model in (("image", "bundled:digits"), ("text", "bundled:sst2"), ("answer", "bundled:reader")):
-        *_, asked, methods, _, _ = handlers.switch(kind)
-        assert asked == model
-        assert methods["choices"] == offered(kind)
-        assert "value" not in methods  # what was chosen stays
+        shown = handlers.switch(VisitorSession(), kind)
+        assert shown["model"] == model
+        assert shown["methods"]["choices"] == offered(kind)
+        assert "value" not in shown["methods"]  # what was chosen stays
 
 
 def test_examples_ask_about_a_picture(visitor):
     for number, prompt in enumerate(examples.PROMPTS):
-        place, said = visitor.handlers.example("answer", number)
-        assert said == prompt
-        assert place.endswith(".png")
+        entered = examples.entered("answer", number, visitor.handlers.uploads)
+        assert entered["sentence"] == prompt
+        assert entered["picture"].endswith(".png")
         assert prompt in examples.offered("answer")
 
 
 def test_another_look_or_a_word_of_a_classifier_changes_nothing(visitor):
     visitor.explain(QUESTION, **ASKED)
     for found in (visitor.handlers.redraw(visitor.session, "kept", 0.5, 0.2), visitor.handlers.word(visitor.session, 0, "mean")):
-        assert all(set(value) == {"__type__"} for value in found)
+        assert list(found) == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from apps.web.visiting import PICTURES, Visitor
 from mutations import ODD, damaged, mutated
-from whyformer.apps.web import PageLimits, address, server
+from whyformer.apps.web import PageLimits, address, asking, opening, server
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
 from whyformer.errors import InputError
@@ -60,9 +60,10 @@ def enters(place, data) -> None:
         visitor.entered("A charming film.", methods=("gae",), classes=("positive",)), visitor.entered("digits_37.png", methods=("gae",)),
         visitor.entered("Where is the key?", kind="answer", methods=("input_x_gradient",), length=2),
     ]))  # fmt: skip
-    values = data.draw(mutated(list(whole)))
-    for step in place.explain(visitor.session, *[*values, *[None] * 13][:13]):
-        assert step
+    values = data.draw(mutated(list(whole.values())))
+    entered = dict(zip(asking.CONTROLS, [*values, *[None] * 13], strict=False))
+    assert all(place.explain(visitor.session, entered))
+    assert all(opening.switch(place, visitor.session, entered))
 
 
 @given(data=st.data())
@@ -77,11 +78,11 @@ def test_any_values_of_the_controls_are_shown_or_refused_in_a_sentence(place, lo
     enters(place, data)
 
 
-@given(st.text(max_size=60) | ODD | st.dictionaries(st.sampled_from([*address.CONTROLS, "settings"]), st.text(max_size=12) | st.sampled_from(["image", "text", "answer", "digits_37.png", "../x", "nan", "-1"])).map(lambda facts: "&".join(f"{k}={v}" for k, v in facts.items())))
+@given(st.text(max_size=60) | ODD | st.dictionaries(st.sampled_from(asking.CONTROLS), st.text(max_size=12) | st.sampled_from(["image", "text", "answer", "digits_37.png", "../x", "nan", "-1"])).map(lambda facts: "&".join(f"{k}={v}" for k, v in facts.items())))
 def test_any_address_is_read_or_refused(place, fragment):
     with contextlib.suppress(InputError):  # the picture is no longer there
         found = address.read(fragment, place.uploads)
-        assert found is None or len(found) == len(address.CONTROLS) + 1
+        assert found is None or len(found) == len(asking.CONTROLS)
 
 
 @pytest.mark.whole

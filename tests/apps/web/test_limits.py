@@ -146,11 +146,3 @@ def test_code_of_a_model_is_never_run(tmp_path):
     with pytest.raises(LoadError):
         Catalogue([tmp_path / "model"]).load("folder:model")
     assert not ran.exists()
-
-
-def test_the_models_used_last_stay_loaded():
-    catalogue = Catalogue(keep=1)
-    first = catalogue.load("bundled:digits")
-    assert catalogue.load("bundled:digits") is first
-    catalogue.load("bundled:sst2")
-    assert catalogue.load("bundled:digits") is not first

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import whyformer
 from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import work
-from whyformer.apps.web.handlers import CANCELLED, RESULTS
+from whyformer.apps.web.handlers import CANCELLED
 from whyformer.apps.web.limits import Catalogue
 from whyformer.evaluation import trust
 from whyformer.inputs.pictures import open_picture
@@ -49,8 +49,8 @@ def test_what_did_not_change_is_not_computed_again(visitor, forwards):
     assert forwards() > 0
     visitor.explain("digits_37.png", **view)
     assert forwards() == 0  # the same again
-    visitor.handlers.redraw(visitor.session, "contours", 0.3, 0.2)
-    visitor.handlers.redraw(visitor.session, "kept", 0.3, 0.2)
+    for style in ("contours", "kept"):
+        assert list(visitor.handlers.redraw(visitor.session, style, 0.3, 0.2))
     visitor.explain("digits_37.png", opacity=0.5, **view)
     assert forwards() == 0  # another opacity
     visitor.explain("digits_37.png", methods=view["methods"], classes=["7"])
@@ -80,7 +80,7 @@ def test_words_share_one_forward(visitor, forwards):
     visitor.explain(SENTENCE)
     forwards()
     for word in range(4):
-        visitor.handlers.word(visitor.session, word, "mean")
+        assert list(visitor.handlers.word(visitor.session, word, "mean"))
     assert forwards() == 1
 
 
@@ -109,7 +109,8 @@ def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
 def test_the_shares_of_a_word_add_up_to_one(visitor):
     visitor.explain("Unbelievably charming, though it drags.", methods=["rollout"])
     for block in ("mean", "0", "2"):
-        shown, _ = visitor.handlers.word(visitor.session, 0, block)
+        (found,) = visitor.handlers.word(visitor.session, 0, block)
+        shown = found["attended"]
         shares = [float(s) for s in re.findall(r"<td>([\d.]+) %</td>", shown)]
         assert sum(shares) == pytest.approx(100, abs=0.4)
     assert "“<bdi>Unbelievably</bdi>”" in shown
@@ -122,8 +123,8 @@ def test_the_share_of_a_word_is_read_off_the_attention_map(visitor, catalogue):
     tokens = visitor.session.results[0].tokens[0]
     asked = tokens.index("charming")
     words = {t: float(maps[1, asked, i]) for i, t in enumerate(tokens) if not t.startswith("[")}
-    shown, _ = visitor.handlers.word(visitor.session, 2, "1")
-    listed = re.findall(r"<td><bdi>(\S+)</bdi></td><td>([\d.]+) %</td>", shown)
+    (found,) = visitor.handlers.word(visitor.session, 2, "1")
+    listed = re.findall(r"<td><bdi>(\S+)</bdi></td><td>([\d.]+) %</td>", found["attended"])
     assert listed == [(t, f"{100 * words[t]:.1f}") for t in sorted(words, key=lambda t: -words[t])[:5]]
 
 
@@ -193,15 +194,15 @@ def test_too_many_maps_are_refused(visitor):
 
 
 def test_a_path_outside_the_uploads_is_never_opened(visitor):
-    entered = list(visitor.entered("digits_37.png"))
+    entered = visitor.entered("digits_37.png")
     for path in ("/etc/passwd", str(visitor.handlers.uploads / ".." / ".." / "x.png")):
-        entered[1] = {"path": path}
-        last = list(visitor.handlers.explain(visitor.session, *entered))[-1]
-        assert "was not uploaded" in last[RESULTS.index("status")]
+        entered["picture"] = {"path": path}
+        last = list(visitor.handlers.explain(visitor.session, entered))[-1]
+        assert "was not uploaded" in last["status"]
 
 
 def test_cancelling_ends_long_work(visitor):
-    steps = visitor.handlers.explain(visitor.session, *visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
+    steps = visitor.handlers.explain(visitor.session, visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
     next(steps)
     passes = itertools.count()
 
@@ -211,7 +212,7 @@ def test_cancelling_ends_long_work(visitor):
 
     handle = visitor.handlers.catalogue.load("bundled:digits").model.register_forward_pre_hook(cancel)
     try:
-        last = list(steps)[-1][RESULTS.index("status")]
+        last = list(steps)[-1]["status"]
     finally:
         handle.remove()
     assert CANCELLED in last
@@ -233,7 +234,7 @@ def test_visitors_share_nothing_but_the_models(handlers):
 def test_injected_markup_is_text(visitor):
     evil = 'A <script>alert(1)</script> "film" <img src=x onerror=alert(2)> that\u202e drags.'
     shown = visitor.explain(evil, methods=["rollout"])
-    word, _ = visitor.handlers.word(visitor.session, 1, "mean")
+    word = next(visitor.handlers.word(visitor.session, 1, "mean"))["attended"]
     for part in (shown["board"], shown["code"], shown["trust"], word):
         assert "<script" not in part
         assert "<img src=x" not in part
@@ -241,7 +242,8 @@ def test_injected_markup_is_text(visitor):
 
 
 def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
-    *_, (says, classes, form, _) = visitor.handlers.look(visitor.session, *visitor.entered("digits_37.png"))
+    *_, shown = visitor.handlers.look(visitor.session, visitor.entered("digits_37.png"))
+    says, classes, form = (shown[name] for name in ("says", "classes", "form"))
     assert says.count("<li>") == 5
     assert len(classes["choices"]) == 10
     assert [index for _, index in classes["choices"]][:2] == ["#3", "#7"]
@@ -257,8 +259,8 @@ def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp
     value, share = f"{float(e.logits[0, 0]):.4g}", f"{100 * float(e.logits.sigmoid()):.1f}"
     handlers = replace(visitor.handlers, catalogue=Catalogue([tmp_path / "regression"]))
     visitor, place = Visitor(handlers), handlers.catalogue.names()[-1]
-    *_, seen = handlers.look(visitor.session, *visitor.entered(SENTENCE, model=place))
-    says, classes = seen[:2]
+    *_, seen = handlers.look(visitor.session, visitor.entered(SENTENCE, model=place))
+    says, classes = seen["says"], seen["classes"]
     shown = visitor.explain(SENTENCE, model=place, methods=["lrp_ah_ln"], classes=["#0"])
     assert "the output" in says and value in says
     assert classes["choices"] == [("the output", "#0")]

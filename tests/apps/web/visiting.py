@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.work import VisitorSession
 from whyformer.show.look import OPACITY
 
@@ -27,11 +27,15 @@ class Visitor:
             path.write_bytes((PICTURES / name).read_bytes())
             picture = {"path": str(path), "meta": {"_type": "gradio.FileData"}}
         model = model or {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}[kind]
-        return (kind, picture, given if kind != "image" else "", model, list(methods), [str(c) for c in classes], truncate, style, opacity, keep, length, chat, json.dumps(settings or {}))
+        return {
+            "kind": kind, "picture": picture, "sentence": given if kind != "image" else "", "model": model, "methods": list(methods),
+            "classes": [str(c) for c in classes], "truncate": truncate, "style": style, "opacity": opacity, "keep": keep,
+            "length": length, "chat": chat, "settings": json.dumps(settings or {}),
+        }  # fmt: skip
 
     def explain(self, *given, **more):
         """The last value of each part of the page after Explain."""
         shown = {}
-        for step in self.handlers.explain(self.session, *self.entered(*given, **more)):
-            shown |= {name: value for name, value in zip(RESULTS, step, strict=True) if isinstance(value, str) or "value" in value or "visible" in value}
+        for step in self.handlers.explain(self.session, self.entered(*given, **more)):
+            shown |= step
         return shown

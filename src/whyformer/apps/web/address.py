@@ -14,12 +14,6 @@ from whyformer.apps.web.limits import uploaded
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
-CONTROLS = (
-    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
-    "chat",
-)  # fmt: skip
-"""The controls that an address fills, in the order in which handlers take them; after them come the settings."""
-
 
 def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
     """What was asked for (:class:`~whyformer.apps.web.handlers.PageInput`), and the settings that differ from the
@@ -39,8 +33,8 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
     return urlencode(facts | ({"settings": json.dumps(given)} if given else {}))
 
 
-def read(fragment: Any, uploads: Path) -> list[Any] | None:
-    """Values of :data:`CONTROLS` and the settings, as the page's controls would hold them; None where nothing is said.
+def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
+    """Values of :data:`~whyformer.apps.web.asking.CONTROLS`, as the page's would hold them; None where nothing is said.
 
     Raises:
         InputError: the picture is no longer among the uploads.
@@ -59,11 +53,13 @@ def read(fragment: Any, uploads: Path) -> list[Any] | None:
             raise InputError("the picture of that view is no longer here: drop it again") from error
     names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
-    return [
-        kind, picture, facts.get("sentence", ""), facts.get("model", START_MODEL[kind]), names, classes,
-        "truncate" in facts, style, _share(facts.get("opacity"), OPACITY), _share(facts.get("keep"), 0.2),
-        _number(facts.get("length"), 16), "chat" in facts, facts.get("settings", "{}"),
-    ]  # fmt: skip
+    return {
+        "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""),
+        "model": facts.get("model", START_MODEL[kind]), "methods": names, "classes": classes,
+        "truncate": "truncate" in facts, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
+        "keep": _share(facts.get("keep"), 0.2), "length": _number(facts.get("length"), 16), "chat": "chat" in facts,
+        "settings": facts.get("settings", "{}"),
+    }  # fmt: skip
 
 
 def _number(given: str | None, default: int) -> int:

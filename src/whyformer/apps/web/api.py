@@ -6,7 +6,7 @@ from typing import Any
 
 from whyformer.apps import model_for
 from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.asking import PageInput
+from whyformer.apps.web.asking import CONTROLS, PageInput
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.telling import Told, sentences
 from whyformer.apps.web.work import VisitorSession
@@ -34,8 +34,10 @@ def endpoint(handlers: Handlers) -> Any:
             raise Told("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
-        chosen = (model_for(kind, model, "model"), methods, targets, truncate, None, None, None, 0, False, settings)
-        asked = PageInput.read((kind, file, text, *chosen))
+        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": text, "truncate": truncate}
+        entered |= {"methods": methods, "classes": targets, "settings": settings}
+        entered["model"] = model_for(kind, model, "model")
+        asked = PageInput.read(dict.fromkeys(CONTROLS) | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,16 @@ KINDS = {"image": "image", "text": "text", "answer": "both"}
 """What may be explained, and the kind of input of the model that does it where none was named."""
 
 
+CONTROLS = (
+    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
+    "chat", "settings",
+)
+"""The controls that hold what a visitor enters; the settings come last, as the browser sends them from a form."""
+
+
 @dataclass(frozen=True)
 class PageInput:
-    """What the visitor has entered: the values of the page's controls, in their order there."""
+    """What the visitor has entered: the values of :data:`CONTROLS`."""
 
     kind: str
     picture: str | None
@@ -29,23 +36,28 @@ class PageInput:
     chat: bool = False
     settings: Any = ""
 
+    @property
+    def subject(self) -> tuple[Any, ...]:
+        """The input and the model: of another one nothing that is shown holds."""
+        picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
+        return self.kind, picture, sentence, self.model, self.truncate
+
     @classmethod
-    def read(cls, entered: Sequence[Any]) -> PageInput:
-        """From what a browser sent, which may be anything."""
-        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, length, chat, settings = (
-            entered
-        )
+    def read(cls, entered: Mapping[str, Any]) -> PageInput:
+        """From what a browser sent, by the names of :data:`CONTROLS`, which may be anything."""
+        kind, picture, sentence, length = (entered[name] for name in ("kind", "picture", "sentence", "length"))
         if not isinstance(kind, str) or kind not in KINDS:
             raise InputError("choose a picture, a sentence or an answer")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = (
             # a number that came as a number is an index, whatever the classes are called
             [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
-            for c in (methods, classes)
+            for c in (entered["methods"], entered["classes"])
         )
         return cls(
-            kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
-            look_of(style, opacity, keep), length if type(length) is int else 0, bool(chat), settings,
+            kind, path, sentence if isinstance(sentence, str) else "", str(entered["model"] or ""), names, wanted,
+            bool(entered["truncate"]), look_of(entered["style"], entered["opacity"], entered["keep"]),
+            length if type(length) is int else 0, bool(entered["chat"]), entered["settings"],
         )  # fmt: skip
 
 

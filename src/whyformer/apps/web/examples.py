@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from whyformer.apps.web.asking import PageInput
+from whyformer.explanation.result import Explanation
+from whyformer.inputs.pictures import open_picture
 from whyformer.show.html import data_uri, render
 
 # scenes 1, 6 and 10 of ``digit_scenes(14, seed=11, max_digits=3)``, of digits that the bundled model never saw
@@ -17,6 +22,11 @@ ABOUT = {
     "bundled:sst2": "demo: film reviews",
     "bundled:reader": "demo: reads handwritten digits only",
 }
+FOLDER = "examples"
+"""Of the copies of examples, among the uploads."""
+PHOTOGRAPH = Path(__file__).parent / "examples" / "coffee.jpg"
+STORED_MODEL = "facebook/deit-tiny-patch16-224"
+"""The model that made the stored result of the photograph."""
 PICTURES = tuple(sorted((Path(__file__).parent / "examples").glob("*.png")))
 SENTENCES = (
     "An utterly charming film, though it drags.",
@@ -35,20 +45,37 @@ def offered(kind: str) -> str:
     return render("web/examples.html", kind=kind, shown=shown)
 
 
-def put(number: Any, uploads: Path) -> Path | None:
-    """A copy of a picture among the uploads, from where alone pictures are read; None if there is no such one."""
+def entered(kind: str, number: Any, uploads: Path) -> dict[str, Any]:
+    """Values of the fields that hold the example of that number, by name; none if there is no such example."""
     if not isinstance(number, int) or not 0 <= number < len(PICTURES):
-        return None
-    folder = uploads / "examples"
+        return {}
+    if kind == "text":
+        return {"sentence": SENTENCES[number]}
+    picture = {"picture": str(copied(PICTURES[number], uploads))}
+    return picture if kind == "image" else picture | {"sentence": PROMPTS[number]}
+
+
+def copied(picture: Path, uploads: Path) -> Path:
+    """A copy of a picture among the uploads, from where alone pictures are read."""
+    folder = uploads / FOLDER
     folder.mkdir(exist_ok=True)
-    place = folder / PICTURES[number].name
+    place = folder / picture.name
     if not place.exists():
         partial = place.with_suffix(".partial")
-        shutil.copyfile(PICTURES[number], partial)
+        shutil.copyfile(picture, partial)
         partial.replace(place)
     return place
 
 
-def sentence(number: Any, among: Sequence[str] = SENTENCES) -> str | None:
-    """The sentence (or the prompt) of that number, if there is one."""
-    return among[number] if isinstance(number, int) and 0 <= number < len(among) else None
+def untouched(asked: PageInput, uploads: Path) -> bool:
+    """Whether the fields hold nothing that the visitor entered: they are empty, or hold an example."""
+    entered = asked.picture is not None and Path(str(asked.picture)).parent != uploads / FOLDER
+    typed = asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
+    return not (entered and asked.kind != "text") and not (typed and asked.kind != "image")
+
+
+@cache
+def stored() -> Explanation:
+    """The result with which the page opens, of a model that is not bundled; ``scripts/pictures --deit`` makes it."""
+    facts = json.loads(PHOTOGRAPH.with_suffix(".json").read_text(encoding="utf-8"))
+    return Explanation.from_dict(facts).with_features(originals=[open_picture(PHOTOGRAPH)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
 from whyformer.apps.web.work import View, VisitorSession
 from whyformer.comparing import Refusal
+from whyformer.defaults import grouped
 from whyformer.errors import InputError
 from whyformer.evaluation.trust import Trust
 from whyformer.explanation.counts import amount
@@ -31,8 +33,10 @@ from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
 
-RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
-"""The parts of the page that an explanation fills, in the order of its outputs."""
+Entered = Mapping[str, Any]
+"""Values of :data:`~whyformer.apps.web.asking.CONTROLS`, by name, as a browser sent them."""
+Updates = dict[str, Any]
+"""New values of parts of the page, by the names of :mod:`page.toml`; all others stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Handlers:
     limits: PageLimits
     uploads: Path
     visitors: weakref.WeakValueDictionary[str, VisitorSession] = field(default_factory=weakref.WeakValueDictionary)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def visits(self, visitor: str, here: bool) -> None:
         """A visitor's tab was opened, or is gone."""
@@ -50,8 +55,18 @@ class Handlers:
         if session is not None:
             session.visit(here)
 
+    def load_models(self) -> None:
+        """Load the bundled models, and the first of those that the page was started with, until the page ends. What
+        goes wrong is left to the visitor who asks for that model."""
+        for name in self.catalogue.names()[: len(START_MODEL) + 1]:
+            if self.ended.is_set():
+                return
+            with suppress(Told), sentences():
+                self.catalogue.load(name)
+
     def end(self) -> None:
         """End what runs, for whomever, at its next step."""
+        self.ended.set()
         for reference in self.visitors.valuerefs():
             if (session := reference()) is not None:
                 session.stop.set()
@@ -90,73 +105,64 @@ class Handlers:
         return loaded, replace(view, methods=chosen, targets=wanted)
 
     # -- controls ------------------------------------------------------------------------------------------------
-    def switch(self, kind: str) -> tuple[Any, ...]:
+    def switch(self, session: VisitorSession, kind: str) -> Updates:
         """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it."""
+        session.seen = None
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
-        return (
-            *updates.values(), START_MODEL[kind], gr.update(choices=offered(kind)), "",
-            examples.offered(kind),
-        )  # fmt: skip
+        chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
+        return updates | chosen | {"decided": False, "says": "", "examples": examples.offered(kind)}
 
-    def example(self, kind: str, number: Any) -> tuple[Any, Any]:
-        """The picture, or the sentence, of an example that was clicked."""
-        if kind in ("image", "answer"):
-            place = examples.put(number, self.uploads)
-            prompt = examples.sentence(number, examples.PROMPTS) if kind == "answer" else None
-            return (gr.skip() if place is None else str(place)), prompt or gr.skip()
-        return gr.skip(), examples.sentence(number) or gr.skip()
+    def example(self, session: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
+        """The picture, or the sentence, of an example that was clicked; and the model that knows such examples, unless
+        the visitor ``named`` one."""
+        session.seen = None
+        entered = examples.entered(kind, number, self.uploads)
+        return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
-    def chosen(self, classes: Any, event: gr.EventData) -> Any:
+    def chosen(self, classes: Any) -> Updates:
         """The classes to explain after a click on a bar."""
-        given = getattr(event, "classes", None)
-        return [str(one) for one in given] if isinstance(given, list) and given else gr.skip()
+        return {"classes": [str(one) for one in classes]} if isinstance(classes, list) and classes else {}
 
-    def uploaded(self, model: Any, chosen: bool) -> Any:
-        """The model for a picture of the visitor's own: none, until one was chosen, for those that the page begins with
+    def uploaded(self, session: VisitorSession, named: bool) -> Updates:
+        """The model for a picture of the visitor's own: none, unless the visitor ``named`` one, for the bundled ones
         would answer for any photograph as if it were handwritten digits."""
-        return gr.skip() if chosen or model not in START_MODEL.values() else gr.update(value=None)
+        return {} if named else {"model": gr.update(value=None)}
 
-    def look(self, session: VisitorSession, *entered: Any) -> Iterator[tuple[Any, ...]]:
+    def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
-        before it, that the model is being loaded."""
-        nothing = "", gr.update(choices=[], value=[]), gr.skip()
+        before it, that the model is being loaded. Nothing of an input that was left as it was."""
+        nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
         try:
             with sentences():
                 asked = PageInput.read(entered)
+                if session.seen == asked.subject:
+                    return
+                session.seen = None
                 if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
-                    yield *nothing, ""
+                    yield nothing | {"status": ""}
                     return
                 if asked.model and not self.catalogue.has(asked.model):
-                    yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
+                    yield {"status": self.loading(asked)}
                 if asked.kind == "answer":
                     # checked as Explain does it: this may come after the answer to Explain, and stay
                     loaded, _ = answers.view_of(self, asked)
                     given = controls.read_form(asked.settings)
                     form = controls.form(asked.methods, given, controls.blocks_of(loaded))
-                    yield "", gr.skip(), form, status("Ready: press Explain.")
-                    return
-                _, _, prediction = self.ready(session, asked)
+                    yield {"says": "", "form": form, "status": status("Ready: press Explain.")}
+                else:
+                    _, _, prediction = self.ready(session, asked)
+                    yield predicted(asked, prediction) | {"status": status("Ready: press Explain.")}
+                session.seen = asked.subject
         except Told as told:
-            yield *nothing, status(str(told), error=True)
-            return
-        # the five likeliest classes first, with their probabilities, then all others by number
-        numeric = prediction.numeric
-        best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
-        rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
-        choices = [(name, f"#{i}") for i, name in (best | rest).items()]
-        kept = [c for c in asked.classes if c in dict(choices).values()]
-        form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-        chosen = kept or [f"#{prediction.order[0]}"]
-        says = piece("classes", classes=prediction.top(), numeric=numeric, chosen=chosen)
-        yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
+            yield nothing | {"status": status(str(told), error=True)}
 
     def loading(self, asked: PageInput) -> str:
         """That a model is being loaded, which may take a while."""
         self.catalogue.place(asked.model)
         return status(f"Loading {asked.model} …", busy=True)
 
-    def settings(self, session: VisitorSession, *entered: Any) -> str:
+    def settings(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """The form of the methods now chosen, with what was set before."""
         try:
             with sentences():
@@ -164,16 +170,18 @@ class Handlers:
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
                 made = form(0)  # without an input block numbers are typed instead of slid
         except Told as told:
-            return status(str(told), error=True)
+            yield {"form": status(str(told), error=True)}
+            return
         with suppress(Told), sentences():
             if asked.kind == "answer":
-                return form(controls.blocks_of(self.catalogue.load(asked.model)))
-            return form(self.ready(session, asked)[2].blocks)
-        return made
+                made = form(controls.blocks_of(self.catalogue.load(asked.model)))
+            else:
+                made = form(self.ready(session, asked)[2].blocks)
+        yield {"form": made}
 
     # -- results -------------------------------------------------------------------------------------------------
-    def explain(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
-        """Maps as they become ready, then how far they may be believed; values of :data:`RESULTS`."""
+    def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
+        """Maps as they become ready, then how far they may be believed."""
         session.begin()
         began = time.monotonic()
         try:
@@ -181,78 +189,79 @@ class Handlers:
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
                 known = self.catalogue.has(asked.model)
-                yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
+                yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
-                    yield from (_shown(**step) for step in answers.ask(self, session, asked, track))
+                    yield from answers.ask(self, session, asked, track)
+                    session.seen = asked.subject
                     return
                 loaded, view = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
                     refused.append(found) if isinstance(found, Refusal) else results.append(found)
-                    drawn = maps.board(session, results, refused, view.look)
-                    yield _shown(status=status(f"{len(results)} of {amount(total, 'map')} …", busy=True), board=drawn)
+                    drawn = maps.board(session, view, results, refused)
+                    yield {"status": status(f"{len(results)} of {amount(total, 'map')} …", busy=True), "board": drawn}
                 if not results:
                     raise Told("No method gave a map; the list says why.")
-                session.asked, session.view, session.results = asked, view, results
-                seen = {"more": gr.update(visible=True), "looks": gr.update(visible=view.source.kind == "image")}
+                session.asked, session.seen, session.view, session.results = asked, asked.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
-                yield _shown(
-                    status=status(f"{done}; measuring how faithful they are …", busy=True), trust="", code=recipe(view),
-                    address=self.address(session),
-                    attended="", **seen, block=gr.update(visible=False, value="mean"),
-                )  # fmt: skip
+                measuring = status(f"{done}; measuring how faithful they are …", busy=True)
+                around = surroundings(view)
+                yield around | {"status": measuring, "trust": "", "address": self.address(session)}
                 judged = []
                 for i, (e, figures) in enumerate(work.judge(session, loaded, view, list(results), track)):
-                    judged.append((e, figures))
+                    judged.append((e, figures.figures() if isinstance(figures, Trust) else figures))
                     results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
                     so_far = status(f"{done}; {len(judged)} measured …", busy=True)
-                    yield _shown(status=so_far, trust=maps.trusted(judged))
-                drawn = maps.board(session, results, refused, view.look)  # with what was measured beside each map
+                    yield {"status": so_far, "trust": maps.trusted(judged)}
+                drawn = maps.board(session, view, results, refused)  # with what was measured beside each map
                 all_of_it = status(f"{done}; measured, {time.monotonic() - began:.1f} s in all.")
                 # said again: what becomes visible while the page itself is still being built is lost
-                yield _shown(status=all_of_it, board=drawn, trust=maps.trusted(judged), code=recipe(view), **seen)
+                again = {name: around[name] for name in ("code", "more", "looks")}
+                yield again | {"status": all_of_it, "board": drawn, "trust": maps.trusted(judged)}
         except Told as told:
-            yield _shown(status=status(str(told), error=str(told) != CANCELLED))
+            yield {"status": status(str(told), error=str(told) != CANCELLED)}
 
-    def again(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
-        """As ``explain``, after a change of a class or a setting; nothing before the first explanation."""
-        if session.view is None:
-            yield _shown()
-            return
-        yield from self.explain(session, *entered, progress=progress)
+    def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
+        """As ``explain``, after a change of a class or a setting; nothing of an input that is not explained yet."""
+        with suppress(InputError):
+            if session.asked is not None and PageInput.read(entered).subject == session.asked.subject:
+                yield from self.explain(session, entered, progress)
 
     def address(self, session: VisitorSession) -> str:
         """What stands behind the # of the page's address."""
         assert session.view is not None
         return address.written(session.asked, dict(session.view.methods), self.uploads)
 
-    def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any, Any]:
+    def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> Iterator[Updates]:
         """The same maps with another look: nothing is computed again."""
         if session.view is None or session.view.source.kind == "text":  # a prompt too
-            return gr.skip(), gr.skip(), gr.skip()
+            return
         session.view = replace(session.view, look=look_of(style, opacity, keep))
         session.asked = replace(session.asked, look=session.view.look)
-        drawn = maps.board(session, session.results, (), session.view.look)
-        return drawn, recipe(session.view), self.address(session)
+        drawn = maps.board(session, session.view, session.results)
+        shown = {"board": drawn, "code": recipe(session.view)}
+        yield shown if session.view.stored else shown | {"address": self.address(session)}
 
-    def word(self, session: VisitorSession, number: int, block: str | None) -> tuple[Any, Any]:
+    def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
         """What a word attends to, and the blocks to choose from."""
         view = session.view
         if view is None or view.asks or not session.results or view.source.kind != "text":
-            return gr.skip(), gr.skip()
+            return
         try:
             with sentences():
                 found = work.attention(session, self.catalogue.load(view.model), view)
                 index = int(block) if block and block.isdecimal() and int(block) < len(found) else None
                 shown = maps.attended(session.results[0], found, int(number), index)
         except Told as told:
-            return status(str(told), error=True), gr.skip()
+            yield {"attended": status(str(told), error=True)}
+            return
         choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(found)))]
-        return shown, gr.update(choices=choices, value="mean" if index is None else str(index), visible=True)
+        at = "mean" if index is None else str(index)
+        yield {"attended": shown, "block": gr.update(choices=choices, value=at, visible=True)}
 
-    def stop(self, session: VisitorSession) -> str:
+    def stop(self, session: VisitorSession) -> Updates:
         session.stop.set()
-        return status(CANCELLED)
+        return {"status": status(CANCELLED)}
 
     def download(self, session: VisitorSession, kind: str) -> dict[str, str]:
         """A file for the browser to save, in the answer itself: nothing is written on this machine."""
@@ -283,9 +292,10 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 
 # -- pieces of the page --------------------------------------------------------------------------------------------
 def offered(kind: str) -> list[tuple[str, str]]:
-    """Methods for this kind of input."""
+    """Methods for this kind of input, those to try first on top, then by family."""
     wanted = "text" if kind == "answer" else kind
-    return [(m.name, m.name) for m in list_methods() if m.modality in ("both", wanted)]
+    families = {m.name: m.family for m in list_methods() if m.modality in ("both", wanted)}
+    return [(name, name) for names in grouped(families).values() for name in names]
 
 
 def recipe(view: View) -> str:
@@ -294,6 +304,23 @@ def recipe(view: View) -> str:
     return piece("code", blocks=blocks)
 
 
-def _shown(**new: Any) -> tuple[Any, ...]:
-    """New values of some of :data:`RESULTS`; the others stay as they are."""
-    return tuple(new.get(name, gr.skip()) for name in RESULTS)
+def surroundings(view: View) -> Updates:
+    """What stands around the maps of a view: the looks to choose from, and what makes the same again."""
+    looks = gr.update(visible=view.source.kind == "image")
+    block = gr.update(visible=False, value="mean")
+    more = gr.update(visible=True)
+    return {"code": recipe(view), "more": more, "looks": looks, "block": block, "attended": ""}
+
+
+def predicted(asked: PageInput, prediction: work.Prediction, model: str = "The model") -> Updates:
+    """What the model says of an input, the classes to choose from and the settings' form."""
+    # the five likeliest classes first, with their probabilities, then all others by number
+    numeric = prediction.numeric
+    best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
+    rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
+    choices = [(name, f"#{i}") for i, name in (best | rest).items()]
+    kept = [c for c in asked.classes if c in dict(choices).values()]
+    chosen = kept or [f"#{prediction.order[0]}"]
+    says = piece("classes", model=model, classes=prediction.top(), numeric=numeric, chosen=chosen)
+    form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
+    return {"says": says, "classes": gr.update(choices=choices, value=kept), "form": form}

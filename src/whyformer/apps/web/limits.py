@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.apps.web.examples import START_MODEL
+from whyformer.apps.web.examples import START_MODEL, STORED_MODEL
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
@@ -97,7 +97,7 @@ class Catalogue:
         folders: each a folder that ``save_pretrained`` wrote, or one that holds such folders. They are looked through
             now, once: what the browser sends later is compared with names, and never becomes a path.
         hub: whether ids of the hub are taken.
-        keep: how many models stay loaded.
+        keep: how many models stay loaded, beside the bundled ones.
     """
 
     def __init__(self, folders: Sequence[str | Path] = (), *, hub: bool = True, keep: int = 3) -> None:
@@ -120,7 +120,7 @@ class Catalogue:
         """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""
         name = name.strip() if isinstance(name, str) else ""
         if not name:
-            hub = ": an id of the hub (owner/name), such as google/vit-base-patch16-224" if self.hub else ""
+            hub = f": an id of the hub (owner/name), such as {STORED_MODEL}" if self.hub else ""
             raise InputError(
                 f"choose a model{hub}. Folders are offered by name, those that the page was started with "
                 "(--model-dir); the bundled models of pictures read handwritten digits only"
@@ -148,8 +148,8 @@ class Catalogue:
             with self._lock:
                 found = self._loaded.pop(place, None) or load(place)
                 self._loaded[place] = found  # the youngest is the last
-                while len(self._loaded) > self.keep:
-                    self._loaded.pop(next(iter(self._loaded)))
+                for oldest in [n for n in self._loaded if n not in START_MODEL.values()][: -self.keep]:
+                    self._loaded.pop(oldest)
                 return found
         except LoadError as error:
             raise LoadError(str(error).replace(place, name.strip())) from error

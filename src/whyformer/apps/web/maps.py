@@ -11,9 +11,9 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.work import View, VisitorSession
 from whyformer.comparing import Refusal
-from whyformer.evaluation.trust import SEEDS, STEPS, Trust
+from whyformer.evaluation.trust import SEEDS, STEPS
 from whyformer.explanation.doubts import promises
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting
@@ -25,7 +25,7 @@ from whyformer.show.words import words
 
 
 def board(
-    session: VisitorSession, results: Sequence[Explanation], refusals: Sequence[Refusal], look: Mapping[str, Any]
+    session: VisitorSession, view: View, results: Sequence[Explanation], refusals: Sequence[Refusal] = ()
 ) -> str:
     """All maps side by side: a row a method, a column a class; below, those of the model's further inputs, and the
     methods that gave none, and why.
@@ -35,8 +35,8 @@ def board(
     part, *further = sections(results) if results else [None]
     original = None if part is None else _original(part.first)
     return render(
-        "web/board.html", part=part, further=further, refusals=refusals, look=Look.of(dict(look)), original=original,
-        readable=lambda e: _readable(session, e, look),
+        "web/board.html", part=part, further=further, refusals=refusals, look=Look.of(dict(view.look)),
+        original=original, readable=lambda e: _readable(session, e, view.look), stored=view.stored, model=view.model,
     )  # fmt: skip
 
 
@@ -80,13 +80,16 @@ def _uri(picture: Any) -> Markup:
     return data_uri(painting.encoded(picture, compress_level=1))
 
 
-def trusted(judged: Sequence[tuple[Explanation, Trust | str]]) -> str:
-    """How far the maps may be believed: a chart and a sentence for each, or why not, and the warnings."""
-    warnings = dict.fromkeys(line for _, found in judged if isinstance(found, Trust) for line in found.warnings[0])
+def trusted(judged: Sequence[tuple[Explanation, Mapping[str, Any] | str]]) -> str:
+    """How far the maps may be believed: a chart and a sentence for each, or why not, and the warnings.
+
+    Args:
+        judged: each map with the figures of its :class:`~whyformer.evaluation.trust.Trust`, or why there are none.
+    """
+    warnings = dict.fromkeys(line for _, found in judged if not isinstance(found, str) for line in found["warnings"])
     checked = any(promises(e.diagnostics) for e, _ in judged)
-    cells = [(e, found.figures() if isinstance(found, Trust) else found) for e, found in judged]
     facts = {"warnings": list(warnings), "checked": checked, "steps": STEPS, "draws": len(SEEDS)}
-    return render("web/trust.html", cells=cells, **facts)
+    return render("web/trust.html", cells=judged, **facts)
 
 
 def attended(e: Explanation, maps: Tensor, word: int, block: int | None) -> str:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tomllib
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import isgeneratorfunction
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gradio as gr
 
-from whyformer.apps.web import controls, examples
+from whyformer.apps.web import opening
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.examples import ABOUT, START_MODEL
-from whyformer.apps.web.handlers import FIELDS, RESULTS, Handlers, offered
-from whyformer.apps.web.restoring import PARTS, restore
+from whyformer.apps.web.asking import CONTROLS
+from whyformer.apps.web.examples import ABOUT, STORED_MODEL
+from whyformer.apps.web.handlers import Handlers, Updates
+from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.telling import piece
-from whyformer.apps.web.telling import status as say
 from whyformer.apps.web.work import VisitorSession
-from whyformer.defaults import DEFAULT_METHOD
-from whyformer.show.html import asset
+from whyformer.defaults import grouped
+from whyformer.methods import list_methods
+from whyformer.show.html import asset, render
 
 _PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
 # system fonts: nothing is fetched from anywhere
@@ -28,12 +34,16 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospa
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
 # at once, and in the browser alone: an answer of the server might come after what Explain shows
-_CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "(model) => window.whyformerModel(model)"
+_CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "() => window.whyformerModel()"
 _WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # once the page stands
 _HASH = "async (mine) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), [mine, location.hash])"
 KINDS = ("png", "html", "json")
+_SEEN = ("says", "classes", "form", "status")
+"""The parts that say what the model says of an input."""
+_RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
+"""The parts that an explanation fills."""
 
 
 def _part(name: str, **more: Any) -> Any:
@@ -42,140 +52,207 @@ def _part(name: str, **more: Any) -> Any:
     return getattr(gr, facts.pop("component"))(elem_id=f"wf-{name}", **facts)
 
 
+def _components(handlers: Handlers) -> dict[str, Any]:
+    """The components of the page by name, laid out; they show the stored example."""
+    first = VisitorSession()
+    start = opening.stored(handlers, first)
+    made: dict[str, Any] = {}
+
+    def add(*names: str, **more: Any) -> None:
+        for name in names:
+            new = start.get(name, {})
+            facts = dict(new) if isinstance(new, dict) else {"value": new}
+            facts.pop("__type__", None)
+            made[name] = _part(name, **facts | more)
+
+    made["session"] = gr.State(first, time_to_live=4 * 3600, delete_callback=VisitorSession.forget)
+    made["decided"] = gr.State(False)
+    gr.HTML(piece("head"))
+    with gr.Row(elem_classes="wf-page"):
+        with _part("ask"):
+            add("kind", "picture", "sentence", "chat", "truncate", "examples")
+            with gr.Row(elem_classes="wf-go"):
+                add("explain", "cancel")
+            add("status", "progress", "says")
+            add("model", **_models(handlers.catalogue))
+            add("methods", "classes")
+            add("length", maximum=handlers.limits.tokens)
+            add("accordion")
+            with made["accordion"]:
+                add("form")
+        with _part("answer"):
+            add("board", "looks")
+            with made["looks"]:
+                add("style", "opacity", "keep")
+            add("block", "attended", "more")
+            with made["more"]:
+                gr.HTML(piece("heading", words="May it be believed?"), elem_id="wf-believed")
+                add("trust")
+                gr.HTML(piece("heading", words="Keep it"))
+                with gr.Row():
+                    made |= {f"save-{k}": gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
+                add("code")
+    add("file", "number", "address", "settings")
+    return made
+
+
+def _models(catalogue: Catalogue) -> dict[str, Any]:
+    """The list of models: those that are offered by name, and ids of the hub where these are taken."""
+    ids = [STORED_MODEL] if catalogue.hub else []
+    choices = [(f"{name} ({ABOUT[name]})" if name in ABOUT else name, name) for name in [*catalogue.names(), *ids]]
+    about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if catalogue.hub else "")
+    return {"choices": choices, "info": about, "allow_custom_value": catalogue.hub}
+
+
 def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
-        session = gr.State(VisitorSession(), time_to_live=4 * 3600, delete_callback=VisitorSession.forget)
-        decided = gr.State(False)
-        gr.HTML(piece("head"))
-        hub = handlers.catalogue.hub
-        with gr.Row(elem_classes="wf-page"):
-            with _part("ask"):
-                kind, picture, sentence, chat, truncate = map(
-                    _part, ("kind", "picture", "sentence", "chat", "truncate")
-                )
-                tries = _part("examples", value=examples.offered("image"))
-                with gr.Row(elem_classes="wf-go"):
-                    go, cancel = _part("explain"), _part("cancel")
-                status = _part("status", value=say("Choose an input, or try an example."))
-                waiting, says = _part("progress"), _part("says")
-                about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if hub else "")
-                choices = [(f"{n} ({ABOUT[n]})" if n in ABOUT else n, n) for n in handlers.catalogue.names()]
-                named = {"choices": choices, "value": START_MODEL["image"], "info": about}
-                model = _part("model", allow_custom_value=hub, **named)
-                chosen = _part("methods", choices=offered("image"), value=[DEFAULT_METHOD])
-                classes = _part("classes")
-                length = _part("length", maximum=handlers.limits.tokens)
-                with _part("settings") as settings:
-                    form = _part("form", value=controls.form((DEFAULT_METHOD,), {}, 0))
-                slot = _part("slot")
-            with _part("answer"):
-                board = _part("board", value=piece("empty", words="The maps appear here."))
-                with _part("looks") as looks:
-                    style, opacity, keep = map(_part, ("style", "opacity", "keep"))
-                block, attended = _part("block"), _part("attended")
-                with _part("more") as more:
-                    gr.HTML(piece("heading", words="May it be believed?"), elem_id="wf-believed")
-                    trust = _part("trust")
-                    gr.HTML(piece("heading", words="Keep it"))
-                    with gr.Row():
-                        saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
-                    code = _part("code")
-        file, number, place = _part("file"), _part("number"), _part("address")
+        parts = _components(handlers)
+        wires = _Wires(handlers, parts)
+        changed = _listen_to_input(wires)
+        _listen_to_results(wires, changed)
+        _listen_to_looks(wires)
+        page.load(None, None, parts["board"], js="() => window.whyformerReady()")
+        page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH))
+        page.load(_linger, **wires.light)
+        gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
+    return page
 
-        entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep]
-        entered += [length, chat, slot]
-        parts = {
-            "status": status, "board": board, "trust": trust, "code": code, "more": more, "looks": looks,
-            "block": block, "attended": attended, "address": place, "kind": kind, "picture": picture,
-            "sentence": sentence, "model": model, "methods": chosen, "classes": classes, "truncate": truncate,
-            "style": style, "opacity": opacity, "keep": keep, "says": says, "form": form, "examples": tries,
-            "settings": settings, "length": length, "chat": chat,
-        }  # fmt: skip
-        results = [parts[name] for name in RESULTS]
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        # preprocess=False: uploads come unopened, and what the browser sent is checked in one place, Asked.read
-        working = {"concurrency_id": "model", "concurrency_limit": 1, "preprocess": False, **quiet}
-        light = {"concurrency_limit": None, **quiet}  # in the queue like all else: the gate refuses what goes beside it
 
-        shown = {**working, "show_progress": "minimal", "show_progress_on": waiting}
-        fields = [*(parts[name] for name in FIELDS), model, chosen, says, tries]
-        kind.input(handlers.switch, kind, fields, **light).then(
-            handlers.settings, entered, form, js=_WITH_FORM, **working
-        )
-        seen = [says, classes, form, status]
-        model.input(lambda: True, None, decided, **light)
-        picture.upload(handlers.uploaded, [model, decided], model, **light).then(
-            handlers.look, entered, seen, js=_WITH_FORM, **shown
-        )
-        for event in (picture.clear, sentence.blur, model.input, truncate.input):
-            event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
-        changed = [kind.input, picture.upload, picture.clear, sentence.input, truncate.input, tries.click]
-        gr.on(changed, None, None, board, js=_CLEAR, **quiet)
-        model.input(None, model, board, js=_CLEAR_FOR, **quiet)
-        chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
+@dataclass(frozen=True)
+class _Wires:
+    """Functions as gradio takes them, which yield, or return, new values of parts by name."""
 
-        def tried(kind: str, named: str | None, event: gr.EventData) -> tuple[Any, ...]:
-            # the one that knows such pictures
-            asked = START_MODEL[kind] if kind == "answer" or not named else gr.skip()
-            return (*handlers.example(kind, event.example), asked)
+    handlers: Handlers
+    parts: Mapping[str, Any]
 
-        tries.click(tried, [kind, model], [picture, sentence, model], **light).then(
-            handlers.look, entered, seen, js=_WITH_FORM, **shown
-        )
+    quiet: ClassVar[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
+    # preprocess=False: uploads come unopened, and what the browser sent is checked in one place, PageInput.read
+    # in the queue like all else: the gate refuses what goes beside it
+    light: ClassVar[dict[str, Any]] = {"concurrency_limit": None, "preprocess": False, **quiet}
+    working: ClassVar[dict[str, Any]] = light | {"concurrency_id": "model", "concurrency_limit": 1}
 
-        def show_maps(
+    def fill(
+        self, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str], **more: Any
+    ) -> dict[str, Any]:
+        """How an event calls a function with the visitor's session and the values of some parts; ``outputs`` are all
+        that it may fill, and no others: gradio would undo what is being typed into one."""
+
+        def named(step: Updates) -> dict[Any, Any]:  # gradio empties everything if it is left nothing
+            return {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
+
+        @wraps(function)
+        def filled(*given: Any, **facts: Any) -> dict[Any, Any]:
+            return named(function(*given, **facts))
+
+        @wraps(function)
+        def filled_in_steps(*given: Any, **facts: Any) -> Iterator[dict[Any, Any]]:
+            steps = iter(function(*given, **facts))
+            yield from map(named, chain([next(steps, {})], steps))
+
+        read = [self.parts[name] for name in ("session", *inputs)]
+        filler = filled_in_steps if isgeneratorfunction(function) else filled
+        return {"fn": filler, "inputs": read, "outputs": [self.parts[name] for name in outputs], **self.light, **more}
+
+    def enter(self, function: Callable[..., Any], outputs: Sequence[str], **more: Any) -> dict[str, Any]:
+        """The same with everything that was entered, as a mapping."""
+
+        def read(mine: VisitorSession, *given: Any) -> Any:
+            yield from function(mine, dict(zip(CONTROLS, given, strict=True)))
+
+        return self.fill(read, CONTROLS, outputs, js=_WITH_FORM, **more)
+
+    def work(
+        self, function: Callable[..., Any], outputs: Sequence[str], inputs: Sequence[str] = CONTROLS, **more: Any
+    ) -> dict[str, Any]:
+        """The same for what takes long, and shows its progress."""
+
+        def work(
             request: gr.Request, mine: VisitorSession, *given: Any,
             progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
         ) -> Any:  # fmt: skip
-            handlers.visitors[str(request.session_hash)] = mine
-            yield from handlers.explain(mine, *given, progress=progress)
+            self.handlers.visitors[str(request.session_hash)] = mine
+            yield from function(mine, dict(zip(inputs, given, strict=True)), progress=progress)
 
-        def show_maps_again(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
-            yield from handlers.again(*given, progress=progress)
+        return self.fill(work, inputs, outputs, **{"js": _WITH_FORM} | self.shown | more)
 
-        go.click(None, None, status, js=_WAIT, **quiet)
-        running = [go.click(show_maps, entered, results, js=_WITH_FORM, trigger_mode="once", **shown)]
-        running += [
-            event(show_maps_again, entered, results, js=_WITH_FORM, trigger_mode="always_last", **shown)
-            for event in (classes.input, form.input)
-        ]
-        clicked_class = says.click(handlers.chosen, classes, classes, **light)
-        running.append(clicked_class.then(show_maps, entered, results, js=_WITH_FORM, **shown))
-        classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
-        cancel.click(handlers.stop, session, status, cancels=running, **light)
-        drawing = [session, style, opacity, keep]
-        for event in (style.input, opacity.release, keep.release):
-            event(handlers.redraw, drawing, [board, code, place], trigger_mode="always_last", preprocess=False, **quiet)
-        style.input(
-            lambda chosen: (gr.update(visible=chosen != "kept"), gr.update(visible=chosen == "kept")),
-            style, [opacity, keep], **light,
-        )  # fmt: skip
+    @property
+    def all(self) -> list[str]:
+        """All parts but the session."""
+        return [name for name in self.parts if name != "session"]
 
-        def clicked(mine: VisitorSession, at: str | None, event: gr.EventData) -> tuple[Any, ...]:
-            return (event.word, *handlers.word(mine, event.word, at))
+    @property
+    def shown(self) -> dict[str, Any]:
+        """How to work with a line that says how far it is."""
+        return self.working | {"show_progress": "minimal", "show_progress_on": self.parts["progress"]}
 
-        board.click(clicked, [session, block], [number, attended, block], **working)
-        block.input(handlers.word, [session, number, block], [attended, block], **working)
-        for name, button in saves.items():
-            make = partial(handlers.download, kind=name)
-            button.click(make, session, file, **light).then(None, file, None, js=_SAVE)
-        place.change(None, place, None, js="(view) => window.whyformerAddress(view)")
 
-        def show_again(
-            request: gr.Request, mine: VisitorSession, fragment: Any,
-            progress: gr.Progress = gr.Progress(),  # noqa: B008
-        ) -> Any:  # fmt: skip
-            handlers.visitors[str(request.session_hash)] = mine
-            yield from restore(handlers, mine, fragment, progress)
+def _listen_to_input(wires: _Wires) -> list[Any]:
+    """Which function answers a change of the input; the events after which nothing that is shown holds."""
+    handlers, parts = wires.handlers, wires.parts
+    kind, picture, sentence, model = (parts[name] for name in ("kind", "picture", "sentence", "model"))
 
-        shown_again = [parts[name] for name in PARTS]
-        asked = [*changed, model.input, sentence.blur, chosen.input, classes.input, form.input, says.click, go.click]
-        gr.on([*asked, page.load], _linger, **light)
-        page.load(None, js="() => window.whyformerReady()")
-        page.load(show_again, [session, slot], shown_again, js=_HASH, **shown)
-        gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
-    return page
+    def example(mine: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
+        return handlers.example(mine, kind, event.example, decided)
+
+    look = wires.enter(handlers.look, _SEEN, **wires.shown)
+    begin = wires.work(partial(opening.begin, handlers), sorted({*_SEEN, *_RESULTS}))
+    kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
+    model.input(**wires.fill(lambda _: {"decided": True}, [], ["decided"]))
+    picture.upload(**wires.fill(handlers.uploaded, ["decided"], ["model"])).then(**look)
+    parts["examples"].click(**wires.fill(example, ["kind", "decided"], ["picture", "sentence", "model"])).then(**look)
+    for event in (picture.clear, sentence.blur, model.input, parts["truncate"].input):
+        event(trigger_mode="always_last", **look)
+    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
+    changed.append(parts["examples"].click)
+    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
+    model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
+    parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.working), trigger_mode="always_last")
+    return [*changed, model.input, sentence.blur, parts["methods"].input]
+
+
+def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
+    """What explains, and what ends it."""
+    handlers, parts = wires.handlers, wires.parts
+    go, says, classes, form = (parts[name] for name in ("explain", "says", "classes", "form"))
+
+    def chosen(_: VisitorSession, event: gr.EventData) -> Updates:
+        return handlers.chosen(getattr(event, "classes", None))
+
+    def saved(mine: VisitorSession, kind: str) -> Updates:
+        return {"file": handlers.download(mine, kind)}
+
+    explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.again))
+    go.click(None, None, parts["status"], js=_WAIT, **wires.quiet)
+    running = [go.click(trigger_mode="once", **explain)]
+    running += [event(trigger_mode="always_last", **again) for event in (classes.input, form.input)]
+    running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
+    classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
+    parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
+    gr.on([*changed, classes.input, form.input, says.click, go.click], _linger, **wires.light)
+    parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
+    for name in KINDS:
+        made = parts[f"save-{name}"].click(**wires.fill(partial(saved, kind=name), [], ["file"]))
+        made.then(None, parts["file"], None, js=_SAVE)
+
+
+def _listen_to_looks(wires: _Wires) -> None:
+    """Another drawing of the same maps, and what a word attends to."""
+    handlers, parts = wires.handlers, wires.parts
+
+    def word(mine: VisitorSession, at: str | None, event: gr.EventData) -> Iterator[Updates]:
+        yield {"number": event.word}
+        yield from handlers.word(mine, event.word, at)
+
+    def sliders(_: VisitorSession, style: Any) -> Updates:
+        return {name: gr.update(visible=(style == "kept") == (name == "keep")) for name in ("opacity", "keep")}
+
+    redraw = wires.fill(handlers.redraw, ["style", "opacity", "keep"], ["board", "code", "address"])
+    for event in (parts["style"].input, parts["opacity"].release, parts["keep"].release):
+        event(trigger_mode="always_last", **redraw)
+    parts["style"].input(**wires.fill(sliders, ["style"], ["opacity", "keep"]))
+    parts["board"].click(**wires.fill(word, ["block"], ["number", "attended", "block"], **wires.working))
+    parts["block"].input(**wires.fill(handlers.word, ["number", "block"], ["attended", "block"], **wires.working))
 
 
 async def _linger() -> None:
@@ -191,9 +268,13 @@ def look() -> dict[str, Any]:
     )
     # white on gradio's own blue is too faint to read
     shades = {"background_fill": "*primary_700", "background_fill_hover": "*primary_800", "text_color": "white"}
+    methods = {m.name: m for m in list_methods()}
+    named = grouped({name: one.family for name, one in methods.items()})
+    groups = {title: [(name, json.dumps(methods[name].summary, ensure_ascii=False)) for name in names]
+              for title, names in named.items()}  # fmt: skip
     theme.set(**{f"button_primary_{k}{dark}": v for k, v in shades.items() for dark in ("", "_dark")})
     return {
         "theme": theme,
-        "css": str(asset("claims.css") + asset("web/page.css")),
+        "css": str(asset("claims.css") + asset("web/page.css")) + render("web/methods.css", groups=groups),
         "head": piece("script", script=asset("web/page.js")),
     }

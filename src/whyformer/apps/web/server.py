@@ -86,7 +86,10 @@ def serve(
         # a page that others reach under names that it cannot know takes any
         hosts = ["*"] if share or host in EVERYWHERE else [*LOCAL, name]
         stack.callback(run(application(handlers, uploads, hosts, password), sock))
+        loading = threading.Thread(target=handlers.load_models, name="whyformer-models")
+        stack.callback(loading.join)
         stack.callback(handlers.end)
+        loading.start()
         number = sock.getsockname()[1]
         address = open_tunnel(host, number) if share else f"http://{name}:{number}/"
         if browser:

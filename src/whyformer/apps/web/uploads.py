@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from whyformer.apps.web.examples import FOLDER
+
 _NAME = "whyformer-app-"
 
 
@@ -26,9 +28,11 @@ class Uploads:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_NAME}{os.getpid()}-"))
 
     def room(self) -> bool:
-        """Whether a further upload may be kept; what is too old is deleted first."""
+        """Whether a further upload may be kept; what is too old is deleted first, but for the examples."""
         total, oldest = 0, time.time() - self.age
         for file in self.folder.rglob("*"):
+            if file.is_relative_to(self.folder / FOLDER):
+                continue
             with contextlib.suppress(OSError):
                 facts = file.lstat()
                 if file.is_dir():

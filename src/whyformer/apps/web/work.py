@@ -55,6 +55,7 @@ class View:
         methods: (name, settings that differ from the defaults), in the order shown.
         targets: class indices, in the order shown.
         look: how maps are drawn on pictures, options of :class:`whyformer.show.look.Look`; nothing is computed from it.
+        stored: whether the result is the stored example, which no model of this server made.
         asks: whether ``source`` is a prompt, and its answer what is explained; then ``picture`` is what it is about,
             ``length`` the most tokens of the answer, ``chat`` whether it is written as a message.
     """
@@ -66,6 +67,7 @@ class View:
     targets: tuple[int, ...]
     truncate: bool = False
     look: Mapping[str, Any] = field(default_factory=dict)
+    stored: bool = False
     asks: bool = False
     picture: Argument | None = None
     length: int = 0
@@ -93,14 +95,17 @@ class VisitorSession:
         _SESSIONS.add(self)
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> VisitorSession:
-        # gradio copies the initial state for each visitor: nothing may come along
-        return VisitorSession(self.most)
+        # gradio copies the initial state for each visitor: the stored example comes along, and nothing else
+        fresh = VisitorSession(self.most)
+        fresh.asked, fresh.seen, fresh.view, fresh.results = self.asked, self.seen, self.view, list(self.results)
+        return fresh
 
     def forget(self) -> None:
         """Everything that was made for this visitor."""
         self.made: dict[str, Any] = {}
         self.sizes: dict[str, dict[int, int]] = {}
         self.asked: Any = None  # what the view was made of, as it was entered
+        self.seen: Any = None  # the input and the model of which the page says what the model says
         self.view: View | None = None
         self.results: list[Any] = []  # Explanations, or one Generation
         self.used = time.monotonic()

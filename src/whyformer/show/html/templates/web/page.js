@@ -5,7 +5,8 @@
   window.whyformerReady = () => {
     document.documentElement.style.pointerEvents = "";
     document.documentElement.dataset.ready = "";
-    return [];
+    // the view in the address takes the place of the example
+    return new URLSearchParams(location.hash.slice(1)).has("kind") ? empty : { __type__: "update" };
   };
 
   const close = (selector, node) => (node instanceof Element ? node.closest(selector) : null);
@@ -73,6 +74,13 @@
   document.addEventListener("pointerover", (event) => {
     const word = close(".wf-word", event.target);
     if (word) tell(word, `${word.textContent}: ${word.dataset.value}`);
+  });
+
+  // gradio opens the choice of a file in an empty field alone; dropped on a picture, another one takes its place
+  document.addEventListener("click", (event) => {
+    const field = close("#wf-picture", event.target);
+    if (!field?.querySelector(".image-frame") || !close(".image-frame, .source-selection button:first-child", event.target)) return;
+    field.querySelector("input[type=file]").click();
   });
 
   // gradio names its upload button otherwise than it reads, so that saying what one sees would not find it
@@ -181,11 +189,13 @@
   };
   // a new input clears the result; so does another model, but not a list of models that is left as it was
   const empty = '<p class="wf-empty">The maps appear here.</p>';
-  let chosen = null;
-  window.whyformerClear = () => ((chosen = null), empty);
-  window.whyformerModel = (model) => {
-    if (model === chosen) return { __type__: "update" };
-    chosen = model;
+  const model = () => document.querySelector("#wf-model input")?.value;
+  let before = null;
+  document.addEventListener("focusin", (event) => close("#wf-model", event.target) && (before = model()), true);
+  window.whyformerClear = () => empty;
+  window.whyformerModel = () => {
+    if (model() === before) return { __type__: "update" };
+    before = model();
     return empty;
   };
   window.whyformerWaiting = '<p class="wf-status wf-busy" role="status">Waiting for the model …</p>';
@@ -202,7 +212,7 @@
 
   // behind the # of the address, so that a reload shows the view again; no server is sent it
   window.whyformerAddress = (view) => {
-    if (view) history.replaceState(null, "", `#${view}`);
+    history.replaceState(null, "", view ? `#${view}` : location.pathname + location.search);
     return [];
   };
 

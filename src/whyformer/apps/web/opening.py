@@ -1,0 +1,115 @@
+"""Views that the page shows by itself: the stored example, the first example of a kind, the view in an address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import gradio as gr
+
+from whyformer.apps.web import address, controls, examples, maps
+from whyformer.apps.web.asking import PageInput
+from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
+from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, surroundings
+from whyformer.apps.web.telling import Told, piece, sentences, status
+from whyformer.apps.web.work import Prediction, View, VisitorSession
+from whyformer.inputs.argument import Argument
+from whyformer.inputs.pictures import open_picture
+from whyformer.methods import find
+
+
+def stored(handlers: Handlers, session: VisitorSession) -> Updates:
+    """The stored example, shown as if it had been explained just now, and the fields that ask for it."""
+    e = examples.stored()
+    picture = open_picture(PHOTOGRAPH)
+    place = str(examples.copied(PHOTOGRAPH, handlers.uploads))
+    source = Argument("image", picture, PHOTOGRAPH.stem, PHOTOGRAPH.name)
+    view = View(STORED_MODEL, STORED_MODEL, source, ((e.method, {}),), (int(e.target[0]),), stored=True)
+    asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], False, {})
+    order = e.logits[0].argsort(descending=True, stable=True).tolist()
+    prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
+    hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
+    shown = handlers.switch(session, "image")
+    found = {
+        **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
+        "status": status(hint), "board": maps.board(session, view, [e]),
+        "trust": maps.trusted([(e, e.diagnostics["trust"][0])]),
+        "model": STORED_MODEL if handlers.catalogue.hub else None, "picture": {"value": place}, "address": "",
+        "methods": {"value": [e.method]},
+    }
+    session.asked, session.seen, session.view, session.results = asked, asked.subject, view, [e]
+    return shown | found | {name: shown[name] | found[name] for name in ("picture", "methods", "classes")}
+
+
+def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
+    """The fields of another kind of input, and in them the first example if the visitor has entered nothing; of
+    pictures the stored one, with its result."""
+    with suppress(Told), sentences():
+        asked = PageInput.read(entered)
+        untouched = examples.untouched(asked, handlers.uploads)
+        if asked.kind == "image" and untouched:
+            yield stored(handlers, session)
+            return
+        shown = handlers.switch(session, asked.kind)
+        first = examples.entered(asked.kind, 0, handlers.uploads) if untouched else {}
+        yield shown | {name: shown[name] | {"value": value} for name, value in first.items()}
+
+
+def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
+    """After :func:`switch`: the first example, explained, if the visitor has entered nothing; else the settings."""
+    with suppress(Told), sentences():
+        asked = PageInput.read(entered)
+        if asked.kind == "image" or not examples.untouched(asked, handlers.uploads):
+            yield from handlers.settings(session, entered)
+            return
+        yield from handlers.look(session, entered)
+        yield from handlers.explain(session, entered, progress)
+
+
+def restore(handlers: Handlers, session: VisitorSession, given: Entered, progress: Any = None) -> Iterator[Updates]:
+    """The controls and the results of the view that an address names (in place of the settings, while the page holds
+    none); nothing without one.
+
+    A model that is neither loaded nor offered by name is not loaded: a link alone never starts a download.
+    """
+    try:
+        with sentences():
+            entered = address.read(given["settings"], handlers.uploads)
+            if entered is None:
+                return
+            session.forget()
+            asked = PageInput.read(entered)
+            handlers.catalogue.place(asked.model)
+            for name in asked.methods:
+                find(name)
+            settings = controls.read_form(asked.settings)
+            form = controls.form(asked.methods, settings, 0)
+    except Told as told:
+        session.forget()
+        nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
+        yield nothing | {"status": status(str(told), error=True)}
+        return
+    shown = handlers.switch(session, asked.kind) | entered
+    shown |= {"picture": asked.picture, "form": form, "decided": asked.model not in START_MODEL.values()}
+    del shown["settings"]
+    for name, visible in fields_of(asked.kind).items():
+        shown[name] = {**visible, "value": shown[name]}
+    kept = asked.look.get("keep") is not None
+    shown["opacity"] = gr.update(value=shown["opacity"], visible=not kept)
+    shown["keep"] = gr.update(value=shown["keep"], visible=kept)
+    shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
+    shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known once the model was asked
+    if any(settings.values()):  # a folded form would not be there for what is read from it
+        shown["accordion"] = gr.update(open=True)
+    there = handlers.catalogue.has(asked.model)
+    if there:  # all at once: of what comes in quick succession while the page is being built some is lost
+        *_, known = handlers.look(session, entered)
+        shown |= known
+    yield shown
+    if not there:
+        if asked.model not in handlers.catalogue.names():
+            yield {"status": status("Press Explain to load the model and see this view.")}
+            return
+        yield from handlers.look(session, entered)
+    yield from handlers.explain(session, entered, progress)
