@@ -376,7 +376,7 @@ class Study:
         places = torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
 
         def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            alike = args[0].shape == value.shape and bool(((args[0] == value) | places).all())
+            alike = isinstance(args[0], Tensor) and args[0].shape == value.shape and bool(((args[0] == value) | places).all())
             if module in looked_up or not alike:
                 return None
             looked_up[module] = output.detach().requires_grad_()

@@ -20,7 +20,7 @@ from whyformer.apps.server import Limits
 from whyformer.apps.server.app import build
 from whyformer.apps.web import Catalogue, PageLimits
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.work import VisitorSession
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
@@ -59,9 +59,13 @@ def page(asked: Asked) -> Any:
         (folder / PICTURE.name).write_bytes(PICTURE.read_bytes())
         picture = {"path": str(folder / PICTURE.name), "meta": {"_type": "gradio.FileData"}}
     words = SENTENCE if kind == "text" else ""
-    entered = (kind, picture, words, MODELS[kind], [method], [f"#{TARGETS[kind]}"], False, "colours", 1, 0.2, 16, False, json.dumps({method: settings}))
-    for step in handlers.explain(session, *entered):
-        assert len(step) == len(RESULTS)
+    entered = {
+        "kind": kind, "picture": picture, "sentence": words, "model": MODELS[kind], "methods": [method], "classes": [f"#{TARGETS[kind]}"],
+        "truncate": False, "style": "colours", "opacity": 1, "keep": 0.2, "length": 16, "chat": False,
+        "settings": json.dumps({method: settings}),
+    }  # fmt: skip
+    for step in handlers.explain(session, entered):
+        assert step
     file = handlers.download(session, "json")
     return json.loads(base64.b64decode(file["base64"]))["explanations"][0]["scores"]
 

@@ -82,7 +82,7 @@ def test_one_output_is_a_number_wherever_it_is_shown(name: str, tmp_path: Path) 
     value, share = float(e.logits[0, 0]), f"{100 * float(e.logits[0, 0].sigmoid()):.1f}"
     assert e.numeric and e.target_names == ["the output"] * len(e) and e.label(0) == "the output"
     assert e.top() == [(0, "the output", value, None)]
-    with pytest.raises(InputError, match="number"):
+    with pytest.raises(InputError, match="regression"):
         e.probabilities()
     facts = json.loads(json.dumps(e.to_dict()))
     assert facts["probabilities"] is None and facts["activation"] == "identity"

@@ -29,7 +29,7 @@ def find_copies(
     """
     attending, products = [s for s in streams if s.blocks], {p.product for a in attentions for p in a.pieces}
     found = []
-    for stream, before in ((s, t) for s in attending for t in attending if t.last < s.last):
+    for stream, before in ((s, t) for s in attending for t in attending if t.last < s.last and _are_alike(s, t)):
         same = same_rows(stream.rows, before.rows)
         families = [rows.families[f] for f in set(rows.family[stream.rows[same.any(2)]].tolist())]
         if families and all(not family.source or family.value in products for family in families):
@@ -56,13 +56,18 @@ def split_keys(
     found, rest = list[tuple[Stream, Tensor]](), attention.keys
     attending = [s for s in streams if s.blocks]
     if not any(s.rows is attention.keys for s in attending):
-        before = [s for s in attending if s is not queries and s.last < attention.map]
+        before = [s for s in attending if s is not queries and s.last < attention.map and _are_alike(s, queries)]
         for stream in (queries, *reversed(before)):
             same = same_rows(rest, stream.rows)
             if bool(same.any()):
                 found.append((stream, same))
                 rest = rest.masked_fill(same.any(2), 0)
     return found, rest > 0
+
+
+def _are_alike(first: Stream, second: Stream) -> bool:
+    """Return True if two streams have rows of as many samples, which texts that pictures are compared with have not."""
+    return len(first.rows) == len(second.rows)
 
 
 def same_rows(first: Tensor, second: Tensor) -> Tensor:

@@ -67,22 +67,24 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     chosen = several.wanted(how)
     logits, readouts = several.read_rows()
     vectors = AttentionVectors(task, several.passed)
-    steps: dict[int, streams.Step] = defaultdict(dict)
+    steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
     for number in sorted(chosen):
         queries, depth = several.attentions[number].queries, several.attentions[number].depth
-        whole = vectors.at(number, "norm" if scope == "norm" else "sum")
-        whole = whole if has_residual else whole.of_attention
+        mixed = vectors.at(number, "norm" if scope == "norm" else "sum")
+        mixed = mixed if has_residual else mixed.of_attention
         sides = several.passed.looked_at[number]
-        parts = {keys: whole if same is None else whole.of_keys(same) for keys, same in sides.items()}
+        parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
-        if whole.residual is not None and queries not in parts:
-            norms[queries, queries] = torch.diag_embed(whole.own_norms())
         if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
             raise task.refuse("parallel attentions between the same rows have separate projections", verdict=NOT_YET)
+        if mixed.residual is not None and queries not in parts:
+            residuals[depth][queries, queries] = torch.diag_embed(mixed.own_norms())
         steps[depth] |= norms
-    ordered = several.in_order(
-        {d: streams.normalised(step) if has_residual and rolled_out else step for d, step in steps.items()}
-    )
+    # where the rows attend to themselves too, as in an attention of two pieces, the residual is part of that map
+    whole = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
+    if has_residual and rolled_out:
+        whole = {depth: streams.normalised(step) for depth, step in whole.items()}
+    ordered = several.in_order(whole)
     return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
 
 
