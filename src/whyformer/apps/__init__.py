@@ -1,5 +1,8 @@
 """What users touch: the command line, the web page, the report. Thin; none of them imports another."""
 
+import contextlib
+from collections.abc import Iterator
+
 from whyformer.errors import InputError
 
 INPUTS = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
@@ -34,3 +37,19 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@contextlib.contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM interrupt the main thread as Ctrl+C does; in other threads, which receive no signals, do nothing."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -28,7 +28,6 @@ from whyformer.tape.mixing import mixes
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.sharing import split_keys
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.trunk import Trunk
@@ -182,8 +181,7 @@ class MapPass:
         stream have the name of the keys."""
         found: dict[int, dict[Key, Tensor | None]] = {}
         for number, attention in self.attentions.items():
-            parts, rest = split_keys(attention, self.block_of(number)[0], self.layout.streams)
-            assert attention.keys is not None
+            parts, rest = self.layout.split[attention.map]
             found[number] = {self.name_of(stream): same for stream, same in parts}
             if not parts:
                 found[number][self.named[number].keys] = None

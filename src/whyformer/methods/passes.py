@@ -83,20 +83,24 @@ class Layout:
         """Return :func:`~whyformer.tape.sharing.find_copies` of the streams."""
         return find_copies(self.rows, self.attentions, self.streams)
 
+    @cached_property
+    def split(self) -> dict[int, tuple[list[tuple[Stream, Tensor]], Tensor]]:
+        """Map of each attention in a block -> :func:`~whyformer.tape.sharing.split_keys` of it."""
+        inside = ((stream, attention) for stream in self.streams for b in stream.blocks for attention in b.attentions)
+        return {attention.map: split_keys(attention, stream, self.streams) for stream, attention in inside}
+
     @property
     def leading(self) -> list[Attention]:
         """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
-        by_rows = {id(stream.rows): stream for stream in self.streams}
-        reached, found = {id(stream.rows) for stream in self.streams if stream.is_read}, list[Attention]()
+        rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
+        reached, leading = {id(stream.rows) for stream in self.streams if stream.is_read}, list[Attention]()
         for attention in reversed(self.attentions):
             reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
-            if attention.queries is None or id(attention.queries) in reached:
-                found.append(attention)
+            if attention.queries is None or id(rows.get(attention.map, attention.queries)) in reached:
+                leading.append(attention)
                 reached.add(id(attention.keys))
-                if attention.keys is not None and id(attention.queries) in by_rows:
-                    parts, _ = split_keys(attention, by_rows[id(attention.queries)], self.streams)
-                    reached.update(id(stream.rows) for stream, _ in parts)
-        return found
+                reached.update(id(stream.rows) for stream, _ in self.split.get(attention.map, ((), None))[0])
+        return leading
 
     def borders(self, program: Program) -> dict[int, int]:
         """Return {input of a block: index among all blocks} for blocks that no path of the program bypasses."""

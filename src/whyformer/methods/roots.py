@@ -24,7 +24,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
-from whyformer.tape.units import roots_of
+from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.walking import GRADIENT, Composite, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
@@ -130,13 +130,11 @@ def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
 def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
     """Return the vectors of further tables for the ids of an input, if paths lead from them to the output past the
     value ``number``."""
-    if source not in rows.repeats:
+    repeats = rows.repeats.get(source)
+    if not repeats:
         return []
-    needed = set(whole.outputs.values())
-    for call in reversed(whole.tape.calls):
-        if any(r in needed and r != number for r in call.results):
-            needed.update(call.operands)
-    return [n for n in rows.repeats[source] if n in needed and n != number]
+    read = {o for call in needed_calls(whole.tape, whole.outputs.values(), {number}) for o in call.operands}
+    return [n for n in repeats if n in read and n != number]
 
 
 def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:

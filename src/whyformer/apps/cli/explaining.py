@@ -89,6 +89,25 @@ class Request:
     loaded: dict[str, Loaded] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The options of both commands about what is explained, by which model, and which files are written."""
+
+    target: opt.Targets = None
+    top: opt.Top = 5
+    setting: opt.Setting = None
+    format: opt.Formats = None
+    check: opt.Check = False
+    model: opt.Model = None
+    out: opt.Out = Path("whyformer-out")
+
+    def request(self, command: str, methods: list[tuple[Method, dict[str, Any]]], **more: Any) -> Request:
+        """The request of a command; ``more`` are its other fields."""
+        return Request(
+            command=command, methods=methods, top=self.top, check=self.check, model=self.model, out=self.out, **more
+        )
+
+
 @opt.command()
 def explain(
     source: opt.Source,
@@ -99,13 +118,7 @@ def explain(
     contrast: _Contrast = None,
     image: _Images = None,
     pair: _Pair = None,
-    target: opt.Targets = None,
-    top: opt.Top = 5,
-    setting: opt.Setting = None,
-    format: opt.Formats = None,
-    check: opt.Check = False,
-    model: opt.Model = None,
-    out: opt.Out = Path("whyformer-out"),
+    question: Question,
     options: Options,
     printer: Printer,
     drawing: opt.Drawing,
@@ -119,18 +132,18 @@ def explain(
     from whyformer.comparing import read_methods
     from whyformer.inputs.argument import read_argument
 
-    names, settings = opt.parts(method or DEFAULT_METHOD), opt.settings_in(setting)
+    names, settings = opt.parts(method or DEFAULT_METHOD), opt.settings_in(question.setting)
     if purpose is not None:
         if DEFAULT_METHOD not in names:
             raise InputError(f"--purpose says what auto is to take, and the method is {method}: leave one of them out")
         settings["purpose"] = purpose
-    targets: list[Any] | None = target
+    targets: list[Any] | None = question.target
     if contrast is not None:
-        targets = [opt.contrasted(name, contrast) for name in target or (None,)]
-    request = Request(
-        command="explain", methods=read_methods(names, settings), images=image, pair=pair, top=top, check=check,
-        targets=targets, formats=None if format is None else opt.formats_in(format), look=drawing.look(), model=model,
-        out=out, options=options, printer=printer,
+        targets = [opt.contrasted(name, contrast) for name in question.target or (None,)]
+    request = question.request(
+        "explain", read_methods(names, settings), images=image, pair=pair, targets=targets,
+        formats=None if question.format is None else opt.formats_in(question.format), look=drawing.look(),
+        options=options, printer=printer,
     )
     files = _files_in(source, more or [])
     if files is None:
@@ -144,13 +157,7 @@ def compare(
     source: opt.Source,
     *,
     method: _ComparedMethods = None,
-    target: opt.Targets = None,
-    top: opt.Top = 5,
-    setting: opt.Setting = None,
-    format: opt.Formats = None,
-    check: opt.Check = False,
-    model: opt.Model = None,
-    out: opt.Out = Path("whyformer-out"),
+    question: Question,
     options: Options,
     printer: Printer,
     drawing: opt.Drawing,
@@ -162,13 +169,13 @@ def compare(
     from whyformer.comparing import read_methods
     from whyformer.inputs.argument import read_argument
 
-    look, formats = drawing.look(), opt.formats_in("png,html" if format is None else format)
-    settings = opt.settings_in(setting)
+    look, formats = drawing.look(), opt.formats_in("png,html" if question.format is None else question.format)
+    settings = opt.settings_in(question.setting)
     argument = read_argument(source)
-    request = Request(
-        command="compare", methods=read_methods(None if method is None else opt.parts(method), settings, argument.kind),
-        required=method is not None, likeliest=2 if argument.kind == "image" else 1, targets=target, formats=formats,
-        look=look, top=top, check=check, model=model, out=out, options=options, printer=printer,
+    methods = read_methods(None if method is None else opt.parts(method), settings, argument.kind)
+    request = question.request(
+        "compare", methods, required=method is not None, likeliest=2 if argument.kind == "image" else 1,
+        targets=question.target, formats=formats, look=look, options=options, printer=printer,
     )
     _explain_input(request, argument)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from whyformer.apps import ended_by_signal
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer
 from whyformer.explanation.counts import amount
@@ -134,7 +132,7 @@ def _estimate(job: Job, printer: Printer, bars: Bars) -> None:
 def _run(job: Job, printer: Printer, bars: Bars) -> None:
     with bars.step("loading"):
         from whyformer.jobs.engines import run_job
-    with _ended_by_signal():
+    with ended_by_signal():
         maps = run_job(job, track=bars.track, say=printer.note)
     facts = {name: maps.manifest[name] for name in ("rows", "written", "failed", "complete")}
     text = f"{amount(facts['written'], 'explanation')} of {amount(facts['rows'], 'row')} in {maps.path}"
@@ -142,13 +140,3 @@ def _run(job: Job, printer: Printer, bars: Bars) -> None:
     if facts["failed"]:
         printer.note(f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
         raise typer.Exit(INCOMPLETE)
-
-
-@contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends a job as Ctrl-C does, so that it is not taken for the end that a row brings about."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

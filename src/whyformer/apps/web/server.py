@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from whyformer.apps import is_local
+from whyformer.apps import ended_by_signal, is_local
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import InputError, MissingExtra
@@ -97,24 +96,7 @@ def serve(
         if not wait:
             started(address)
             return stack.pop_all().close
-        with contextlib.suppress(KeyboardInterrupt), _ended_by_signal():
+        with contextlib.suppress(KeyboardInterrupt), ended_by_signal():
             started(address)
             threading.Event().wait()
         return stack.close
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends the page as Ctrl+C does, so that uploads are deleted; only the main thread can be told of it."""
-
-    def end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
