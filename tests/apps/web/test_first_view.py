@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,24 @@ def test_methods_stand_in_groups(kind):
     families = [find(name).family for name in names[4:]]
     assert len(set(names)) == len(names)
     assert [f for i, f in enumerate(families) if i == 0 or families[i - 1] != f] == list(dict.fromkeys(families))
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "answer"])
+def test_without_an_input_the_page_says_the_same_before_and_after_explain(visitor, kind):
+    entered = visitor.entered("", kind=kind)
+    entered["sentence"], entered["picture"] = " ", None
+    *_, before = visitor.handlers.look(visitor.session, entered)
+    *_, after = visitor.handlers.explain(visitor.session, entered)
+    words = [re.sub("<[^>]*>", "", one["status"]).strip() for one in (before, after)]
+    assert words[0] and words[0] == words[1]
+
+
+def test_what_a_model_says_of_an_input_that_was_left_is_not_shown(visitor):
+    entered = visitor.entered(SENTENCE)
+    saying = visitor.handlers.look(visitor.session, entered)
+    visitor.handlers.switch(visitor.session, "image")
+    assert list(saying) == []
+    entered = visitor.entered(SENTENCE, model="bundled:digits")  # which reads no sentences
+    saying = visitor.handlers.look(visitor.session, entered)
+    opening.stored(visitor.handlers, visitor.session)
+    assert list(saying) == []

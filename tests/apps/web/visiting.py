@@ -19,7 +19,7 @@ class Visitor:
 
     def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False):
         """What the page's controls hold: the picture of that name, or the sentence."""
-        kind = kind or ("image" if given.endswith(".png") else "text")
+        self.session.kind = kind = kind or ("image" if given.endswith(".png") else "text")
         name = given if kind == "image" else picture
         picture = None
         if name:

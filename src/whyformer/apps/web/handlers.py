@@ -18,7 +18,7 @@ import gradio as gr
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
 from whyformer.apps.web.asking import PageInput, look_of
 from whyformer.apps.web.examples import START_MODEL
-from whyformer.apps.web.limits import Catalogue, PageLimits
+from whyformer.apps.web.limits import NO_PICTURE, NO_TEXT, Catalogue, PageLimits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
 from whyformer.apps.web.work import View, VisitorSession
 from whyformer.comparing import Refusal
@@ -107,7 +107,7 @@ class Handlers:
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str) -> Updates:
         """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it."""
-        session.seen = None
+        session.kind, session.seen = kind, None
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
@@ -131,7 +131,13 @@ class Handlers:
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
-        before it, that the model is being loaded. Nothing of an input that was left as it was."""
+        before it, that the model is being loaded. Nothing of an input that was left as it was, or if the visitor has
+        turned to another kind of input meanwhile."""
+        for update in self._looked(session, entered):
+            if session.kind == entered["kind"]:
+                yield update
+
+    def _looked(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
         try:
             with sentences():
@@ -139,8 +145,9 @@ class Handlers:
                 if session.seen == asked.subject:
                     return
                 session.seen = None
-                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
-                    yield nothing | {"status": ""}
+                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
+                    # in the words of Explain, for this may come after the answer to Explain
+                    yield nothing | {"status": status(NO_PICTURE if asked.kind == "image" else NO_TEXT)}
                     return
                 if asked.model and not self.catalogue.has(asked.model):
                     yield {"status": self.loading(asked)}

@@ -19,6 +19,8 @@ from whyformer.models import Loaded, load
 
 # "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+NO_TEXT = "there is no text yet: type a sentence"
+NO_PICTURE = "there is no picture yet: drop one, or choose a file"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class PageLimits:
     def text(self, raw: Any) -> str:
         """The sentence to explain."""
         if not isinstance(raw, str) or not raw.strip():
-            raise InputError("there is no text yet: type a sentence")
+            raise InputError(NO_TEXT)
         if len(raw) > self.characters:
             raise InputError(f"the text has {len(raw):,} characters; at most {self.characters:,} are taken: shorten it")
         return raw.strip()
@@ -52,7 +54,7 @@ class PageLimits:
     def picture(self, path: Any, folder: Path) -> Image.Image:
         """The uploaded picture; a file that does not lie in the folder of uploads is never opened."""
         if path is None:
-            raise InputError("there is no picture yet: drop one, or choose a file")
+            raise InputError(NO_PICTURE)
         found = uploaded(path, folder)
         try:
             return open_picture(found, pixels=self.pixels, size=self.size)

@@ -195,6 +195,11 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     def example(mine: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
         return handlers.example(mine, kind, event.example, decided)
 
+    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
+    changed.append(parts["examples"].click)
+    # first, for gradio calls the listeners of an event in this order: what the others bring may not be cleared
+    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
+    model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
     look = wires.enter(handlers.look, _SEEN, **wires.shown)
     begin = wires.work(partial(opening.begin, handlers), sorted({*_SEEN, *_RESULTS}))
     kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
@@ -203,10 +208,6 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     parts["examples"].click(**wires.fill(example, ["kind", "decided"], ["picture", "sentence", "model"])).then(**look)
     for event in (picture.clear, sentence.blur, model.input, parts["truncate"].input):
         event(trigger_mode="always_last", **look)
-    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
-    changed.append(parts["examples"].click)
-    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
-    model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
     parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.working), trigger_mode="always_last")
     return [*changed, model.input, sentence.blur, parts["methods"].input]
 

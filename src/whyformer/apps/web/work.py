@@ -89,6 +89,7 @@ class VisitorSession:
 
     def __init__(self, most: int = 2**28) -> None:
         self.most = most
+        self.kind = "image"  # of input: which fields are shown
         self.left: float | None = None
         self.stop = threading.Event()
         self.forget()
