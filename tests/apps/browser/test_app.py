@@ -457,8 +457,8 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     page.locator(".wf-word").first.wait_for()  # of the example
     finished(page)
     page.get_by_role("button", name="Warm, funny").click()
-    page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
-    assert page.locator("#wf-sentence textarea").input_value() == "Warm, funny, and full of life."
+    page.wait_for_function("document.querySelector('#wf-sentence textarea').value === 'Warm, funny, and full of life.'")
+    says(page, "Ready")
     assert page.locator("#wf-explain").bounding_box()["y"] < size[1] - 40
 
 
