@@ -192,3 +192,11 @@ def test_what_a_model_says_of_an_input_that_was_left_is_not_shown(visitor):
     saying = visitor.handlers.look(visitor.session, entered)
     opening.stored(visitor.handlers, visitor.session)
     assert list(saying) == []
+
+
+def test_maps_of_an_input_that_was_left_are_not_shown(visitor):
+    running = visitor.handlers.explain(visitor.session, visitor.entered(SENTENCE))
+    assert "status" in next(running)
+    opening.stored(visitor.handlers, visitor.session)
+    assert list(running) == []
+    assert visitor.session.view.stored

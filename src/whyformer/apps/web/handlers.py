@@ -16,7 +16,7 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
-from whyformer.apps.web.asking import PageInput, look_of
+from whyformer.apps.web.asking import KINDS, PageInput, look_of
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import NO_PICTURE, NO_TEXT, Catalogue, PageLimits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
@@ -131,11 +131,8 @@ class Handlers:
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
-        before it, that the model is being loaded. Nothing of an input that was left as it was, or if the visitor has
-        turned to another kind of input meanwhile."""
-        for update in self._looked(session, entered):
-            if session.kind == entered["kind"]:
-                yield update
+        before it, that the model is being loaded. Nothing of an input that was left as it was."""
+        yield from _in_sight(session, entered, self._looked(session, entered))
 
     def _looked(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
@@ -189,6 +186,9 @@ class Handlers:
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Maps as they become ready, then how far they may be believed."""
+        yield from _in_sight(session, entered, self._explained(session, entered, progress))
+
+    def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
         session.begin()
         began = time.monotonic()
         try:
@@ -281,6 +281,14 @@ class Handlers:
 
 
 FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
+
+
+def _in_sight(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
+    """Yield the updates, until the visitor turns to another kind of input."""
+    for update in updates:
+        if entered["kind"] in [kind for kind in KINDS if kind != session.kind]:
+            return
+        yield update
 
 
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
