@@ -17,12 +17,13 @@ from whyformer.rules.shares import ShareRules, Shares
 from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
+from whyformer.tape.streams import path_to
 from whyformer.tape.structure import Attention, Piece, occurrences
-from whyformer.tape.units import Unit
+from whyformer.tape.units import Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
 
-__all__ = ["VectorRules"]
+__all__ = ["VectorRules", "followed"]
 
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
 _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
@@ -52,16 +53,17 @@ class VectorRules(ShareRules):
         self._left_out: set[int] = set()
         self._enters_late = False
 
-    def begin_block(self, entry: int | None) -> dict[int, Shares]:
+    def begin_block(self, entry: int | None, *, late: bool = False) -> dict[int, Shares]:
         """Return the initial shares: those of the products A·V, and of the input of the block.
 
         Args:
-            entry: number of the input of the block. None if it is a constant, which is then read off at the sum.
+            entry: number of the input of the block. None if it is a constant, or if there is none.
+            late: True if it is a constant, which is then read off at the sum.
 
         Raises:
             ModelError: it is unknown which value vector belongs to which row and head.
         """
-        self._enters_late = entry is None
+        self._enters_late = late
         start = dict[int, Shares]()
         if entry is not None:
             value = self.tape[entry]
@@ -180,3 +182,30 @@ class VectorRules(ShareRules):
         parts = vectors * (head == heads)[..., None].to(value)
         shape = self.tape[piece.product].movedim(width, -1).shape
         return parts.reshape(len(heads), *shape).movedim(-1, width)
+
+
+def followed(program: Program, tape: Tape, attention: Attention, end: int) -> tuple[list[int], set[int]]:
+    """Return (values through which all paths from an attention's products A·V to a later value pass, up to the first
+    unit through which vectors cannot be followed; all values on these paths).
+
+    Args:
+        program: the program of the pass.
+        tape: the pass.
+        attention: the attention.
+        end: number of the later value.
+    """
+    products = {p.product for p in attention.pieces}
+    reached, needed = set(products), {end}
+    units = [u for u in program.units if min(products) < u.exit <= end]
+    for unit in reversed(units):
+        needed.update(unit.entries if not needed.isdisjoint(unit.exits) else ())
+    first = end + 1
+    for unit in units:
+        branches = reached.intersection(unit.entries)
+        if branches and not needed.isdisjoint(unit.exits):
+            reached.update(unit.exits)
+            if unit.kind not in _FOLLOWED and not (unit.kind in _BRANCHES and len(branches) == 1):
+                first = min(first, unit.exit)
+    above = dominators(tape, reach(tape, products))
+    line = path_to(above, end) if end in reached else []
+    return [n for n in line if n in reached and n < first], reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -12,8 +13,7 @@ from whyformer.errors import ModelError, UnknownOperation
 from whyformer.methods.attended import MapPass
 from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
-from whyformer.rules.vectors import VectorRules
-from whyformer.tape.streams import path_to
+from whyformer.rules.vectors import VectorRules, followed
 from whyformer.tape.walking import walk_forward
 
 __all__ = ["AttentionVectors", "Mixture", "Place", "SequenceVectors"]
@@ -106,6 +106,8 @@ class AttentionVectors:
         passed, places = self.passed, self._places(number)
         if places is None:
             raise self.task.refuse("no residual sum follows its attention", verdict="is not supported yet")
+        if place not in places:
+            raise self.task.refuse("the sum that follows its attention lies inside of a branch of its block")
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
             mixtures = self._mixtures(number, places.get("entry"), places["sum"], wanted)
@@ -131,7 +133,8 @@ class AttentionVectors:
         mixtures: dict[int, Mixture] = {}
         for first in range(0, keys, queries):
             rules = VectorRules(passed.whole.tape, passed.layout.rows, attention, behind, first)
-            walked = walk_forward(passed.program, rules.begin_block(entry), wanted, rules)
+            late = entry is None and passed.adds_rows(behind)
+            walked = walk_forward(passed.program, rules.begin_block(entry, late=late), wanted, rules)
             self.others[number] = not rules.is_whole(passed.program, behind)
             for n in wanted & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
@@ -149,22 +152,31 @@ class AttentionVectors:
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
     def _places(self, number: int) -> dict[str, int] | None:
-        """Return the numbers of an attention's input ("entry", left out if constant) and of the values at which its
-        vectors are taken; None if no residual sum follows."""
+        """Return the numbers of the vectors' residual ("entry", left out if constant or absent) and of the values at
+        which they are taken ("output" only if they are added on the path of the block); None if nothing is known."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
-        piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
-        constant = block.entry < 0 and piece.query is None
-        if constant:
-            behind = next((i for i, n in enumerate(path) if passed.adds_rows(n)), 0)
-        else:
-            before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
-            behind = 1 + max((i for i, n in enumerate(path) if n in before), default=0)
-        if not 0 < behind < len(path):
+        makers, path = passed.program.makers, passed.path(stream, block)
+        constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None
+        line, reached = followed(passed.program, passed.whole.tape, passed.attentions[number], block.exit)
+        added = [n for n in line if makers[n].kind == "add" and not reached.issuperset(makers[n].entries)]
+        added = added[-1:] or [n for n in line if constant and passed.adds_rows(n)][:1]
+        if added:
+            on_path = added[0] in path
+            line = path if on_path else line
+            entry = path[path.index(added[0]) - 1] if on_path else min(set(makers[added[0]].entries) - reached)
+        elif constant:
+            kinds = ("view", "layer", "scale", "shift")
+            plain = list(takewhile(lambda n: makers[n].kind in kinds, line[1:]))
+            added = [n for n in plain if passed.holds(n, stream)][-1:]
+        if not added:
             return None
-        first = passed.behind_norm(path, behind)
-        second = passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > behind else first
-        named = {"sum": path[behind], "norm": path[first], "output": path[second]}
-        return named if constant else {"entry": path[behind - 1], **named}
+        behind = line.index(added[0])
+        first = passed.behind_norm(line, behind)
+        second = passed.behind_norm(line, min(first + 1, len(line) - 1)) if first > behind else first
+        named = {"sum": added[0], "norm": line[first]}
+        if line is path:
+            named["output"] = line[second]
+        return named if constant else {"entry": entry, **named}
 
 
 class SequenceVectors(AttentionVectors):
