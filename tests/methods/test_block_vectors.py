@@ -132,6 +132,17 @@ def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
         torch.testing.assert_close(summed if mixture.constant is None else summed + mixture.constant, made)
 
 
+@pytest.mark.parametrize("name", list(ZOO))
+def test_lengths_key_by_key_are_those_of_the_vectors(name: str) -> None:
+    vectors = vectors_of(prepared(*build(name)).task(name="test"))
+    for block in vectors.blocks:
+        for place in ("sum", "norm"):
+            mixture, lengths = vectors.at(block, place), vectors.lengths(block, place)
+            assert lengths is not None
+            for one, other in ((mixture, lengths), (mixture.of_attention, lengths.of_attention)):
+                torch.testing.assert_close(one.norms(), other.norms(), rtol=1e-6, atol=1e-9)
+
+
 class Parallel(nn.Module):
     """Attention and MLP side by side, added to each other first: no state is the input plus what attention puts out."""
 

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
+from whyformer.explaining import open_model
+from whyformer.methods.maps.streams import begin
+from whyformer.methods.vectors.mixtures import AttentionVectors
 from zoo import randomise
 
 WIDTH, HEADS, PATCHES, LATENTS, WORDS, CLASSES = 12, 3, 5, 2, 4, 3
@@ -195,3 +198,27 @@ def test_the_patch_that_is_looked_at(way: str) -> None:
     inputs["x"][:, 3, 0] = 30
     model.tower.k.weight.data.zero_()
     assert scores_of("rollout", model, inputs, 0)["x"].argmax(1).tolist() == [3, 3]
+
+
+def test_norms_of_a_projector_without_a_sum() -> None:
+    """The learned vectors hand on nothing but what they read: no residual is part of what they mix."""
+    model, inputs = built("projector")
+    read: dict[Attend, tuple[Tensor, Tensor]] = {}
+    attentions = [model.tower, model.across, *model.language]
+    for attention in attentions:
+        attention.register_forward_hook(lambda m, args, out: read.__setitem__(m, args))
+    with torch.no_grad():
+        model(**inputs)
+    task = open_model(model.requires_grad_(False)).prepare(inputs).task(name="norm_attention", target=0)
+    passed = begin(task).passed
+    for number, attention in enumerate(attentions):
+        x, y = read[attention]
+        values, weight = attention.v(y).unflatten(-1, (HEADS, -1)), attention.out.weight.unflatten(1, (HEADS, -1))
+        parts = torch.einsum("bhij,bjhd,ohd->bijo", attention.map, values, weight)
+        if attention is not model.across:
+            parts = parts + torch.eye(x.shape[1]).double()[..., None] * x[:, :, None]
+        for place in ("sum", "norm"):
+            mixture = AttentionVectors(task, passed).at(number, place)
+            mixture = mixture if x is y else mixture.of_attention
+            torch.testing.assert_close(mixture.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    assert not AttentionVectors(task, passed).at(1, "norm").own_norms().any()

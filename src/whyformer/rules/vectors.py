@@ -17,15 +17,17 @@ from whyformer.rules.shares import ShareRules, Shares
 from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
+from whyformer.tape.streams import path_to
 from whyformer.tape.structure import Attention, Piece, occurrences
-from whyformer.tape.units import Unit
+from whyformer.tape.units import Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
 
-__all__ = ["VectorRules"]
+__all__ = ["KeyRules", "VectorRules", "followed"]
 
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
 _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
+_PRODUCTS = frozenset(("mm", "bmm", "matmul", "baddbmm", "addmm"))
 
 
 class VectorRules(ShareRules):
@@ -52,25 +54,26 @@ class VectorRules(ShareRules):
         self._left_out: set[int] = set()
         self._enters_late = False
 
-    def begin_block(self, entry: int | None) -> dict[int, Shares]:
+    def begin_block(self, entry: int | None, *, late: bool = False) -> dict[int, Shares]:
         """Return the initial shares: those of the products A·V, and of the input of the block.
 
         Args:
-            entry: number of the input of the block. None if it is a constant, which is then read off at the sum.
+            entry: number of the input of the block. None if it is a constant, or if there is none.
+            late: True if it is a constant, which is then read off at the sum.
 
         Raises:
             ModelError: it is unknown which value vector belongs to which row and head.
         """
-        self._enters_late = entry is None
+        self._enters_late = late
         start = dict[int, Shares]()
         if entry is not None:
             value = self.tape[entry]
-            nothing = value.new_zeros(self.attention.heads, *value.shape)
+            nothing = value.new_zeros(self.at_once - 1, *value.shape)
             start[entry] = Shares(torch.cat([nothing, value[None]]), is_late=True)
         count = torch.zeros(len(self.rows), dtype=torch.long)
         for piece in self.attention.pieces:
-            parts = self._by_heads(piece, count)
-            start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), is_late=True)
+            parts, rest = self._parts(piece, count)
+            start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), rest, is_late=True)
         return start
 
     def is_whole(self, program: Program, value: int) -> bool:
@@ -88,6 +91,8 @@ class VectorRules(ShareRules):
             self._left_out.update(unit.exits)
             return {}
         factor = self.factors[mixed[0]] if mixed else None
+        if unit.kind in _BRANCHES and len(mixed) == 1:  # the other branch is held constant, like a map
+            entries = {mixed[0]: entries[mixed[0]]}
         one_branch = unit.kind in _BRANCHES and len(entries) == 1
         if (unit.kind not in _FOLLOWED and not one_branch) or any(self.factors[e] is not factor for e in mixed):
             raise self._lost(unit)
@@ -144,15 +149,16 @@ class VectorRules(ShareRules):
         key_of[queries[:, : chunk.shape[1]]] = chunk
         return key_of
 
-    def _by_heads(self, piece: Piece, count: Tensor) -> Tensor:
-        """Return ``[H, ...]``, the value vectors of each head in the layout of A·V, as if each row attended to one key.
+    def _parts(self, piece: Piece, count: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return (``[H, ...]``, the value vectors of each head in the layout of A·V, as if each row attended to a key;
+        the part of no row, None for zero).
 
         Args:
             piece: a piece of the attention.
             count: ``[R]``, number of heads of each row in earlier pieces; those of this piece are added in place.
         """
         call = self.tape.maker[piece.product]
-        is_product = piece.value in call.operands and call.name in ("mm", "bmm", "matmul", "baddbmm", "addmm")
+        is_product = piece.value in call.operands and call.name in _PRODUCTS
         labels = [self.rows.labels.get(n, ()) for n in (piece.value, piece.product) if n is not None]
         if piece.value is not None and not labels[0]:  # constant value vectors belong to the keys of the map
             keys, shape = self.rows.labels[piece.map][-1][..., 0, :], self.tape.shapes[piece.value]
@@ -179,4 +185,77 @@ class VectorRules(ShareRules):
         heads = torch.arange(self.attention.heads)[:, None, None]
         parts = vectors * (head == heads)[..., None].to(value)
         shape = self.tape[piece.product].movedim(width, -1).shape
-        return parts.reshape(len(heads), *shape).movedim(-1, width)
+        return parts.reshape(len(heads), *shape).movedim(-1, width), None
+
+
+class KeyRules(VectorRules):
+    """The rule for the vectors α_ij v_j of some keys j of one attention, at all rows i. The sources are the keys, then
+    the input of the block.
+
+    It takes a walk for each few keys, but is exact for operations that differ between the rows, such as a gate computed
+    from row i, or that mix them, such as a convolution.
+
+    Args:
+        tape, rows, attention, residual: as for :class:`VectorRules`.
+        keys: ``[B, K]``, the row numbers of the keys.
+        constant: ``[R]``, True for rows that depend on no input, such as padding of the values.
+    """
+
+    def __init__(
+        self, tape: Tape, rows: Rows, attention: Attention, residual: int, keys: Tensor, constant: Tensor
+    ) -> None:
+        super().__init__(tape, rows, attention, residual)
+        self.keys, self.at_once = keys, keys.shape[1] + 1
+        count = keys.shape[1]  # stands for another key, −1 for no key
+        assert attention.keys is not None
+        self.source = torch.where(constant, -1, -2)
+        self.source[attention.keys] = count
+        self.source[keys] = torch.arange(count)
+
+    def _parts(self, piece: Piece, count: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return (``[K, ...]``, A·V with the values of one key; A·V with the values that belong to no row)."""
+        call = self.tape.maker[piece.product]
+        label = self.rows.labels.get(-1 if piece.value is None else piece.value, ())
+        is_product = piece.value in call.operands and call.name in _PRODUCTS
+        if piece.value is None or not is_product or len(label) != 1 or bool((self.source[label[0]] == -2).any()):
+            raise ModelError("the values that it mixes are not those of its rows")
+        value, index = self.tape[piece.value], call.results.index(piece.product)
+        key_of = self.source[label[0]].to(value.device)
+
+        def mixed(key: int | None) -> Tensor:
+            chosen = torch.zeros_like(value) if key is None else torch.where(key_of == key, value, 0)
+            return call([chosen if o == piece.value else self.tape[o] for o in call.operands])[index]
+
+        origin = mixed(None)
+        return torch.stack([mixed(key) - origin for key in range(self.keys.shape[1])]), mixed(-1)
+
+    def _normed(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
+        """Return (v − mean v) ⊙ γ / σ."""
+        return super(VectorRules, self)._normed(unit, entries)
+
+
+def followed(program: Program, tape: Tape, attention: Attention, end: int) -> tuple[list[int], set[int]]:
+    """Return (values through which all paths from an attention's products A·V to a later value pass, up to the first
+    unit through which vectors cannot be followed; all values on these paths).
+
+    Args:
+        program: the program of the pass.
+        tape: the pass.
+        attention: the attention.
+        end: number of the later value.
+    """
+    products = {p.product for p in attention.pieces}
+    reached, needed = set(products), {end}
+    units = [u for u in program.units if min(products) < u.exit <= end]
+    for unit in reversed(units):
+        needed.update(unit.entries if not needed.isdisjoint(unit.exits) else ())
+    first = end + 1
+    for unit in units:
+        branches = reached.intersection(unit.entries)
+        if branches and not needed.isdisjoint(unit.exits):
+            reached.update(unit.exits)
+            if unit.kind not in _FOLLOWED and not (unit.kind in _BRANCHES and len(branches) == 1):
+                first = min(first, unit.exit)
+    above = dominators(tape, reach(tape, products))
+    line = path_to(above, end) if end in reached else []
+    return [n for n in line if n in reached and n < first], reached

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from whyformer.errors import ModelError, UnknownOperation
+from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.attended import MapPass
 from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
-from whyformer.rules.vectors import VectorRules
-from whyformer.tape.streams import path_to
+from whyformer.rules.vectors import KeyRules, VectorRules, followed
 from whyformer.tape.walking import walk_forward
 
-__all__ = ["AttentionVectors", "Mixture", "Place", "SequenceVectors"]
+__all__ = ["AttentionVectors", "Lengths", "Mixture", "Place", "SequenceVectors"]
 
 Place = Literal["sum", "norm", "output"]
 """Where vectors are taken: at the residual sum of attention, after a norm that follows it, or after the second such
 norm, without the MLP."""
+
+_KEYS = 16  # keys whose vectors are computed in one walk
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,44 @@ class Mixture:
         return summed if self.constant is None else summed + self.constant
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of the vectors of a mixture in which f_h also depends on the row i, computed key by key.
+
+    Attributes:
+        square: ‖α_ij f(x_j)‖² ``[B, N, M]``.
+        inner: ⟨α_ij f(x_j), x_i⟩ ``[B, N, M]``.
+        residual: ‖x_i‖ ``[B, N]``, or None.
+    """
+
+    square: Tensor
+    inner: Tensor
+    residual: Tensor | None
+
+    @property
+    def of_attention(self) -> Lengths:
+        """The lengths without the residual."""
+        return replace(self, residual=None)
+
+    def of_keys(self, same: Tensor) -> Lengths:
+        """Return the lengths of some of the keys, as :meth:`Mixture.of_keys`."""
+        same = same.to(self.square)
+        return replace(self, square=self.square @ same, inner=self.inner @ same)
+
+    def own_norms(self) -> Tensor:
+        """Return ‖x_i‖, ``[B, N]``."""
+        assert self.residual is not None
+        return self.residual
+
+    def norms(self) -> Tensor:
+        """Return ‖v_ij‖, ``[B, N, M]``."""
+        square = self.square
+        if self.residual is not None:
+            inner = torch.diagonal(self.inner, dim1=-2, dim2=-1)
+            square = square + torch.diag_embed(2 * inner + self.residual.square())
+        return square.clamp(min=0).sqrt()
+
+
 class AttentionVectors:
     """The vectors of the attentions of a recorded pass, by index."""
 
@@ -103,24 +143,82 @@ class AttentionVectors:
         Raises:
             MethodNotApplicable: its vectors are unknown.
         """
-        passed, places = self.passed, self._places(number)
-        if places is None:
-            raise self.task.refuse("no residual sum follows its attention", verdict="is not supported yet")
+        places = self._wanted(number, place)
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
             mixtures = self._mixtures(number, places.get("entry"), places["sum"], wanted)
-            value = places[first]
-            state = passed.features_of(passed.block_of(number)[0], value, passed.whole.tape[value])
+            state = self._state(number, places[first])
         except (UnknownOperation, ModelError) as error:
             raise self.task.refuse(f"the vectors of its attention are unknown: {error}") from error
         finally:
-            passed.release()
+            self.passed.release()
         if mixtures.keys() != wanted or not self.task.same_rows(mixtures[places[first]].total(), state):
             raise self.task.refuse(
                 "the output of its attention is changed between the projection and the residual sum, in a way that "
                 "these vectors do not capture"
             )
         return mixtures[places[place]]
+
+    def lengths_at(self, number: int, place: Place) -> Mixture | Lengths:
+        """Return the mixture of an attention at the sum or the norm; its lengths if an operation after the attention
+        differs between rows.
+
+        Raises:
+            MethodNotApplicable: both are unknown.
+        """
+        try:
+            return self.at(number, place)
+        except MethodNotApplicable:
+            lengths = self.lengths(number, place)
+            if lengths is None:
+                raise
+            return lengths
+
+    def _wanted(self, number: int, place: Place) -> dict[str, int]:
+        """Return :meth:`_places`, which include a place."""
+        places = self._places(number)
+        if places is None:
+            raise self.task.refuse("no single residual sum follows its attention", verdict="is not supported yet")
+        if place not in places:
+            raise self.task.refuse("the sum that follows its attention lies inside of a branch of its block")
+        return places
+
+    def _state(self, number: int, value: int) -> Tensor:
+        """Return a value ``[B, N, D]`` of the rows of an attention's stream."""
+        return self.passed.features_of(self.passed.block_of(number)[0], value, self.passed.whole.tape[value])
+
+    def lengths(self, number: int, place: Place) -> Lengths | None:
+        """Return the lengths of an attention at a place, by a walk for each few keys; None if they are unknown."""
+        passed, attention, places = self.passed, self.passed.attentions[number], self._wanted(number, place)
+        entry = places.get("entry")
+        (stream, _), behind, n = passed.block_of(number), places["sum"], places[place]
+        assert attention.keys is not None
+        rows = passed.layout.rows
+        constant = torch.tensor([not f.source for f in rows.families])[rows.family]
+        for queries in (a.queries for a in passed.layout.attentions if a.queries is not None):
+            constant[queries] = False
+        late, square, inner = entry is None and passed.adds_rows(behind), list[Tensor](), list[Tensor]()
+        rest: Tensor | None = None
+        try:
+            total = torch.zeros_like(state := self._state(number, n))
+            for keys in attention.keys.split(_KEYS, 1):
+                rules = KeyRules(passed.whole.tape, rows, attention, behind, keys, constant)
+                shares = walk_forward(passed.program, rules.begin_block(entry, late=late), {n}, rules).get(n)
+                if shares is None:
+                    return None
+                *parts, residual = (passed.features_of(stream, n, part) for part in shares.parts)
+                square.append(torch.stack([part.square().sum(-1) for part in parts], -1))
+                inner.append(torch.stack([(part * residual).sum(-1) for part in parts], -1))
+                total += torch.stack(parts).sum(0)
+                rest = shares.rest
+        except (UnknownOperation, ModelError):
+            return None
+        finally:
+            passed.release()
+        total = total + residual + (0 if rest is None else passed.features_of(stream, n, rest))
+        if not self.task.same_rows(total, state):
+            return None
+        return Lengths(torch.cat(square, -1), torch.cat(inner, -1), residual.norm(dim=-1))
 
     def _mixtures(self, number: int, entry: int | None, behind: int, wanted: set[int]) -> dict[int, Mixture]:
         """Return the mixtures at some values, computed for as many keys at a time as there are queries."""
@@ -131,7 +229,8 @@ class AttentionVectors:
         mixtures: dict[int, Mixture] = {}
         for first in range(0, keys, queries):
             rules = VectorRules(passed.whole.tape, passed.layout.rows, attention, behind, first)
-            walked = walk_forward(passed.program, rules.begin_block(entry), wanted, rules)
+            late = entry is None and passed.adds_rows(behind)
+            walked = walk_forward(passed.program, rules.begin_block(entry, late=late), wanted, rules)
             self.others[number] = not rules.is_whole(passed.program, behind)
             for n in wanted & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
@@ -149,22 +248,31 @@ class AttentionVectors:
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
     def _places(self, number: int) -> dict[str, int] | None:
-        """Return the numbers of an attention's input ("entry", left out if constant) and of the values at which its
-        vectors are taken; None if no residual sum follows."""
+        """Return the numbers of the vectors' residual ("entry", left out if constant or absent) and of the values at
+        which they are taken ("output" only if they are added on the path of the block); None if nothing is known."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
-        piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
-        constant = block.entry < 0 and piece.query is None
-        if constant:
-            behind = next((i for i, n in enumerate(path) if passed.adds_rows(n)), 0)
-        else:
-            before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
-            behind = 1 + max((i for i, n in enumerate(path) if n in before), default=0)
-        if not 0 < behind < len(path):
+        makers, path = passed.program.makers, passed.path(stream, block)
+        constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None
+        line, reached = followed(passed.program, passed.whole.tape, passed.attentions[number], block.exit)
+        added = [n for n in line if makers[n].kind == "add" and not reached.issuperset(makers[n].entries)]
+        if len(added) > 1 and added[-1] not in path:  # which of these sums adds the residual is unknown
             return None
-        first = passed.behind_norm(path, behind)
-        second = passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > behind else first
-        named = {"sum": path[behind], "norm": path[first], "output": path[second]}
-        return named if constant else {"entry": path[behind - 1], **named}
+        named = dict[str, int]()
+        if added:
+            place = path.index(added[-1]) if added[-1] in path else 0
+            line = path if place else line
+            named["entry"] = path[place - 1] if place else min(set(makers[added[-1]].entries) - reached)
+        elif constant:
+            kinds = ("view", "layer", "scale", "shift")
+            plain = takewhile(lambda n: makers[n].kind in kinds, line[1:])
+            added = [n for n in line if passed.adds_rows(n)][:1] or [n for n in plain if passed.holds(n, stream)][-1:]
+            line = path if added and added[0] in path else line
+        if not added:
+            return None
+        behind = line.index(added[-1])
+        first = passed.behind_norm(line, behind)
+        second = passed.behind_norm(line, min(first + 1, len(line) - 1)) if first > behind else first
+        return {**named, "sum": added[-1], "norm": line[first], **({"output": line[second]} if line is path else {})}
 
 
 class SequenceVectors(AttentionVectors):

@@ -15,7 +15,7 @@ from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, SequenceVectors
+from whyformer.methods.vectors.mixtures import AttentionVectors, Lengths, Mixture, Place, SequenceVectors
 
 Scope = Literal["heads", "attention", "residual", "norm"]
 
@@ -32,6 +32,8 @@ def norm_attention(
     """‖v_ij‖ of every block, rolled out over the blocks (rows divided by their sums), readout row.
 
     In cross-attention, v_ij is the contribution of row j of the other stream to row i, and v_ii = x_i the residual.
+    A gate of row i behind the attention is held constant like the map, so that f depends on i: then each few tokens j
+    take a pass through the operations behind the attention, and "heads" is not available.
 
     Args:
         scope: terms of v_ij. "heads": each head's ‖α^h_ij f_h(x_j)‖, fused by ``aggregation``; "attention":
@@ -51,9 +53,8 @@ def norm_attention(
     how = how.within(task.blocks())
     vectors, maps = vectors_of(task), dict[int, Tensor]()
     for index in filter(how.wants, vectors.blocks):
-        mixture = vectors.at(index, "norm" if scope == "norm" else "sum")
-        mixture = mixture if has_residual else mixture.of_attention
-        fused = how.fuse(mixture.by_heads()) if scope == "heads" else mixture.norms()
+        mixture = _mixture(vectors, index, scope)
+        fused = _norms(mixture, scope, how, has_residual)
         maps[index] = fused / fused.sum(-1, keepdim=True) if has_residual and block is None else fused
     values = how.reduce(task.global_maps(maps), vectors.row, task.inputs.row_mask)
     return Scores(values, vectors.logits)
@@ -70,7 +71,7 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
     for number in sorted(chosen):
         queries, depth = several.attentions[number].queries, several.attentions[number].depth
-        mixed = vectors.at(number, "norm" if scope == "norm" else "sum")
+        mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
         sides = several.passed.looked_at[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
@@ -88,11 +89,17 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
 
 
-def _norms(mixture: Mixture, scope: Scope, how: Aggregation, to_itself: bool) -> Tensor:
+def _mixture(vectors: AttentionVectors, number: int, scope: Scope) -> Mixture | Lengths:
+    """Return the mixture of an attention, or its lengths, which are not those of the heads."""
+    place: Place = "norm" if scope == "norm" else "sum"
+    return vectors.at(number, place) if scope == "heads" else vectors.lengths_at(number, place)
+
+
+def _norms(mixture: Mixture | Lengths, scope: Scope, how: Aggregation, has_residual: bool) -> Tensor:
     """Return the norms ``[B, Q, K]`` of a mixture, with its residual if its rows attend to themselves."""
-    if scope == "heads":
+    if scope == "heads" and isinstance(mixture, Mixture):
         return how.fuse(mixture.by_heads())
-    return (mixture if to_itself else mixture.of_attention).norms()
+    return (mixture if has_residual else mixture.of_attention).norms()
 
 
 def vectors_of(task: Task) -> SequenceVectors:
