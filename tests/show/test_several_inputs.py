@@ -71,7 +71,7 @@ def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
             assert label in re.sub(r"<wbr>", "", view), (name, label)
     file = tmp_path / "explained.json"
     file.write_text(json.dumps(explained.to_dict()))
-    saved = reading._printed(json.loads(file.read_text()), file, "explained")
+    saved = reading.read([file], tmp_path / "report.html", lambda files, *_: files).saved
     assert [words.method_name(one.e).split(" · ")[1] for one in saved] == labels(explained)
 
 

@@ -22,6 +22,7 @@ import jsonschema
 import pytest
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 import whyformer
 from waiting import HANG, wait_for
@@ -29,14 +30,7 @@ from whyformer.apps import http
 from whyformer.apps.cli.schema import make_schema
 from whyformer.apps.server import Limits, batching
 from whyformer.apps.server.app import build
-from whyformer.apps.server.batching import (
-    Batcher,
-    CancelOnDisconnect,
-    DeadlineExceeded,
-    PendingRequest,
-    QueueFull,
-    RequestError,
-)
+from whyformer.apps.server.batching import Batcher, PendingRequest, while_awaited
 from whyformer.apps.server.serving import require_key_if_public
 from whyformer.errors import InputError
 from whyformer.explainer import Explainer
@@ -256,11 +250,11 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
-    batcher = Batcher(sst2, 1, 0.001, 2)
+    batcher = Batcher(sst2, limits(batch=1, queue=2))
     answers = [batcher.submit(waiting())]
     assert begun.wait(HANG)
     answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
-    with pytest.raises(QueueFull):
+    with pytest.raises(HTTPException, match="429"):
         batcher.submit(waiting())
     answers[1].cancel()  # whoever waited for it is gone, and leaves room
     answers.append(batcher.submit(waiting("film 2")))
@@ -272,18 +266,18 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
     assert answers[3].result(HANG).texts == ["film 2"]
     closing.join(HANG)
     assert answers[1].cancelled()
-    with pytest.raises(QueueFull):
+    with pytest.raises(HTTPException, match="429"):
         batcher.submit(waiting())
 
 
 def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
-    batcher, looks = Batcher(sst2, 4, 0.001, 8), itertools.count()
+    batcher, looks = Batcher(sst2, limits()), itertools.count()
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # a clock that goes on when it is read
     late = batcher.submit(PendingRequest("a film", "integrated_gradients", {"steps": 1000}, None, deadline=0))
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TimeoutError):
         late.result(HANG)
     assert next(looks) == 2  # after the first step, and none was taken after it
-    with pytest.raises(RequestError, match="the text is empty"):
+    with pytest.raises(HTTPException, match="the text is empty"):
         batcher.submit(waiting(" ")).result(HANG)
     assert batcher.submit(waiting()).result(HANG).method == "gae"  # and the thread lives
     batcher.close()
@@ -291,12 +285,12 @@ def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
 
 def test_work_that_nobody_waits_for_ends_at_its_next_step():
     both = [waiting(), waiting()]
-    steps = CancelOnDisconnect(both)(range(9))
+    steps = while_awaited(both, range(9))
     assert next(steps) == 0
     both[0].answer.cancel()
     assert next(steps) == 1
     both[1].answer.cancel()
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TimeoutError):
         next(steps)
 
 
@@ -311,7 +305,7 @@ def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatc
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
-    batcher = Batcher(sst2, 3, HANG, 8)
+    batcher = Batcher(sst2, limits(batch=3, wait=HANG))
     first, second, third = (batcher.submit(waiting(m, method=m)) for m in ("gae", "rollout", "saliency"))
     assert begun.wait(HANG)
     second.cancel()

@@ -1,4 +1,4 @@
-"""The benchmarks of a report: each read and put into its template at once, so that one that does not fit is told."""
+"""Benchmarks and other results with tables, as sections of a report."""
 
 from __future__ import annotations
 
@@ -6,100 +6,123 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from markupsafe import Markup
 
 from whyformer.apps.report.models import title
 from whyformer.apps.report.pictures import drawing
-from whyformer.errors import InputError, LoadError
 from whyformer.explanation.schemas import HeldBenchmark, checked
 from whyformer.show.html import render
 from whyformer.show.words import figure_of
 
-FILES = ("report.json", "table.md", "table.csv", "curves.png", "records.jsonl")
-_KINDS = ["scored", "failed", "constant", "nan"]
-_FIGURES = ("measured", "low", "high", "published")
+FILES = ("table.md", "table.csv", "curves.png", "records.jsonl")
+"""Files of a benchmark beside its report.json."""
+_COUNTS = ["scored", "failed", "constant", "nan"]
+
+Cell = tuple[float | None, float | None, float | None, float | None]
+"""A measured value, the ends of its interval, and the published value."""
 
 
 @dataclass(frozen=True)
 class BenchmarkSection:
-    """A benchmark in HTML, with the names of its model and of the packages that made it where these are stated; of kind
-    "data set" and "drift", what a job's folder says."""
+    """A section in HTML.
+
+    Attributes:
+        html: the section.
+        model: name of the model; empty if it is not stored.
+        versions: versions of the packages; empty if they are not stored.
+        kind: "benchmark", or "data set" and "drift" for the folder of a job.
+    """
 
     html: Markup
     model: str
     versions: str
-    kind: str = "benchmark"
+    kind: str
 
 
-def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> BenchmarkSection:
-    """A ``report.json`` with the curves and records beside it; printed with --json, it stands alone.
+def section(
+    kind: str, file: str, conventions: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], remarks: Sequence[str],
+    **facts: Any,
+) -> BenchmarkSection:  # fmt: skip
+    """Render a section.
 
-    Raises:
-        LoadError: its values are not those of a benchmark.
+    Args:
+        kind: see :class:`BenchmarkSection`.
+        file: the file or folder that it was read from.
+        conventions: how the values were measured, with "model" and "versions".
+        tables: title, corner, columns, rows (name, cells), digits and note of each table.
+        remarks: notes for the reader.
+        facts: other variables of the template.
     """
-    try:
-        checked(HeldBenchmark, facts, "the report")
-    except InputError as error:
-        raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
-    alone = path.name != "report.json"
-    curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
-    drawn = curves.read_bytes() if not alone and curves.is_file() else None
-    return rendered(facts, file, drawn, _errors(records) if not alone and records.is_file() else [])
-
-
-def rendered(
-    facts: dict[str, Any], file: str, drawn: bytes | None = None, errors: Sequence[str] = (), kind: str = "benchmark"
-) -> BenchmarkSection:
-    """The facts of a benchmark in its template.
-
-    Raises:
-        LoadError: the values are not those of a benchmark.
-    """
-    try:
-        model, versions = (str(facts["conventions"].get(key, "")) for key in ("model", "versions"))
-        html = render(
-            "report/benchmark.html", facts=facts, file=file, model=title(model), kinds=_KINDS, written=_written,
-            figures={(f["table"], f["row"], f["column"]): f for f in facts["figures"]},
-            curves=None if drawn is None else drawing(drawn), drawn=drawn is not None, errors=errors, kind=kind,
-        )  # fmt: skip
-    except (TypeError, KeyError, AttributeError, ValueError, TemplateError) as error:
-        raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
+    model, versions = (str(conventions.get(key, "")) for key in ("model", "versions"))
+    html = render(
+        "report/benchmark.html", kind=kind, file=file, conventions=conventions, tables=tables, remarks=remarks,
+        model=title(model), written=_written, kinds=_COUNTS,
+        **{"name": kind, "counts": {}, "curves": None, "pictures": [], "errors": [], **facts},
+    )  # fmt: skip
     return BenchmarkSection(Markup(html), model, versions, kind)
 
 
-def read_table(path: Path, file: str) -> BenchmarkSection | None:
-    """A ``table.csv`` without its ``report.json``; None if it is no benchmark's."""
+def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> BenchmarkSection:
+    """Return the section of a ``report.json`` with the curves and records beside it, or of what --json printed.
+
+    Raises:
+        InputError: the values are not those of a benchmark.
+    """
+    report = checked(HeldBenchmark, facts, "the report")
+    cells = {(f.table, f.row, f.column): (f.measured, f.low, f.high, f.published) for f in report.figures}
+    tables = [
+        {**dict(t), "rows": [(row, [cells.get((t.table, row, column)) for column in t.columns]) for row in t.rows]}
+        for t in report.tables
+    ]
+    curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
+    beside = path.name == "report.json"
+    drawn = {}
+    if beside and curves.is_file():
+        lines = dict.fromkeys(line for panel in report.curves.values() for line in panel)
+        drawn["curves"] = {"picture": drawing(curves.read_bytes()), "panels": list(report.curves), "lines": list(lines)}
+    errors = _errors(records) if beside and records.is_file() else []
+    incomplete = any(count.get(kind) for count in report.counts.values() for kind in _COUNTS[1:])
+    return section(
+        "benchmark", file, report.conventions, tables, report.remarks,
+        name=report.benchmark, counts=report.counts if incomplete else {}, errors=errors, **drawn,
+    )  # fmt: skip
+
+
+def facts_of_table(path: Path) -> dict[str, Any] | None:
+    """Return the values of a benchmark as far as its ``table.csv`` holds them; None for other tables."""
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in _FIGURES}} for row in rows]
-        cells = [(f["table"], f["row"], f["column"]) for f in figures]
+        numbers = ("measured", "low", "high", "published")
+        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in numbers}} for row in rows]
+        cells = [(row["table"], row["row"], row["column"]) for row in rows]
     except (ValueError, KeyError, TypeError, csv.Error):
         return None
     tables = [
-        {"table": name, "title": name, "digits": None, "note": "", "corner": "",
-         "rows": list(dict.fromkeys(row for table, row, _ in cells if table == name)),
-         "columns": list(dict.fromkeys(column for table, _, column in cells if table == name))}
+        {
+            "table": name,
+            "title": name,
+            "rows": list(dict.fromkeys(row for table, row, _ in cells if table == name)),
+            "columns": list(dict.fromkeys(column for table, _, column in cells if table == name)),
+        }
         for name in dict.fromkeys(table for table, _, _ in cells)
-    ]  # fmt: skip
+    ]
     remark = "Only table.csv was found: the conventions behind these figures are in report.json."
-    facts = {"benchmark": path.parent.name or "table", "figures": figures, "tables": tables, "remarks": [remark],
-             "conventions": {}, "counts": {}, "curves": {}}  # fmt: skip
-    return read_benchmark(path, file, facts) if figures else None
+    facts = {"benchmark": path.parent.name or "table", "figures": figures, "tables": tables, "remarks": [remark]}
+    return {**facts, "conventions": {}, "counts": {}, "curves": {}} if figures else None
 
 
 def _written(value: float | None, digits: int | None) -> str | None:
-    """A figure of a table, in so many digits behind the point."""
+    """Return a value with ``digits`` digits after the point."""
     return None if value is None else figure_of(value) if digits is None else f"{value:.{min(digits, 12)}f}"
 
 
 def _errors(records: Path) -> list[str]:
-    """The first errors in a benchmark's records, each once with its number."""
+    """Return the first five errors in the records of a benchmark, each with its number of records."""
     errors: Counter[str] = Counter()
     count = 0
     for line in records.read_bytes().splitlines():
@@ -109,6 +132,6 @@ def _errors(records: Path) -> list[str]:
             if "error" in record:
                 errors[f"{record['configuration']}: {record['error']}"] += 1
         except (ValueError, KeyError, TypeError):
-            continue  # the line that was being written when a run was killed
-    said = [f"{message} ({number} of {count} records)" for message, number in errors.items()]
-    return said if len(said) <= 5 else [*said[:5], f"and {len(said) - 5} other errors in records.jsonl"]
+            continue  # a kill may truncate the last line
+    listed = [f"{message} ({number} of {count} records)" for message, number in errors.items()]
+    return listed if len(listed) <= 5 else [*listed[:5], f"and {len(listed) - 5} other errors in records.jsonl"]

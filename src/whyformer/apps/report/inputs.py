@@ -1,14 +1,13 @@
-"""The explanations of a report: its inputs, each with all their maps, and what is written of a map."""
+"""The explanations of a report, grouped by their inputs."""
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.report.models import title
-from whyformer.apps.report.reading import Saved
 from whyformer.show.layout import input_of, method_names
 from whyformer.show.words import figure_of, measured, short, target_name
 
@@ -19,77 +18,86 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One map of an input.
+class SavedMap:
+    """An explanation of one sample.
 
     Attributes:
-        id: its anchor. label: the method, with the settings in which maps of this input differ.
+        e: the explanation.
+        title: name of the input.
+        file: where it was found; several lines if several files hold it.
+        versions: versions of the packages that made it.
+        id: its anchor on the page.
+        label: the method, with the settings in which maps of this input differ.
     """
 
-    id: str
-    label: str
-    source: Saved
-
-    @property
-    def e(self) -> Explanation:
-        return self.source.e
+    e: Explanation
+    title: str
+    file: str
+    versions: dict[str, str]
+    id: str = ""
+    label: str = ""
 
     @property
     def model(self) -> str:
+        """Name of the model."""
         return title(self.e.model or "unnamed model")
 
     @property
     def diagnostics(self) -> str:
-        """What was measured of the run; its warnings, and how far it may be believed, stand under the map."""
-        said = {k: v for k, v in self.e.diagnostics.items() if k not in ("warnings", "class_specific", "trust")}
-        return "; ".join(f"{k}: {_brief(v)}" for k, v in said.items()) or "none"
+        """Diagnostics in words, without warnings and the faithfulness check, which are under the map."""
+        under = ("warnings", "class_specific", "trust")
+        return "; ".join(f"{k}: {_brief(v)}" for k, v in self.e.diagnostics.items() if k not in under) or "none"
 
 
-@dataclass
+@dataclass(frozen=True)
 class InputSection:
-    """One picture or sentence, as one model sees it, with all its maps."""
+    """A picture or a sentence with all maps of one model."""
 
     number: int
     title: str
-    maps: list[Shown]
+    maps: list[SavedMap]
 
     @property
     def first(self) -> Explanation:
+        """The first explanation."""
         return self.maps[0].e
 
     @property
     def files(self) -> str:
-        """Where its maps were found."""
-        found = list(dict.fromkeys(file for m in self.maps for file in m.source.file.split("\n")))
-        return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more"
+        """The first file that a map was found in, and the number of the others."""
+        first, *others = dict.fromkeys(file for one in self.maps for file in one.file.split("\n"))
+        return f"{first} and {len(others)} more" if others else first
 
-    def searched(self, shown: Shown) -> str:
-        """The words by which the page's script finds a map."""
-        predicted, target = self.first.top(0, 1)[0][1], target_name(shown.e)
-        said = (self.title, shown.source.file, shown.label, target, predicted, shown.model, *(self.first.texts or ()))
-        return " ".join(" ".join(said).casefold().split())
+    def searched(self, one: SavedMap) -> str:
+        """Return the words by which the page's script finds a map."""
+        predicted = self.first.top(0, 1)[0][1]
+        words = (self.title, one.file, one.label, target_name(one.e), predicted, one.model, *(self.first.texts or ()))
+        return " ".join(" ".join(words).casefold().split())
 
 
-def once(saved: Sequence[Saved]) -> list[Saved]:
-    """Each map once, with all files that hold it: the same input, method, settings, target and scores.
+def once(saved: Sequence[SavedMap]) -> list[SavedMap]:
+    """Return each map once, with all files that hold it: same input, method, settings, target and scores.
 
-    A map that speaks of no class may have been saved with each of several classes. Of two the one that was measured
-    stays. Scores that differ by more than 1e-3 of the largest are two maps: other weights, or another version.
+    A map that does not depend on the class may have been saved with each of several classes. Of two equal maps, one
+    with a faithfulness check is preferred. Scores that differ by more than 1e-3 of the largest score are two maps:
+    those of other weights or of another version.
     """
-    groups: dict[Hashable, list[Saved]] = {}
+    groups: dict[Hashable, list[int]] = {}
+    maps: list[SavedMap] = []
     for one in saved:
         e = one.e
         key = (e.model, input_of(e), e.input, method_names([e])[0], e.method, str(e.settings), target_name(e))
-        same = groups.setdefault(key, [])
-        found = next((k for k, other in enumerate(same) if _alike(e, other.e)), None)
-        if found is None:
-            same.append(one)
+        group = groups.setdefault(key, [])
+        same = next((place for place in group if _alike(e, maps[place].e)), None)
+        if same is None:
+            group.append(len(maps))
+            maps.append(one)
             continue
-        kept = one if measured(e) and not measured(same[found].e) else same[found]
-        files = dict.fromkeys([*same[found].file.split("\n"), one.file])
-        same[found] = replace(kept, title=same[found].title, file="\n".join(files))
-    order = {id(one.e): place for place, one in enumerate(saved)}
-    return sorted((one for same in groups.values() for one in same), key=lambda one: order[id(one.e)])
+        other = maps[same]
+        preferred = one if measured(e) and not measured(other.e) else other
+        files = dict.fromkeys([*other.file.split("\n"), one.file])
+        maps[same] = replace(preferred, title=other.title, file="\n".join(files))
+    return maps
 
 
 def _alike(a: Explanation, b: Explanation) -> bool:
@@ -99,30 +107,30 @@ def _alike(a: Explanation, b: Explanation) -> bool:
     return float((a.scores.double() - b.scores.double()).abs().max()) <= 1e-3 * most
 
 
-def inputs_of(saved: Sequence[Saved]) -> list[InputSection]:
-    """Maps sorted by model and input, each in order of appearance."""
-    groups: dict[Hashable, list[Saved]] = {}
+def inputs_of(saved: Sequence[SavedMap]) -> list[InputSection]:
+    """Group maps by model and input, in order of appearance."""
+    groups: dict[Hashable, list[SavedMap]] = {}
     for one in saved:
         groups.setdefault((one.e.model, input_of(one.e)), []).append(one)
-    made = []
+    sections = []
     for number, group in enumerate(groups.values(), 1):
-        labelled = zip(method_names([one.e for one in group]), group, strict=True)
-        shown = [Shown(f"i{number}-{k}", label, one) for k, (label, one) in enumerate(labelled, 1)]
-        made.append(InputSection(number, _title(group), shown))
-    return made
+        labels = method_names([one.e for one in group])
+        maps = [replace(one, id=f"i{number}-{k}", label=labels[k - 1]) for k, one in enumerate(group, 1)]
+        sections.append(InputSection(number, _title(group), maps))
+    return sections
 
 
-def _title(group: Sequence[Saved]) -> str:
-    """The sentence, or what the names of the maps' files begin with."""
+def _title(group: Sequence[SavedMap]) -> str:
+    """Return the sentence, or the beginning that the names of the maps' files share."""
     first = group[0]
     if first.e.texts is not None:
         return short(" ".join(first.e.texts[0].split()), 90)
-    shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*(m.title for m in group), strict=False))
-    return "".join(letters[0] for letters in shared).rstrip("-_., ") or first.title
+    shared = os.path.commonprefix([one.title for one in group])  # noqa: RUF071 - not a path
+    return shared.rstrip("-_., ") or first.title
 
 
 def _brief(value: Any) -> str:
-    """A figure in four digits; of a list only its beginning."""
+    """Return a number in four digits, or the beginning of a list."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {_brief(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

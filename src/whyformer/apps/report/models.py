@@ -1,6 +1,6 @@
-"""The models and the versions behind a report, by what explanations, answers and benchmarks stored when they were made.
+"""The models and the versions behind a report, as the results store them.
 
-No file of a model is looked for: a report is the same on every machine.
+No file of a model is read, so a report is the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from whyformer.show.words import visible
 
 if TYPE_CHECKING:
     from whyformer.apps.report.benchmarks import BenchmarkSection
-    from whyformer.apps.report.reading import Answer, Saved
+    from whyformer.apps.report.inputs import SavedMap
+    from whyformer.apps.report.reading import SavedAnswer
 
 
 @dataclass
 class Model:
-    """What is known of a model; empty or None where nothing in the report stored it.
+    """A model as far as the results describe it.
 
     Attributes:
-        inputs: kinds of inputs, such as "picture 224 x 224". classes: their names, in the model's order.
-        outputs: how many it has. maps: how many maps and answers there are of it.
+        title: its name.
+        inputs: kinds of inputs, such as "picture 224 x 224".
+        classes: names of the classes, in the model's order.
+        outputs: number of outputs.
+        maps: number of maps and answers of it.
     """
 
     title: str
@@ -35,14 +39,14 @@ class Model:
 
 
 def title(name: str) -> str:
-    """What a model is called in a report that others may read: of a folder's path only its last part."""
+    """Return the name of a model in a report that others may read: the last part of a folder's path."""
     return visible(Path(name).name if Path(name).is_absolute() else name)
 
 
 def models(
-    saved: Sequence[Saved], benchmarks: Sequence[BenchmarkSection], answers: Sequence[Answer] = ()
+    saved: Sequence[SavedMap], benchmarks: Sequence[BenchmarkSection], answers: Sequence[SavedAnswer] = ()
 ) -> list[Model]:
-    """Each model of the explanations, the answers (whose labels are words, not classes) and the benchmarks."""
+    """Return each model of the explanations, the answers (whose labels are words, not classes) and the benchmarks."""
     found: dict[str, Model] = {}
 
     def of(name: str | None) -> Model | None:
@@ -63,19 +67,19 @@ def models(
     return list(found.values())
 
 
-def _input(one: Saved) -> str:
+def _input(one: SavedMap) -> str:
     e = one.e
     if e.level == "token":
         return "text" if e.texts is not None else "tokens"
     return "picture" if e.image_size is None else f"picture {e.image_size[0]} × {e.image_size[1]}"
 
 
-def versions_of(saved: Sequence[Saved | Answer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
-    """The versions that made the explanations; a benchmark's stand among its conventions."""
+def versions_of(saved: Sequence[SavedMap | SavedAnswer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
+    """Return the versions that made the results; those of a benchmark are also among its conventions."""
     found = Counter(
         ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
     )
     for benchmark in benchmarks:
         if benchmark.versions:
             found[benchmark.versions] += 0
-    return [f"{said}{f' ({count} maps)' if count else ' (benchmarks)'}" for said, count in found.items()]
+    return [f"{text}{f' ({count} maps)' if count else ' (benchmarks)'}" for text, count in found.items()]

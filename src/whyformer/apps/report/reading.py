@@ -1,69 +1,64 @@
-"""Find and read what a report is made of: saved explanations and the folders of benchmarks, in any mixture."""
+"""Find and read the results of a report: explanations, answers, benchmarks and the folders of jobs, in any mixture."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
+from markupsafe import Markup
 from safetensors import SafetensorError, safe_open
 
-from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, read_benchmark, read_table
-from whyformer.apps.report.jobs import MANIFEST, JobSection, drift, pairs, read_job, summary
+from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, facts_of_table, read_benchmark
+from whyformer.apps.report.inputs import SavedMap, once
+from whyformer.apps.report.jobs import MANIFEST, JobFolder, drifts, summary
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
-from whyformer.errors import InputError, LoadError, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
+from whyformer.show import painting
+from whyformer.show.html import curves
+from whyformer.show.html.answer import card
 from whyformer.show.layout import by_input
-from whyformer.show.words import short
+from whyformer.show.words import measured, remarks, short, words
 
 Track = Callable[..., Iterable[Any]]
 
 _MOST_BYTES = 256 * 2**20
-_BESIDES = {".png", ".svg", ".pdf", ".html", ".json"}
-"""What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
-_SAID = {"matrix", "pieces", "explained"}
-"""What :meth:`Generation.to_dict` gives, beside others."""
+_BESIDE = {".png", ".svg", ".pdf", ".html", ".json"}
+"""Suffixes of files that commands write beside a saved explanation of the same name."""
 _MARKS = (
     b"Software\0whyformer", b"<dc:title>whyformer</dc:title>", b"/Creator (whyformer)",
     b'name="generator" content="whyformer',
 )  # fmt: skip
-"""What they write into these, so that one is known by itself."""
+"""Marks of whyformer in these files."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One explanation of one sample.
+class SavedAnswer:
+    """A generated text with its explanation.
 
     Attributes:
-        title: what the input is called.
-        file: where it was found, below what was asked for, a line for each place.
-        versions: of the packages that made it.
+        g: the answer.
+        title: its beginning.
+        file: where it was found.
+        versions: versions of the packages that made it.
+        card: its drawing.
     """
-
-    e: Explanation
-    title: str
-    file: str
-    versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One generated text with its explanation; ``card``: its drawing, once there is one; the rest as in
-    :class:`Saved`."""
 
     g: Generation
     title: str
     file: str
     versions: dict[str, str]
-    card: str = ""
+    card: Markup
 
 
 @dataclass(frozen=True)
@@ -75,91 +70,88 @@ class Skipped:
     damaged: bool = False
 
 
+class _OtherFile(Exception):  # noqa: N818
+    """A file of another kind; the message names the kind."""
+
+
 @dataclass
 class Contents:
-    """All that was found, in the order of the files' names; ``drawn``: how many drawings of ours, without scores."""
+    """The results in the order of the files' names; ``drawings`` counts drawings of whyformer without scores."""
 
-    saved: list[Saved] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    saved: list[SavedMap] = field(default_factory=list)
+    answers: list[SavedAnswer] = field(default_factory=list)
     benchmarks: list[BenchmarkSection] = field(default_factory=list)
-    jobs: list[JobSection] = field(default_factory=list)
+    jobs: list[JobFolder] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    drawn: int = 0
+    drawings: int = 0
 
-
-class _NotOurs(Exception):  # noqa: N818
-    """A file of another kind; the message says of which."""
+    @contextmanager
+    def reading(self, path: Path, name: str) -> Iterator[None]:
+        """Leave out a file that cannot be read or drawn; ``name`` is its name in the report."""
+        try:
+            yield
+        except _OtherFile as error:
+            if _is_drawing(path):
+                self.drawings += 1
+            else:
+                self.skipped.append(Skipped(name, str(error)))
+        except WhyformerError as error:
+            self.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
+        except OSError as error:
+            self.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
+        except (*FOREIGN_ERRORS, TemplateError) as error:  # well formed, but its values do not fit together
+            self.skipped.append(Skipped(name, f"damaged: it cannot be drawn ({error})", damaged=True))
 
 
 def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
-    """Everything in files and folders (with what is below them), without following links to folders.
+    """Read everything in files and folders (with what is below them), without following links to folders.
 
     Args:
+        sources: the files and folders.
         leave_out: the report itself, which may lie in one of the folders.
         track: wraps the files in a progress bar.
 
     Raises:
         LoadError: a source is missing or cannot be listed.
     """
-    found = list(_files(sources, leave_out))
+    files = list(_files(sources, leave_out))
     contents = Contents()
-    ours = {path.parent for path, _ in found if path.name == "report.json" and path.is_file()}
-    work = {path.parent for path, _ in found if path.name == MANIFEST and _is_job(path)}
-    for path, name in track(found, "reading", len(found)):
-        try:
-            if path.parent in work and path.name != MANIFEST:
-                continue
-            if path.parent in ours and path.name in FILES[1:]:
-                continue
-            if path.parent in work:
-                job = read_job(path.parent, str(Path(name).parent) if Path(name).parent.name else path.parent.name)
-                contents.benchmarks.append(summary(job))
-                contents.jobs.append(job)
-                continue
-            _read(path, name, contents)
-        except _NotOurs as error:
-            if _drawn_by_us(path):
-                contents.drawn += 1
+    benchmarks = {path.parent for path, _ in files if path.name == "report.json" and path.is_file()}
+    jobs = {path.parent for path, _ in files if path.name == MANIFEST and _is_job(path)}
+    for path, name in track(files, "reading", len(files)):
+        in_job, in_benchmark = path.parent in jobs, path.parent in benchmarks
+        if (in_job and path.name != MANIFEST) or (in_benchmark and not in_job and path.name in FILES):
+            continue
+        with contents.reading(path, name):
+            if in_job:
+                _read_job(path.parent, name, contents)
             else:
-                contents.skipped.append(Skipped(name, str(error)))
-        except WhyformerError as error:
-            contents.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
-        except OSError as error:
-            contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
-    contents.benchmarks += [drift(*pair) for pair in pairs(contents.jobs)]
-    # of an answer in both forms the one that holds all of it is shown
-    twice = {a.file.removesuffix(".safetensors") + ".json" for a in contents.answers}
-    contents.answers = [a for a in contents.answers if a.file not in twice]
-    read_from = [*(m.file for m in contents.saved), *(a.file for a in contents.answers)]
-    shown = {Path(file).with_suffix("") for file in read_from}
+                _read(path, name, contents)
+    contents.benchmarks += drifts(contents.jobs)
+    # of an answer in both forms the .safetensors is shown: it holds all of it
+    twice = {answer.file.removesuffix(".safetensors") + ".json" for answer in contents.answers}
+    contents.answers = [answer for answer in contents.answers if answer.file not in twice]
+    files_shown = [*(one.file for one in contents.saved), *(one.file for one in contents.answers)]
+    shown = {Path(file).with_suffix("") for file in files_shown}
     contents.skipped = [
-        s
-        for s in contents.skipped
-        if s.damaged or Path(s.file).suffix not in _BESIDES or Path(s.file).with_suffix("") not in shown
+        one
+        for one in contents.skipped
+        if one.damaged or Path(one.file).suffix not in _BESIDE or Path(one.file).with_suffix("") not in shown
     ]
+    contents.saved = once(contents.saved)
     return contents
 
 
-def _is_job(path: Path) -> bool:
-    """Whether a manifest is that of a job."""
-    try:
-        facts = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size < _MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(facts, dict) and {"format", "job", "source"} <= facts.keys()
-
-
 def _files(sources: Sequence[Path], leave_out: Path) -> Iterator[tuple[Path, str]]:
-    """(path, name to show) of each file once, hidden ones and half-written ones left out."""
+    """Yield (path, name in the report) of each file once, except hidden and half-written files."""
     seen = {leave_out.resolve()}
     for source in sources:
         if not source.exists():
             raise LoadError(f"no such file or folder: {source}")
         for path in _below(source) if source.is_dir() else [source]:
-            if path.resolve() in seen:
-                continue
-            seen.add(path.resolve())
-            yield path, str(path.relative_to(source)) if source.is_dir() else path.name
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield path, str(path.relative_to(source)) if source.is_dir() else path.name
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -171,129 +163,168 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / n for n in sorted(names) if not n.startswith(".") and not n.endswith(".partial"))
 
 
-def _read(path: Path, name: str, contents: Contents) -> None:
-    if not path.is_file():
-        raise _NotOurs("not a regular file")
-    if path.stat().st_size > _MOST_BYTES:
-        raise _NotOurs(f"larger than {_MOST_BYTES // 2**20} MB")
-    if path.suffix == ".safetensors":
-        found = _saved(path, name)
-        contents.answers.append(found) if isinstance(found, Answer) else contents.saved.extend(found)
-    elif path.suffix == ".json":
-        facts = _json(path)
-        if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
-            contents.benchmarks.append(read_benchmark(path, name, facts))
-        elif isinstance(facts, dict) and ("generation" in facts or facts.keys() >= _SAID):
-            contents.answers.append(_said(facts, path, name))
-        else:
-            contents.saved += _printed(facts, path, name)
-    elif path.name == "table.csv":
-        table = read_table(path, name)
-        if table is None:
-            raise _NotOurs("a table, but no benchmark's")
-        contents.benchmarks.append(table)
-    elif path.name == "records.jsonl":
-        raise _NotOurs("an unfinished benchmark: run it again with the same --out to finish it")
-    else:
-        raise _NotOurs("another kind of file")
-
-
-def _drawn_by_us(path: Path) -> bool:
-    """Whether a picture or a page says that it is one of ours: what was drawn is no source of a report."""
-    if path.suffix not in _BESIDES or not path.is_file():
+def _is_job(path: Path) -> bool:
+    """Return True if a manifest is that of a job."""
+    try:
+        return _fits(path) is None and json.loads(path.read_bytes()).keys() >= {"format", "job", "source"}
+    except (OSError, ValueError, RecursionError, AttributeError):
         return False
-    with suppress(OSError), path.open("rb") as file:
-        ends = file.read(2**16)
-        file.seek(max(0, path.stat().st_size - 2**16))
-        ends += file.read()
-        return any(mark in ends for mark in _MARKS)
-    return False
 
 
-def _saved(path: Path, name: str) -> list[Saved] | Answer:
-    """What :meth:`Explanation.save` or :meth:`Generation.save` wrote."""
+def _is_drawing(path: Path) -> bool:
+    """Return True if a picture or a page has a mark of whyformer."""
+    if path.suffix not in _BESIDE or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            ends = file.read(2**16)
+            file.seek(max(0, path.stat().st_size - 2**16))
+            ends += file.read()
+    except OSError:
+        return False
+    return any(mark in ends for mark in _MARKS)
+
+
+def _fits(path: Path) -> str | None:
+    """Return why a file is not opened, or None."""
+    if not path.is_file():
+        return "not a regular file"
+    return f"larger than {_MOST_BYTES // 2**20} MB" if path.stat().st_size > _MOST_BYTES else None
+
+
+# -- files of each kind ----------------------------------------------------------------------------------------------
+def _read_job(folder: Path, name: str, contents: Contents) -> None:
+    from whyformer.jobs.reading import read as read_maps
+
+    job = JobFolder(read_maps(folder), str(Path(name).parent) if Path(name).parent.name else folder.name)
+    contents.benchmarks.append(summary(job))
+    contents.jobs.append(job)
+
+
+def _read(path: Path, name: str, contents: Contents) -> None:
+    if reason := _fits(path):
+        raise _OtherFile(reason)
+    if path.suffix == ".safetensors":
+        _read_tensors(path, name, contents)
+    elif path.suffix == ".json":
+        _read_json(path, name, contents)
+    elif path.name == "table.csv":
+        facts = facts_of_table(path)
+        if facts is None:
+            raise _OtherFile("a table, but no benchmark's")
+        contents.benchmarks.append(read_benchmark(path, name, facts))
+    elif path.name == "records.jsonl":
+        raise _OtherFile("an unfinished benchmark: run it again with the same --out to finish it")
+    else:
+        raise _OtherFile("another kind of file")
+
+
+def _read_tensors(path: Path, name: str, contents: Contents) -> None:
+    """Read a file of :meth:`Explanation.save` or :meth:`Generation.save`."""
     try:
         with safe_open(str(path), "pt") as file:
             facts = json.loads((file.metadata() or {}).get("whyformer", "null"))
     except (SafetensorError, ValueError) as error:
         raise LoadError(f"damaged: {error}") from error
     if not isinstance(facts, dict) or "method" not in facts:
-        raise _NotOurs("tensors, but no saved explanation")
+        raise _OtherFile("tensors, but no saved explanation")
     if str(facts.get("format")).startswith("generation"):
-        return _answer(Generation.load(path), path, name, facts.get("versions"))
-    return _maps(Explanation.load(path), path.stem, name, facts.get("versions"))
+        contents.answers.append(_answer(Generation.load(path), path, name, facts, len(contents.answers)))
+    else:
+        contents.saved += _maps(Explanation.load(path), path.stem, name, facts)
 
 
-def _said(facts: dict[str, Any], path: Path, name: str) -> Answer:
-    """What ``--format json`` wrote of an answer, or what :meth:`Generation.to_dict` gave."""
-    own = facts.get("generation", facts)
-    if isinstance(own, dict) and own.get("seen"):
-        raise _NotOurs("an answer without the pictures of its prompt: explain again with --format safetensors")
-    return _answer(Generation.from_dict(own), path, name, facts.get("versions"))
+def _read_json(path: Path, name: str, contents: Contents) -> None:
+    """Read a file of ``--format json`` or ``--json``, or the values of a ``to_dict`` method."""
+    content = path.read_bytes()
+    try:
+        facts = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        if b'"schema_version"' in content[:200] or path.name == "report.json":
+            raise LoadError(f"damaged: {error}") from error
+        raise _OtherFile("not valid JSON") from error
+    keys = facts.keys() if isinstance(facts, dict) else set()
+    if keys >= {"benchmark", "figures"}:
+        contents.benchmarks.append(read_benchmark(path, name, facts))
+    elif "generation" in keys or keys >= {"matrix", "pieces", "explained"}:
+        values = facts.get("generation", facts)
+        if isinstance(values, dict) and values.get("seen"):
+            raise _OtherFile("an answer without the pictures of its prompt: explain again with --format safetensors")
+        contents.answers.append(_answer(Generation.from_dict(values), path, name, facts, len(contents.answers)))
+    elif keys >= {"scores", "method", "level"}:
+        contents.saved += _maps(Explanation.from_dict(facts), path.stem, name, {})
+    elif keys and facts.get("command") in ("explain", "compare"):
+        contents.saved += _printed(facts, path, name)
+    else:
+        raise _OtherFile("JSON, but no explanations in it")
 
 
-def _answer(g: Generation, path: Path, name: str, versions: Any) -> Answer:
-    return Answer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(versions))
-
-
-def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
-    """What ``--format json`` wrote, or what :meth:`Explanation.to_dict` gave."""
-    if isinstance(facts, dict) and {"scores", "method", "level"} <= facts.keys():
-        return _maps(Explanation.from_dict(facts), path.stem, name, None)
-    if not isinstance(facts, dict) or facts.get("command") not in ("explain", "compare"):
-        raise _NotOurs("JSON, but no explanations in it")
-    listed = facts.get("explanations")
-    if not isinstance(listed, list):
+def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
+    """Return the explanations of ``--format json``, with the picture that they share."""
+    if not isinstance(facts.get("explanations"), list):
         raise LoadError("damaged: no list of explanations in it")
     picture = None if facts.get("picture") is None else decoded(facts["picture"])
-    made = []
-    for one in listed:
-        e = Explanation.from_dict(one)
-        if picture is not None and len(e) == 1:  # kept apart from it, perhaps at another size
-            size = (picture.height, picture.width)
+    maps = []
+    for values in facts["explanations"]:
+        e = Explanation.from_dict(values)
+        if picture is not None and len(e) == 1:
             if e.geometry is None:
                 e = e.with_features(pictures=torch.from_numpy(np.array(picture))[None])
-            else:
+            else:  # the picture may have another size than the original
+                size = (picture.height, picture.width)
                 e = e.with_features(originals=[picture], geometry=[e.geometry[0].scaled(size)])
-        made += _maps(e, str(facts.get("input") or path.stem), name, facts.get("versions"))
-    return made
+        maps += _maps(e, str(facts.get("input") or path.stem), name, facts)
+    return maps
 
 
-def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
-    known = _versions(versions)
-    titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
-    shown = [(part, t) for sample, t in zip(e, titles, strict=True) for part in by_input(sample)]
-    return [Saved(shrunk(part, LONGEST), t, name, known) for part, t in shown]
+def _answer(g: Generation, path: Path, name: str, facts: Mapping[str, Any], number: int) -> SavedAnswer:
+    drawing = Markup(card(g, f"g{number + 1}"))
+    return SavedAnswer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(facts), drawing)
 
 
-def _versions(given: Any) -> dict[str, str]:
-    return {str(k): str(v) for k, v in given.items()} if isinstance(given, dict) else {}
+def _maps(e: Explanation, title: str, name: str, facts: Mapping[str, Any]) -> list[SavedMap]:
+    """Return the explanation of each sample and input of the model, after checking that it can be drawn."""
+    maps = []
+    for number, sample in enumerate(e, 1):
+        for part in by_input(sample):
+            one = shrunk(part, LONGEST)
+            _check_drawing(one)
+            label = title if len(e) == 1 else f"{title}, sample {number}"
+            maps.append(SavedMap(one, label, name, _versions(facts)))
+    return maps
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        if b'"schema_version"' in path.read_bytes()[:200] or path.name == "report.json":
-            raise LoadError(f"damaged: {error}") from error
-        raise _NotOurs("not valid JSON") from error
+def _check_drawing(e: Explanation) -> None:
+    """Raise an exception if the values of a file do not fit together: fewer tokens than scores, or another grid."""
+    e.top(0, 1)
+    remarks([e])
+    if check := measured(e):
+        curves(check)
+    if e.level == "token":
+        words(e)
+    elif painting.drawable(e):
+        painting.overlay(e, longest=8)
+
+
+def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
+    versions = facts.get("versions")
+    return {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
 
 
 def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
-    """The error where there is nothing to report: what was looked for, and what was found instead."""
+    """Return the error of a report without results: what is expected, and what is there instead."""
     where = ", ".join(map(str, sources))
+    for file in contents.skipped:
+        if file.damaged:
+            return InputError(f"nothing in {where} can be read; {file.file}: {file.why}")
     wanted = (
         "saved explanations and answers (.safetensors, or .json from --format json), benchmarks (report.json) and "
         "jobs' folders"
     )
-    damaged = [s for s in contents.skipped if s.damaged]
-    if damaged:
-        return InputError(f"nothing in {where} can be read; {damaged[0].file}: {damaged[0].why}")
-    if contents.drawn:
-        drawn = f"{amount(contents.drawn, 'drawing')} of whyformer"
+    if contents.drawings:
         return InputError(
-            f"there is nothing to report in {where}: {drawn} without scores; a report is made of {wanted}: "
-            "explain again with --format png,json"
+            f"there is nothing to report in {where}: {amount(contents.drawings, 'drawing')} of whyformer without "
+            f"scores; a report is made of {wanted}: explain again with --format png,json"
         )
     count = len(contents.skipped)
     others = f"{amount(count, 'file')} of other kinds {'is' if count == 1 else 'are'} there" if count else "it is empty"

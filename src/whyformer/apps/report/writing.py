@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.inputs import InputSection, inputs_of, once
+from whyformer.apps.report.inputs import InputSection, inputs_of
 from whyformer.apps.report.models import models, versions_of
 from whyformer.apps.report.pictures import drawn, encoded, room, thumbnail
-from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
-from whyformer.errors import InputError, WhyformerError
+from whyformer.apps.report.reading import Contents, Skipped, Track, nothing, read
+from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.methods import METHODS
 from whyformer.show import painting
 from whyformer.show.files import write_all
-from whyformer.show.html import asset, curves, render
-from whyformer.show.html.answer import card
-from whyformer.show.words import measured, remarks, target_name, words
-
-Track = Callable[..., Iterable[Any]]
+from whyformer.show.html import asset, render
+from whyformer.show.words import target_name
 
 
 @dataclass(frozen=True)
@@ -75,72 +72,45 @@ def write_report(
     if target.is_dir():
         raise InputError(f"{target} is a folder: name a file in it")
     contents = read(places, target, track)
-    _drop_what_cannot_be_drawn(contents)
     if not contents.saved and not contents.answers and not contents.benchmarks:
         raise nothing(places, contents)
     inputs = inputs_of(contents.saved)
-    page = _page(contents, inputs, title, track).encode("utf-8", "backslashreplace")
-    (path,) = write_all(target.parent, {target.name: page})
-    alone = sum(one.kind == "benchmark" for one in contents.benchmarks)
-    counts = len(inputs), len(contents.saved), len(contents.answers), alone, len(contents.jobs)
-    return WrittenReport(path, len(page), *counts, contents.skipped)
-
-
-def _drop_what_cannot_be_drawn(contents: Contents) -> None:
-    """A file may be well formed and still not fit together: fewer tokens than scores, a grid of another size."""
-    good: list[Saved] = []
-    for one in contents.saved:
-        try:
-            _ = one.e.top(0, 1)[0], remarks([one.e]), (found := measured(one.e)) and curves(found)
-            if one.e.level == "token":
-                words(one.e)
-            elif painting.drawable(one.e):
-                painting.overlay(one.e, longest=8)
-        except (WhyformerError, ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            contents.skipped.append(Skipped(one.file, f"damaged: it cannot be drawn ({error})", damaged=True))
-        else:
-            good.append(one)
-    contents.saved = once(good)
-    told: list[Answer] = []
-    for number, answer in enumerate(contents.answers, 1):
-        try:
-            made = Markup(card(answer.g, f"g{number}"))
-        except (WhyformerError, ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            contents.skipped.append(Skipped(answer.file, f"damaged: it cannot be drawn ({error})", damaged=True))
-        else:
-            told.append(replace(answer, card=made))
-    contents.answers = told
-
-
-def _page(contents: Contents, inputs: Sequence[InputSection], title: str, track: Track) -> str:
-    """The whole document, drawn one input after the other."""
-    script, version = asset("report/page.js"), versions()["whyformer"]
-    saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
-    alone = sum(one.kind == "benchmark" for one in benchmarks)
     counts = {
-        "input": len(inputs), "map": len(saved), "answer": len(answers), "benchmark": alone,
-        "data set": len(contents.jobs),
+        "inputs": len(inputs), "explanations": len(contents.saved), "answers": len(contents.answers),
+        "benchmarks": sum(one.kind == "benchmark" for one in contents.benchmarks), "jobs": len(contents.jobs),
     }  # fmt: skip
-    said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
+    page = _page(contents, inputs, counts, title, track).encode("utf-8", "backslashreplace")
+    (path,) = write_all(target.parent, {target.name: page})
+    return WrittenReport(path, len(page), **counts, skipped=contents.skipped)
+
+
+def _page(
+    contents: Contents, inputs: Sequence[InputSection], counts: Mapping[str, int], title: str, track: Track
+) -> str:
+    """Return the whole document; the inputs are drawn one after the other."""
+    script = asset("report/page.js")
+    saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
+    nouns = ("input", "map", "answer", "benchmark", "data set")
+    summary = ", ".join(amount(count, noun) for count, noun in zip(counts.values(), nouns, strict=True) if count)
+    # section -> its content; empty sections are left out
     facts = {
         "explanations": inputs, "answers": answers, "benchmarks": benchmarks,
         "models": models(saved, benchmarks, answers),
         "methods": [*(one.e.method for one in saved), *(one.g.method for one in answers)],
         "conventions": [*inputs, *answers], "versions": versions_of([*saved, *answers], benchmarks),
-        "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
+        "left-out": sorted(contents.skipped, key=lambda one: not one.damaged),
     }  # fmt: skip
+    names = {"left-out": "Files left out"}
+    if contents.jobs:
+        names["benchmarks"] = "Benchmarks and data sets" if counts["benchmarks"] else "Data sets"
     pictures = sum(painting.base(one.first) is not None for one in inputs)
-    pictures += sum(painting.drawable(one.e) for one in saved)
-    most = room(pictures, len(inputs))
-    together = "Benchmarks and data sets" if alone else "Data sets"
-    names = {"left-out": "Files left out", "benchmarks": together if contents.jobs else "Benchmarks"}
+    most = room(pictures + sum(painting.drawable(one.e) for one in saved), len(inputs))
     return render(
-        "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
-        known=METHODS,
+        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{summary}.", script=script,
         digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-        sections=[(key, names.get(key, key.capitalize())) for key, found in facts.items() if found],
-        maps=[one for its in inputs for one in its.maps], targets=[target_name(one.e) for one in saved],
-        skipped=facts.pop("left-out"),
+        sections=[(key, names.get(key, key.capitalize())) for key, content in facts.items() if content],
+        inputs=inputs, maps=[one for section in inputs for one in section.maps],
+        targets=[target_name(one.e) for one in saved], known=METHODS, skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
         drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), thumbnail=thumbnail, **facts,
     )  # fmt: skip

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException as StarletteException
+from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import whyformer
-from whyformer.apps.http import LOCAL, SecurityMiddleware
-from whyformer.apps.server.auth import CountStatus, RequireKey
-from whyformer.apps.server.batching import Batcher, DeadlineExceeded, PendingRequest, QueueFull, RequestError
+from whyformer.apps.http import LOCAL
+from whyformer.apps.server.batching import Batcher, PendingRequest
 from whyformer.apps.server.limits import Limits
+from whyformer.apps.server.middleware import RequestGate
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.result import Explanation
@@ -37,7 +37,7 @@ from whyformer.targets import class_index
 Format = Annotated[Literal["json", "png"], Query()]
 Responses = dict[int | str, dict[str, Any]]
 DISCONNECT_CHECK = 0.05
-"""Seconds between looks whether the client of a waiting request is still there."""
+"""Seconds between checks that the client of a waiting request is still connected."""
 
 
 class Reason(BaseModel):
@@ -91,64 +91,57 @@ class Service:
         self.requests = Counter("whyformer_requests", "requests by status", ["status"], registry=self.registry)
         self.seconds = Histogram("whyformer_seconds", "from arrival to explanation", registry=self.registry)
         sizes = (1, 2, 4, 8, 16, 32, 64)
-        self.batch = Histogram("whyformer_batch", "requests explained together", registry=self.registry, buckets=sizes)
-        self.waiting = Gauge("whyformer_waiting", "requests that wait", registry=self.registry)
-
-    def open(self) -> None:
-        """Start the thread that explains."""
-        self.batcher = Batcher(self.session, self.limits.batch, self.limits.wait, self.limits.queue, self.batch.observe)
-        self.waiting.set_function(lambda: len(self.batcher.waiting))
+        batch = Histogram("whyformer_batch", "requests explained together", registry=self.registry, buckets=sizes)
+        self.batcher = Batcher(session, limits, batch.observe)
+        waiting = Gauge("whyformer_waiting", "requests that wait", registry=self.registry)
+        waiting.set_function(lambda: len(self.batcher.waiting))
 
     def check(self, content: Any, method: str, settings: dict[str, Any], target: Any) -> None:
-        """Raise 400 for what the model or the method does not take."""
+        """Raise 400 if the model or the method does not accept a request."""
         if (kind := "text" if isinstance(content, str) else "image") != self.modality:
             raise HTTPException(400, f"{self.session.name} reads {self.modality}, and this is {kind}")
+        most = self.limits.setting
         try:
-            full = find(method).complete(settings)
-            large = [k for k, v in full.items() if isinstance(v, int | float) and abs(v) > self.limits.setting]
-            if large:
-                raise InputError(f"{large[0]} may be at most {self.limits.setting} here")
+            for name, value in find(method).complete(settings).items():
+                if isinstance(value, int | float) and abs(value) > most:
+                    raise InputError(f"{name} may be at most {most} here")
             if target is not None:
-                model = self.session.model
-                class_index(target, class_names(model)[0], class_count(model))
+                class_index(target, class_names(self.session.model)[0], class_count(self.session.model))
         except WhyformerError as error:
             raise HTTPException(400, str(error)) from error
 
-    async def explain(self, request: Request, asked: PendingRequest) -> Explanation:
-        """The explanation, or the status of why there is none; cancelled once the client is gone."""
-        seconds, begun = self.limits.seconds, time.monotonic()
+    async def explain(self, request: Request, pending: PendingRequest) -> Explanation:
+        """Return the explanation, or raise the status of why there is none; cancel it once the client is gone."""
+        seconds = self.limits.seconds
         try:
-            answer = asyncio.wrap_future(self.batcher.submit(asked))
-            while not (await asyncio.wait([answer], timeout=DISCONNECT_CHECK))[0]:
-                if time.monotonic() > asked.deadline:
-                    raise DeadlineExceeded
-                if await request.is_disconnected():
-                    raise HTTPException(499, "the client is gone")
-            return answer.result()
-        except QueueFull:
-            wait = {"Retry-After": "1"}
-            raise HTTPException(429, f"{self.limits.queue} requests wait; try again later", wait) from None
-        except DeadlineExceeded:
+            with self.seconds.time():
+                answer = asyncio.wrap_future(self.batcher.submit(pending))
+                async with asyncio.timeout(seconds):
+                    while not (await asyncio.wait([answer], timeout=DISCONNECT_CHECK))[0]:
+                        if await request.is_disconnected():
+                            raise HTTPException(499, "the client is gone")
+                return answer.result()
+        except TimeoutError:
             raise HTTPException(504, f"no answer within {seconds:g} seconds; ask for less") from None
-        except RequestError as error:
-            raise HTTPException(413 if error.large else 400, str(error)) from None
         finally:
-            asked.answer.cancel()  # nobody waits for it any more
-            self.seconds.observe(time.monotonic() - begun)
+            pending.answer.cancel()  # nobody waits for it any more
 
-    async def respond(self, request: Request, asked: PendingRequest, form: str, title: str) -> Response:
-        """The explanation as JSON, or as a PNG picture."""
-        self.check(asked.content, asked.method, asked.settings, asked.target)
-        e = await self.explain(request, asked)
+    async def respond(
+        self, request: Request, content: Any, method: str, settings: dict[str, Any], target: Any, form: str
+    ) -> Response:
+        """Return the explanation as JSON, or as a PNG picture."""
+        self.check(content, method, settings, target)
+        deadline = time.monotonic() + self.limits.seconds
+        e = await self.explain(request, PendingRequest(content, method, settings, target, deadline))
         if form == "json":
-            name = self.session.name
+            name, title = self.session.name, " ".join(content.split())[:100] if isinstance(content, str) else "picture"
             return await run_in_threadpool(lambda: JSONResponse(plain(record_of("explain", [e], name, title))))
         async with self.drawing:
             return Response(await run_in_threadpool(lambda: encode(figure(e), "png")), media_type="image/png")
 
 
 def get_service(request: Request) -> Service:
-    """The service of the application that the request came to."""
+    """Return the service of the application that received the request."""
     service: Service = request.app.state.service
     return service
 
@@ -158,14 +151,11 @@ router = APIRouter()
 
 
 @router.post("/v1/explain/text", responses=ANSWERS)
-async def explain_text(request: Request, service: Served, asked: TextRequest, format: Format = "json") -> Response:  # noqa: A002
+async def explain_text(request: Request, service: Served, body: TextRequest, format: Format = "json") -> Response:  # noqa: A002
     """Explain a text."""
-    limits = service.limits
-    if len(asked.text) > limits.characters:
-        raise HTTPException(413, f"the text has {len(asked.text)} characters, and {limits.characters} are taken")
-    until = time.monotonic() + limits.seconds
-    pending = PendingRequest(asked.text, asked.method, asked.settings, asked.target, until)
-    return await service.respond(request, pending, format, " ".join(asked.text.split())[:100])
+    if (count := len(body.text)) > (most := service.limits.characters):
+        raise HTTPException(413, f"the text has {count} characters, and {most} are taken")
+    return await service.respond(request, body.text, body.method, body.settings, body.target, format)
 
 
 @router.post("/v1/explain/picture", responses=ANSWERS, openapi_extra=PICTURE_BODY)
@@ -179,26 +169,23 @@ async def explain_picture(
 ) -> Response:
     """Explain a picture, which is the body."""
     try:
-        given = TypeAdapter(dict[str, Any]).validate_json(settings)
+        values = TypeAdapter(dict[str, Any]).validate_json(settings)
     except ValidationError as error:
         raise HTTPException(422, "settings is a JSON object, such as {\"start_layer\": 1}") from error
-    limits, until = service.limits, time.monotonic() + service.limits.seconds
-    raw = io.BytesIO(await request.body())
+    file, limits = io.BytesIO(await request.body()), service.limits
     try:
-        picture = await run_in_threadpool(lambda: open_picture(raw, pixels=limits.pixels, size=limits.size))
-    except InputError as error:
-        raise HTTPException(413, str(error)) from error
+        picture = await run_in_threadpool(lambda: open_picture(file, pixels=limits.pixels, size=limits.size))
     except WhyformerError as error:
-        raise HTTPException(400, str(error)) from error
+        raise HTTPException(413 if isinstance(error, InputError) else 400, str(error)) from error
     number = int(target) if target is not None and target.isascii() and target.isdigit() else target
-    return await service.respond(request, PendingRequest(picture, method, given, number, until), format, "picture")
+    return await service.respond(request, picture, method, values, number, format)
 
 
 @router.get("/v1/methods", responses={401: REFUSALS[401]})
 async def list_methods(service: Served) -> list[dict[str, Any]]:
     """The methods for what the model reads, and their settings with the defaults."""
-    fitting = [METHODS[name] for name in sorted(METHODS) if METHODS[name].modality in ("both", service.modality)]
-    return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings)} for m in fitting]
+    methods = [method for _, method in sorted(METHODS.items()) if method.modality in ("both", service.modality)]
+    return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings)} for m in methods]
 
 
 @router.get("/health")
@@ -210,10 +197,9 @@ async def health() -> dict[str, str]:
 @router.get("/ready", responses={503: {"model": Reason, "description": "It takes no requests (any more)."}})
 async def ready(service: Served) -> dict[str, Any]:
     """Whether it takes requests, and how many wait."""
-    batcher = service.batcher
-    if not batcher.open or batcher.full:
+    if not service.batcher.ready:
         raise HTTPException(503, "no requests are taken now")
-    return {"status": "ready", "model": service.session.name, "waiting": len(batcher.waiting)}
+    return {"status": "ready", "model": service.session.name, "waiting": len(service.batcher.waiting)}
 
 
 @router.get("/metrics", responses={401: REFUSALS[401], 200: {"content": {"text/plain": {}}}}, response_class=Response)
@@ -223,14 +209,13 @@ async def metrics(service: Served) -> Response:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """The reason in ASCII: it may repeat what was sent, and half of a surrogate pair has no UTF-8."""
-    if isinstance(error, RequestValidationError):  # without what was sent, which need not be JSON
-        status, reason = 422, [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
-    else:
-        assert isinstance(error, StarletteException)
-        status, reason = error.status_code, error.detail
-    headers = getattr(error, "headers", None)
-    return Response(json.dumps({"detail": reason}), status, headers, media_type="application/json")
+    """Return the reason in ASCII: it may repeat what the client sent, and half of a surrogate pair has no UTF-8."""
+    if isinstance(error, RequestValidationError):  # without the client's values, which need not be JSON
+        detail = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
+        error = HTTPException(422, detail)
+    assert isinstance(error, HTTPException)
+    reason = json.dumps({"detail": error.detail})
+    return Response(reason, error.status_code, error.headers, media_type="application/json")
 
 
 def build(
@@ -241,25 +226,26 @@ def build(
     hosts: Collection[str] = LOCAL,
     started: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The application; its :class:`~whyformer.apps.server.batching.Batcher` begins and ends with it.
+    """Return the application. Its :class:`~whyformer.apps.server.batching.Batcher` ends with it.
 
     Args:
+        session: the model.
         modality: "text" or "image", what the model reads; a request of the other kind is refused with 400.
-        keys: see :class:`~whyformer.apps.server.auth.RequireKey`; none is asked for if there is none.
-        hosts: where there is no key, names of this server, one of which a request has to call it by: a page of the web
-            may give its own name the address of this machine.
-        started: called once requests are taken.
+        limits: limits of requests.
+        keys: see :class:`~whyformer.apps.server.middleware.RequestGate`; no key is required if empty.
+        hosts: names of this server. Without a key, a request is refused if its ``Host`` is none of them, because the
+            name of another site may resolve to the address of this machine.
+        started: called once requests are accepted.
     """
     service = Service(session, modality, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.open()
         started()
         try:
             yield
         finally:
-            # no request is left; a step that runs for those that the server cancelled is not waited for
+            # no request is left; a step that runs for requests that the server cancelled is not waited for
             await run_in_threadpool(service.batcher.close, 1.0)
 
     app = FastAPI(
@@ -269,15 +255,11 @@ def build(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        exception_handlers={RequestValidationError: refuse, StarletteException: refuse},
+        exception_handlers={RequestValidationError: refuse, HTTPException: refuse},
     )
     app.state.service = service
     app.include_router(router)
-    # the last one added comes first
-    app.add_middleware(SecurityMiddleware, size=limits.size, seconds=limits.seconds)
-    if keys:
-        app.add_middleware(RequireKey, keys=keys)
-    else:
+    if not keys:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    app.add_middleware(CountStatus, count=lambda status: service.requests.labels(str(status)).inc())
+    app.add_middleware(RequestGate, limits=limits, keys=keys, counter=service.requests)  # added last, so it comes first
     return app

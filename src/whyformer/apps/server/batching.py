@@ -7,39 +7,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
+from whyformer.apps.server.limits import Limits
 from whyformer.errors import TooLarge
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import Failure, OutOfMemory, Read, Session
+from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
 from whyformer.jobs.rows import Row
 from whyformer.methods import find
 
 
-class QueueFull(Exception):  # noqa: N818 - the client may try again
-    """As many requests wait as are allowed."""
-
-
-class DeadlineExceeded(Exception):  # noqa: N818 - told as such
-    """The work would take longer than a request may."""
-
-
-class RequestError(Exception):
-    """There is no explanation; the message says why. ``large``: it would take too much memory."""
-
-    def __init__(self, reason: str, large: bool = False) -> None:
-        super().__init__(reason)
-        self.large = large
-
-
 @dataclass(frozen=True, eq=False)
 class PendingRequest:
-    """A request: its content, what is asked of it, its deadline, and the answer, which is cancelled once nobody waits
-    for it."""
+    """A request, the time on the monotonic clock at which it is given up, and its answer.
+
+    The answer is cancelled once nobody waits for it.
+    """
 
     content: Any
     method: str
@@ -55,22 +44,19 @@ class PendingRequest:
 
 
 class Batcher:
-    """A queue with an end, and the thread that empties it.
+    """A bounded queue of requests, and the thread that explains them in batches.
 
-    A request whose answer is cancelled leaves the queue at once. What is running for cancelled requests alone ends at
-    its next step.
+    A request whose answer is cancelled leaves the queue at once. Work for cancelled requests only stops at its next
+    step.
 
     Args:
         session: the model; methods and targets are those of each request.
-        size: the most requests that are explained together; wait: seconds that the first waits for others.
-        length: the most that may wait.
-        seen: told of the size of every batch.
+        limits: size of a batch and of the queue, and seconds that the first request of a batch waits for others.
+        observe: called with the size of each batch.
     """
 
-    def __init__(
-        self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None
-    ) -> None:
-        self.session, self.size, self.wait, self.length, self.seen = session, size, wait, length, seen
+    def __init__(self, session: Session, limits: Limits, observe: Callable[[int], None] = lambda size: None) -> None:
+        self.session, self.limits, self.observe = session, limits, observe
         self.waiting: deque[PendingRequest] = deque()
         self.open = True
         self._changed = threading.Condition()
@@ -78,26 +64,26 @@ class Batcher:
         self._thread.start()
 
     @property
-    def full(self) -> bool:
-        """Whether as many requests wait as are allowed."""
-        return len(self.waiting) >= self.length
+    def ready(self) -> bool:
+        """True if a request can be added."""
+        return self.open and len(self.waiting) < self.limits.queue
 
     def submit(self, request: PendingRequest) -> Future[Explanation]:
-        """The explanation that will be.
+        """Add a request, and return its answer.
 
         Raises:
-            QueueFull: too many wait, or the server is about to end.
+            HTTPException: 429, the queue is full or closed.
         """
         with self._changed:
-            if not self.open or self.full:
-                raise QueueFull
+            if not self.ready:
+                raise HTTPException(429, f"{self.limits.queue} requests wait; try again later", {"Retry-After": "1"})
             self.waiting.append(request)
             self._changed.notify()
         request.answer.add_done_callback(lambda answer: self._remove(request))
         return request.answer
 
     def close(self, seconds: float | None = None) -> None:
-        """Take no more, finish what was accepted, and end; wait at most so many seconds for it."""
+        """Accept no more requests, and wait until those in the queue are explained, at most this many seconds."""
         with self._changed:
             self.open = False
             self._changed.notify()
@@ -108,78 +94,76 @@ class Batcher:
             self.waiting.remove(request)
 
     def _work(self) -> None:
-        while together := self._next():
-            kinds: dict[str, list[PendingRequest]] = {}
-            for one in together:
-                kinds.setdefault(one.batch_key, []).append(one)
-            for alike in kinds.values():
-                if awaited := [one for one in alike if not one.answer.cancelled()]:
+        while batch := self._next():
+            groups: dict[str, list[PendingRequest]] = {}
+            for request in batch:
+                groups.setdefault(request.batch_key, []).append(request)
+            for group in groups.values():
+                if awaited := [request for request in group if not request.answer.cancelled()]:
                     self._explain(awaited)
 
     def _next(self) -> list[PendingRequest]:
-        """The requests of the next batch; none once the queue is closed and empty."""
+        """Return the requests of the next batch; none once the queue is closed and empty."""
+        size = self.limits.batch
         with self._changed:
-            while True:
+            while self.waiting or self.open:
                 self._changed.wait_for(lambda: self.waiting or not self.open)
-                if not self.waiting:
-                    return []
-                self._changed.wait_for(lambda: len(self.waiting) >= self.size or not self.open, self.wait)
-                if together := [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]:
-                    return together
+                self._changed.wait_for(lambda: len(self.waiting) >= size or not self.open, self.limits.wait)
+                if self.waiting:  # not all were cancelled meanwhile
+                    return [self.waiting.popleft() for _ in range(min(size, len(self.waiting)))]
+        return []
 
-    def _explain(self, alike: list[PendingRequest]) -> None:
-        self.seen(len(alike))
-        first = alike[0]
+    def _explain(self, requests: list[PendingRequest]) -> None:
+        """Explain requests that differ in nothing but their content, and set their answers."""
+        self.observe(len(requests))
+        first, answers = requests[0], list[Explanation | Exception]()
         try:
             session = replace(
                 self.session,
                 methods=((find(first.method), first.settings),),
                 targets="predicted" if first.target is None else [first.target],
-                progress=CancelOnDisconnect(alike),
+                progress=partial(while_awaited, requests),
             )
-            reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
-            found = self._halving(session, reads)
+            reads = [Read(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
+            answers += map(_answer, _explained(session, reads))
         except Exception as error:  # it is the answer to these requests, and the thread goes on
-            for one in alike:
-                _answer(one, None, error)
-            return
-        for one, (explanation, failure) in zip(alike, found, strict=True):
-            _answer(one, explanation, None if failure is None else _reason(failure))
-
-    def _halving(self, session: Session, reads: list[Read]) -> list[tuple[Explanation | None, Failure | None]]:
-        size = len(reads)
-        while True:
-            try:
-                found = session.explain(reads, size)
-            except OutOfMemory:
-                size = max(1, size // 2)
-                continue
-            return [(next(iter(x.explanations), None), next(iter(x.failures), None)) for x in found]
+            answers = [error] * len(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            with suppress(InvalidStateError):  # it was cancelled
+                if isinstance(answer, Exception):
+                    request.answer.set_exception(answer)
+                else:
+                    request.answer.set_result(answer)
 
 
-def _answer(request: PendingRequest, explanation: Explanation | None, error: Exception | None) -> None:
-    if not request.answer.set_running_or_notify_cancel():
-        return
-    if explanation is not None:
-        request.answer.set_result(explanation)
-    else:
-        request.answer.set_exception(error)
+def _explained(session: Session, reads: list[Read]) -> list[Explained]:
+    """Explain in one batch, or in smaller ones if that does not fit into memory."""
+    size = len(reads)
+    while True:
+        try:
+            return session.explain(reads, size)
+        except OutOfMemory:
+            size = max(1, size // 2)
 
 
-def _reason(failure: Failure) -> Exception:
-    if failure.kind == DeadlineExceeded.__name__:
-        return DeadlineExceeded()
-    return RequestError(failure.reason, failure.kind == TooLarge.__name__)
+def _answer(result: Explained) -> Explanation | Exception:
+    if result.explanations:
+        return result.explanations[0]
+    failure = result.failures[0]
+    if failure.kind == TimeoutError.__name__:
+        return TimeoutError()
+    return HTTPException(413 if failure.kind == TooLarge.__name__ else 400, failure.reason)
 
 
-@dataclass(frozen=True)
-class CancelOnDisconnect:
-    """A progress that ends the work once nobody waits for it."""
+def while_awaited(
+    requests: list[PendingRequest], work: Iterable[Any], description: str = "working", total: int | None = None
+) -> Iterator[Any]:
+    """Yield the steps of work as a progress bar does.
 
-    requests: list[PendingRequest]
-
-    def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
-        for item in work:
-            if all(one.answer.cancelled() or time.monotonic() > one.deadline for one in self.requests):
-                raise DeadlineExceeded
-            yield item
+    Raises:
+        TimeoutError: each request is cancelled or past its deadline.
+    """
+    for step in work:
+        if all(request.answer.cancelled() or time.monotonic() > request.deadline for request in requests):
+            raise TimeoutError
+        yield step

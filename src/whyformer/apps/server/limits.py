@@ -1,4 +1,4 @@
-"""How much the server takes."""
+"""Limits of the server."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from whyformer.errors import InputError
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is taken from a client; what is beyond it is refused with 413, 429 or 504.
+    """Limits of requests; a request beyond one of them is refused with 413, 429 or 504.
 
     Attributes:
-        size: bytes of a request; pixels: of a picture; characters: of a text.
+        size: bytes of a request.
+        pixels: pixels of a picture.
+        characters: characters of a text.
         setting: the largest number that a setting may be (steps, samples).
-        queue: requests that may wait; further ones are refused.
-        seconds: from a request's arrival to its answer.
-        grace: seconds that accepted requests may take to finish when the server ends.
-        batch: requests explained at once; wait: seconds that the first of them waits for others.
+        queue: requests that may wait.
+        seconds: time from the arrival of a request to its answer.
+        grace: seconds in which accepted requests may finish when the server ends.
+        batch: requests explained at once.
+        wait: seconds that the first request of a batch waits for others.
     """
 
     size: int = 16 * 2**20
@@ -30,12 +33,7 @@ class Limits:
     batch: int = 16
     wait: float = 0.005
 
-    @property
-    def connections(self) -> int:
-        """The most at once, idle ones too: four times the requests that wait or are explained."""
-        return 4 * (self.queue + self.batch)
-
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if not getattr(self, one.name) > 0:
-                raise InputError(f"{one.name} must be more than 0, not {getattr(self, one.name)!r}")
+        for field in fields(self):
+            if not (value := getattr(self, field.name)) > 0:
+                raise InputError(f"{field.name} must be more than 0, not {value!r}")

@@ -1,4 +1,4 @@
-"""Serve explanations until interrupted; what was accepted is finished before the process ends."""
+"""Serve explanations until interrupted; accepted requests are finished before the process ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SHORTEST_KEY = 16
 
 
 def require_key_if_public(host: str, keys: Collection[str]) -> None:
-    """Refuse to answer to other machines without a key, and keys that can be guessed.
+    """Check that other machines need a key, and that no key is easy to guess.
 
     Raises:
-        InputError: no key, or one of fewer than 16 characters.
+        InputError: there is no key, or one has fewer than 16 characters.
     """
     if not is_local(host) and not keys:
         raise InputError(f"--host {host} opens the server to other machines, so it needs a key: set WHYFORMER_API_KEY")
@@ -38,12 +38,16 @@ def serve(
 
     Args:
         model: a name, as for :func:`whyformer.explain`.
-        options: how it is opened and run.
-        keys: that clients may send; needed for hosts other than this machine.
-        started: called with the address once requests are taken.
+        host: the address to listen on.
+        port: the port to listen on.
+        keys: keys that clients may send; needed if other machines can reach the server.
+        limits: limits of requests; the defaults of :class:`Limits` if None.
+        options: options for opening and running the model.
+        started: called with the address once requests are accepted.
 
     Raises:
-        InputError: others could reach it, and there is no key. LoadError: the model, or the port.
+        InputError: other machines could reach the server, and there is no key.
+        LoadError: the model cannot be loaded, or the port is not free.
         MissingExtra: fastapi or uvicorn is not installed.
     """
     require_key_if_public(host, keys)
@@ -62,4 +66,4 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:
         app = build(session, loaded.modality, limits, keys, (*LOCAL, shown), lambda: started(f"http://{shown}:{port}"))
-        server(app, limits.connections, limits.grace).run([sock])
+        server(app, 4 * (limits.queue + limits.batch), limits.grace).run([sock])
