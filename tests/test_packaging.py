@@ -199,6 +199,15 @@ def test_the_bundled_models_are_shipped():
             assert sum(p.stat().st_size for p in folder.rglob("*")) < 10_000_000
 
 
+def test_the_typeface_is_shipped_with_its_licence():
+    fonts = SOURCE / "show" / "fonts"
+    ignored = subprocess.run(["git", "check-ignore", *fonts.iterdir()], cwd=ROOT, capture_output=True, check=False)
+    assert ignored.stdout == b""
+    assert sum(p.stat().st_size for p in fonts.iterdir()) < 600_000
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "SIL OPEN FONT LICENSE" in (ROOT / next(name for name in project["license-files"] if "OFL" in name)).read_text()
+
+
 def test_every_dependency_of_the_project_is_pinned_in_the_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]

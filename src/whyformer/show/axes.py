@@ -10,7 +10,7 @@ from whyformer.show import colours
 from whyformer.show.bars import strongest
 from whyformer.show.layout import laid_out
 from whyformer.show.painting import drawable, overlay
-from whyformer.show.paper import families, printable
+from whyformer.show.typeface import families, printable
 from whyformer.show.words import heading, short
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
     rows, signed = strongest(one)[:k], colours.scale_of(one).signed
     scores = [score for _, score in rows]
     ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.ink(s, signed)) for s in scores])
+    ax.tick_params(labelfontfamily=families())
     names = [printable(short(name, 28)) for name, _ in rows]
-    ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False, family=families())
+    ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False)
     ax.invert_yaxis()
     return ax

@@ -13,7 +13,8 @@ from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, listed
-from whyformer.show.paper import Paper, measure
+from whyformer.show.paper import Paper
+from whyformer.show.typeface import measure
 from whyformer.show.words import agnostic, claims, figure_of, heading, method_name, short, target_name, visible, words
 
 if TYPE_CHECKING:

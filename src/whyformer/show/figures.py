@@ -15,7 +15,8 @@ from whyformer.show.colours import array
 from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import Paper, families, measure, printable
+from whyformer.show.paper import Paper
+from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
     agnostic,
     claims,
@@ -160,7 +161,7 @@ def _map(
     axes = paper.picture(overlay(e, longest=_PIXELS, **look), *span)
     note = colours.scale_of(e).note or chosen.note
     if note is not None:
-        axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
+        axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8, family=families(),
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
     return axes
 
@@ -317,8 +318,6 @@ def matrix(
     for axis, named, turn in ((axes.yaxis, labels[0], 0), (axes.xaxis, labels[1], 90)):
         if named:
             axis.set_ticks(range(len(named)), [printable(n) for n in named], rotation=turn, parse_math=False)
-            for label in axis.get_ticklabels():
-                label.set_fontfamily(list(families()))
     if title:
         paper.write(short(visible(title), int(paper.width * 11)), 0.08, 0.08, 9, va="top")
     paper.bar(scale, cmap, (left + wide + 0.08, head + above, 0.09, high))

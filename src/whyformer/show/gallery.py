@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from whyformer.errors import InputError
-from whyformer.show.paper import Paper, printable
+from whyformer.show.paper import Paper
+from whyformer.show.typeface import printable
 from whyformer.show.words import figure_of, short
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whyformer.show import answers, colours
-from whyformer.show.paper import Paper, measure
+from whyformer.show.paper import Paper
+from whyformer.show.typeface import measure
 from whyformer.show.words import short, visible
 
 if TYPE_CHECKING:

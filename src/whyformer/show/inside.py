@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whyformer.show import colours
-from whyformer.show.paper import families, printable
+from whyformer.show.typeface import dress, printable
 from whyformer.show.words import short
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ def figure(found: Inside, sample: int = 0, k: int = 10) -> Figure:
     made = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white")
     heads, layers, neurons = made.subplots(1, 3, width_ratios=(1, 0.8, 0.8))
     title = f"Where does “{short(found.target_names[sample], 60)}” come from? ({found.composite})"
-    made.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False, family=families())
+    made.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False)
     _heads(heads, found, sample)
     _layers(layers, found, sample)
     _neurons(neurons, found, sample, k)
+    dress(made)
     return made
 
 

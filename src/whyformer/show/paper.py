@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whyformer.errors import InputError
 from whyformer.show import colours, words
+from whyformer.show.typeface import families, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 GENERATOR = "whyformer"  # what a file says that it was made by
-_FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Arial Unicode MS", "WenQuanYi Zen Hei")
 _NOTE = 0.14  # inches a line of remarks
 
 
@@ -52,6 +51,7 @@ class Paper:
         span = (x / self.width, bottom / self.height, wide / self.width, high / self.height)
         made = self.figure.add_axes(span)
         made.set_axis_off()
+        made.tick_params(labelfontfamily=families())
         return made
 
     def picture(self, pixels: Any, x: float, y: float, wide: float, high: float) -> Axes:
@@ -124,42 +124,3 @@ def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "whyformer", "text.hinting": "no_hinting"}):
         drawing.savefig(buffer, format=kind, dpi=dpi, metadata=facts[kind])
     return buffer.getvalue()
-
-
-# -- letters -----------------------------------------------------------------------------------------------------
-@cache
-def families() -> tuple[str, ...]:
-    """The fonts of the list above that are installed; DejaVu Sans comes with matplotlib."""
-    from matplotlib import font_manager
-
-    installed = set(font_manager.get_font_names())
-    return tuple(name for name in _FONTS if name in installed)
-
-
-@cache
-def _coverage() -> frozenset[int]:
-    from matplotlib import font_manager, ft2font
-
-    codes: set[int] = set()
-    for name in families():
-        codes |= ft2font.FT2Font(font_manager.findfont(name)).get_charmap().keys()
-    return frozenset(codes)
-
-
-def printable(text: str) -> str:
-    """The text with a box for each character that no font at hand can draw."""
-    return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
-
-
-@cache
-def measure(text: str, size: float) -> float:
-    """Width in inches of a text in letters of so many points."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    font = FontProperties(family=list(families()), size=size)
-    width, _, _ = text_to_path.get_text_width_height_descent(printable(text), font, ismath=False)
-    if text.isspace():
-        # a path has no ink for spaces: take what the space adds between two letters
-        return measure(f"a{text}a", size) - measure("aa", size)
-    return float(width) / 72

@@ -11,7 +11,8 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.paper import Paper, measure
+from whyformer.show.paper import Paper
+from whyformer.show.typeface import measure
 from whyformer.show.words import Word, folded, heading, right_to_left, short, unread, visible, words
 
 if TYPE_CHECKING:

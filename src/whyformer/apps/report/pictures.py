@@ -60,7 +60,7 @@ def encoded(picture: Image.Image, most: int) -> Markup:
     made = _compressed(picture, LONGEST, kind)
     if len(made) > most:
         made = _compressed(picture, max(LONGEST // 3, int(LONGEST * math.sqrt(most / len(made)))), kind)
-    return data_uri(made, kind.lower())
+    return data_uri(made, f"image/{kind.lower()}")
 
 
 def drawn(e: Explanation, most: int) -> Markup:
@@ -71,7 +71,7 @@ def drawn(e: Explanation, most: int) -> Markup:
 def thumbnail(shown: Explanation | Image.Image) -> Markup:
     """A picture, or the map on it, as small as the contact sheet shows it."""
     small = shown if isinstance(shown, Image.Image) else Image.fromarray(painting.overlay(shown, longest=THUMB))
-    return data_uri(_compressed(small.convert("RGB"), THUMB, "JPEG", 72), "jpeg")
+    return data_uri(_compressed(small.convert("RGB"), THUMB, "JPEG", 72), "image/jpeg")
 
 
 def drawing(data: bytes) -> Markup | None:

@@ -26,10 +26,10 @@ from whyformer.apps.web.work import VisitorSession
 from whyformer.defaults import grouped
 from whyformer.methods import list_methods
 from whyformer.show.html import asset, render
+from whyformer.show.typeface import PAGES
 
 _PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
-# system fonts: nothing is fetched from anywhere
-_SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")
+# the style sheet holds the typeface, and code is in what the system has: nothing is fetched from anywhere
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
@@ -267,7 +267,7 @@ async def _linger() -> None:
 def look() -> dict[str, Any]:
     """What ``launch`` needs to show the page: theme, style sheet and script, all from this folder."""
     theme = gr.themes.Base(
-        primary_hue=gr.themes.colors.blue, neutral_hue=gr.themes.colors.slate, font=list(_SANS), font_mono=list(_MONO)
+        primary_hue=gr.themes.colors.blue, neutral_hue=gr.themes.colors.slate, font=list(PAGES), font_mono=list(_MONO)
     )
     # white on gradio's own blue is too faint to read
     shades = {"background_fill": "*primary_700", "background_fill_hover": "*primary_800", "text_color": "white"}

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from whyformer.show import colours, layout, painting, words
+from whyformer.show import colours, layout, painting, typeface, words
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
@@ -65,9 +65,18 @@ def variables(*, dark: bool = False) -> Markup:
     return Markup("".join(f"--{name}:{value};" for name, value in {**claims, **tones, **more}.items()))
 
 
-def data_uri(data: bytes, kind: str = "png") -> Markup:
-    """The bytes of a picture as an address that holds them."""
-    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
+def faces() -> Markup:
+    """The typeface as rules of a style sheet which hold its files, for a whole page."""
+    rule = "@font-face{{font-family:{};font-weight:{};src:url({})}}".format
+    return Markup("".join(
+        rule(typeface.NAME, weight, data_uri(face.with_suffix(".woff2").read_bytes(), "font/woff2"))
+        for weight, face in typeface.FACES.items()
+    ))  # fmt: skip
+
+
+def data_uri(data: bytes, kind: str = "image/png") -> Markup:
+    """The bytes of a file as an address that holds them."""
+    return Markup(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
 
 # -- what a template may call --------------------------------------------------------------------------------------
@@ -131,7 +140,7 @@ def curves(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _FUNCTIONS = (
-    asset, colours.code, colours.ground, colours.legend, colours.scale_of, curves, gradient, layout.written, minimap,
+    asset, colours.code, colours.ground, colours.legend, colours.scale_of, curves, faces, gradient, layout.written, minimap,
     overlaid, painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
     words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
     variables, words.folded, words.is_further, words.target_name, words.unread, words.value, words.values, words.words,
@@ -146,7 +155,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.globals.update({function.__name__: function for function in _FUNCTIONS})
-    made.globals.update(CLAIMS=colours.CLAIMS, LIGHT=colours.LIGHT)
+    made.globals.update(CLAIMS=colours.CLAIMS, LIGHT=colours.LIGHT, FAMILIES=",".join(typeface.PAGES))
     return made
 
 

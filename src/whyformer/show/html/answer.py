@@ -97,7 +97,7 @@ def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | 
 
 
 def _compressed(pixels: Any) -> Markup:
-    return html.data_uri(painting.encoded(pixels, "JPEG", quality=85), "jpeg")
+    return html.data_uri(painting.encoded(pixels, "JPEG", quality=85), "image/jpeg")
 
 
 def style(talk: Conversation, mark: str, themed: bool) -> Markup:
