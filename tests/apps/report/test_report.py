@@ -241,18 +241,16 @@ def test_the_report_itself_is_not_read(tmp_path):
     assert first == second
 
 
-def test_a_table_alone_and_an_unfinished_benchmark(tmp_path):
+def test_a_table_alone_and_an_unfinished_benchmark_are_left_out_with_a_reason(tmp_path):
     benchmark().write(tmp_path)
     (tmp_path / "report.json").unlink()
-    written = write_report(tmp_path, tmp_path / "r.html")
-    assert written.benchmarks == 1
-    text = Page(written.path.read_text()).text
-    assert "61.5" in text
-    assert "Only table.csv was found" in text
-    (tmp_path / "table.csv").unlink()
     (tmp_path / "records.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="nothing to report"):
-        write_report(tmp_path, tmp_path / "r2.html")
+        write_report(tmp_path, tmp_path / "r.html")
+    sentence().save(tmp_path / "e.safetensors")
+    reasons = {one.file: one.why for one in write_report(tmp_path, tmp_path / "r.html").skipped if not one.damaged}
+    assert "report.json" in reasons["table.csv"]
+    assert "unfinished" in reasons["records.jsonl"]
 
 
 @pytest.mark.parametrize("change", [
@@ -338,19 +336,17 @@ def test_the_command(tmp_path):
     assert (done.exit_code, done.output) == (0, "")
 
 
-def test_what_whyformer_drew_is_not_counted_among_what_is_left_out(tmp_path):
+def test_pictures_and_pages_are_no_source_and_not_listed(tmp_path):
     drawn = tmp_path / "drawn"
     drawn.mkdir()
     for kind in ("png", "svg", "pdf"):
         (drawn / f"a.{kind}").write_bytes(encode(figure(sentence()), kind))
     (drawn / "b.html").write_text(page(sentence()))
-    with pytest.raises(InputError, match="4 drawings of whyformer without scores"):
+    with pytest.raises(InputError, match=r"pictures and pages without scores.*--format png,json"):
         write_report(drawn, tmp_path / "r.html")
     sentence().save(drawn / "e.safetensors")
-    assert write_report(drawn, tmp_path / "r.html").skipped == []
-    Image.new("RGB", (4, 4)).save(drawn / "holiday.png")
-    (drawn / "other.html").write_text("<p>whyformer is good</p>")
-    assert [one.file for one in write_report(drawn, tmp_path / "r.html").skipped] == ["holiday.png", "other.html"]
+    (drawn / "list.txt").write_text("x")
+    assert [one.file for one in write_report(drawn, tmp_path / "r.html").skipped] == ["list.txt"]
 
 
 def test_the_command_tells_of_damaged_files_with_status_3(tmp_path):

@@ -1,4 +1,4 @@
-"""What every command prints with ``--json``: the one definition, of which :mod:`.schema` makes a JSON Schema."""
+"""The JSON output of every command, of which :mod:`.schema` makes a JSON Schema."""
 
 from __future__ import annotations
 
@@ -11,33 +11,29 @@ from whyformer.explanation.geometry import Box
 
 
 def _required(about: str) -> Any:
-    """A key that is always there."""
+    """Return a key that is always there."""
     return Field(description=about)
 
 
 def _optional(about: str | None = None) -> Any:
-    """A key that may be missing."""
+    """Return a key that may be missing."""
     return Field(default=None, description=about)
 
 
-class _Record(BaseModel):
-    """Values by name; new names may appear at any time."""
-
-
-class _Command(_Record):
-    """What one command prints."""
+class _Command(BaseModel):
+    """What one command prints; new keys may appear at any time."""
 
     schema_version: Literal[1]
 
 
-class ExplanationGeometry(_Record):
+class ExplanationGeometry(BaseModel):
     """Where the model's input lies on one picture."""
 
     size: list[int] = _required("Height and width of the picture given, in pixels.")
     box: list[float] = _required("Left, top, right and bottom of what the model saw, in its pixels.")
 
 
-class ExplanationOutput(_Record):
+class ExplanationOutput(BaseModel):
     """Scores of one method for a batch of samples (on the command line one sample).
 
     Axis letters: B samples, P patches row by row, N tokens, C classes.
@@ -87,7 +83,7 @@ class ExplanationOutput(_Record):
     parts: dict[str, ExplanationOutput] = _optional("By name, the explanations of the model's other inputs.")
 
 
-class TrustOutput(_Record):
+class TrustOutput(BaseModel):
     """The deletion curve of a map beside those of random maps; one entry a sample.
 
     null: not measured, for all scores are equal.
@@ -109,7 +105,7 @@ class TrustOutput(_Record):
     seeds: list[int] = _required("Of the random maps.")
 
 
-class GenerationCandidate(_Record):
+class GenerationCandidate(BaseModel):
     """A token that could have come next."""
 
     id: int
@@ -119,7 +115,7 @@ class GenerationCandidate(_Record):
     log_probability: float
 
 
-class GenerationOutput(_Record):
+class GenerationOutput(BaseModel):
     """Every token of an answer."""
 
     seen: dict[str, Any] = _optional("Maps of the prompt's pictures at each step, by the name of their part.")
@@ -204,14 +200,14 @@ class AttentionOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class PerturbProbabilities(_Record):
+class PerturbProbabilities(BaseModel):
     """Of the class, at each fraction."""
 
     highest_first: list[float]
     lowest_first: list[float]
 
 
-class PerturbPredicted(_Record):
+class PerturbPredicted(BaseModel):
     """What the model says, at each fraction."""
 
     highest_first: list[str]
@@ -235,7 +231,7 @@ class PerturbOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class AuditStream(_Record):
+class AuditStream(BaseModel):
     """The rows of one input."""
 
     name: str
@@ -245,7 +241,7 @@ class AuditStream(_Record):
     blocks: int = _required("Number of blocks that its rows run through.")
 
 
-class AuditAttention(_Record):
+class AuditAttention(BaseModel):
     """One attention: whose rows attend to whose."""
 
     queries: list[str]
@@ -255,7 +251,7 @@ class AuditAttention(_Record):
     shape: list[int] = _required("Samples, queries, keys.")
 
 
-class AuditOperation(_Record):
+class AuditOperation(BaseModel):
     """Units of one name and kind, and the rule that each method has for them."""
 
     name: str
@@ -266,7 +262,7 @@ class AuditOperation(_Record):
     )
 
 
-class AuditUnit(_Record):
+class AuditUnit(BaseModel):
     """A line of the program: calls of torch with one meaning."""
 
     number: int = _required("Of the value that it makes.")
@@ -296,7 +292,7 @@ class AuditOutput(_Command):
     methods: dict[str, str | None] = _required("Method to why it does not apply, null where it does.")
 
 
-class MethodsMethod(_Record):
+class MethodsMethod(BaseModel):
     """One method."""
 
     name: str
@@ -316,7 +312,7 @@ class MethodsOutput(_Command):
     methods: list[MethodsMethod]
 
 
-class BenchmarkCount(_Record):
+class BenchmarkCount(BaseModel):
     """What became of the samples of one configuration."""
 
     scored: int
@@ -325,7 +321,7 @@ class BenchmarkCount(_Record):
     nan: int
 
 
-class BenchmarkTable(_Record):
+class BenchmarkTable(BaseModel):
     """One table, without its figures."""
 
     table: str
@@ -337,7 +333,7 @@ class BenchmarkTable(_Record):
     note: str
 
 
-class BenchmarkFigure(_Record):
+class BenchmarkFigure(BaseModel):
     """One cell of a table."""
 
     table: str
@@ -350,7 +346,7 @@ class BenchmarkFigure(_Record):
     published: float | None
 
 
-class BenchmarkCurve(_Record):
+class BenchmarkCurve(BaseModel):
     """The points of one line."""
 
     x: list[float | None]
@@ -375,7 +371,7 @@ class BenchmarkOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class MaximizeUnit(_Record):
+class MaximizeUnit(BaseModel):
     """One unit."""
 
     unit: str = _required("What was maximised.")
@@ -393,7 +389,7 @@ class MaximizeOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class ReportSkipped(_Record):
+class ReportSkipped(BaseModel):
     """A file that is not in the report."""
 
     file: str
@@ -422,7 +418,7 @@ class AppOutput(_Command):
     url: str
 
 
-class RunCost(_Record):
+class RunCost(BaseModel):
     """With --dry-run."""
 
     rows: int | None = _required("Of the input; null where it does not say.")
@@ -474,4 +470,4 @@ COMMANDS: dict[str, type[_Command]] = {
     "run": RunOutput,
     "serve": ServeOutput,
 }
-"""Command -> what it prints."""
+"""Command -> its output."""

@@ -9,6 +9,7 @@ from typer import Option
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import Printer
+from whyformer.apps.server.limits import Limits
 from whyformer.explanation.versions import record
 from whyformer.options import Options
 
@@ -35,20 +36,21 @@ def serve(
     )] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Where to listen.")] = 8000,
     api_key: _Key = None,
-    batch: Annotated[int, Option(min=1, help="The most requests that are explained at once.")] = 16,
+    batch: Annotated[int, Option(min=1, help="The most requests that are explained at once.")] = Limits.batch,
     wait: Annotated[float, Option(
         min=0.001, metavar="MILLISECONDS", help="How long the first of them waits for others."
-    )] = 5.0,
-    queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones are refused (429).")] = 128,
-    seconds: Annotated[float, Option(min=0.1, help="From a request to its answer, or it is refused (504).")] = 60.0,
+    )] = 1000 * Limits.wait,
+    queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones are refused (429).")] = Limits.queue,
+    seconds: Annotated[float, Option(
+        min=0.1, help="From a request to its answer, or it is refused (504)."
+    )] = Limits.seconds,
     grace: Annotated[float, Option(
         min=0.1, metavar="SECONDS", help="How long accepted requests may take to finish when the server ends."
-    )] = 30.0,
+    )] = Limits.grace,
     options: Options,
     printer: Printer,
 ) -> None:
     """Answer requests for explanations of one model, on this machine alone unless asked otherwise."""
-    from whyformer.apps.server import Limits
     from whyformer.apps.server import serve as answer
 
     def started(url: str) -> None:

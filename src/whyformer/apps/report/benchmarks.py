@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -91,29 +89,6 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
         "benchmark", file, report.conventions, tables, report.remarks,
         name=report.benchmark, counts=report.counts if incomplete else {}, errors=errors, **drawn,
     )  # fmt: skip
-
-
-def facts_of_table(path: Path) -> dict[str, Any] | None:
-    """Return the values of a benchmark as far as its ``table.csv`` holds them; None for other tables."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        numbers = ("measured", "low", "high", "published")
-        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in numbers}} for row in rows]
-        cells = [(row["table"], row["row"], row["column"]) for row in rows]
-    except (ValueError, KeyError, TypeError, csv.Error):
-        return None
-    tables = [
-        {
-            "table": name,
-            "title": name,
-            "rows": list(dict.fromkeys(row for table, row, _ in cells if table == name)),
-            "columns": list(dict.fromkeys(column for table, _, column in cells if table == name)),
-        }
-        for name in dict.fromkeys(table for table, _, _ in cells)
-    ]
-    remark = "Only table.csv was found: the conventions behind these figures are in report.json."
-    facts = {"benchmark": path.parent.name or "table", "figures": figures, "tables": tables, "remarks": [remark]}
-    return {**facts, "conventions": {}, "counts": {}, "curves": {}} if figures else None
 
 
 def _written(value: float | None, digits: int | None) -> str | None:

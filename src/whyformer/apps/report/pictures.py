@@ -26,36 +26,37 @@ _ROOM = 2_100_000  # bytes of all pictures but thumbnails together, before base6
 
 
 def shrunk(e: Explanation, longest: int) -> Explanation:
-    """The explanation with its original picture no larger than it will be drawn, so that hundreds fit into memory."""
+    """Return the explanation with original pictures of at most this size, so that hundreds fit into memory."""
     if e.originals is None or e.geometry is None:
         return e
     small = []
     for original in e.originals:
-        made = original.convert("RGB")
-        made.thumbnail((longest, longest), Image.Resampling.LANCZOS)
-        small.append(made)
+        picture = original.convert("RGB")
+        picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+        small.append(picture)
     places = [g.scaled((p.height, p.width)) for g, p in zip(e.geometry, small, strict=True)]
     return e.with_features(originals=small, geometry=places)
 
 
 def decoded(source: Any) -> Image.Image:
-    """A picture out of a data URI."""
-    head, comma, data = source.partition(",") if isinstance(source, str) else ("", "", "")
-    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+    """Return the picture of a data URI.
+
+    Raises:
+        LoadError, ValueError: it is none.
+    """
+    head, _, data = str(source).partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
         raise LoadError("damaged: its picture is no data URI")
-    try:
-        return open_picture(io.BytesIO(base64.b64decode(data, validate=True)))
-    except ValueError as error:
-        raise LoadError(f"damaged: its picture cannot be read: {error}") from error
+    return open_picture(io.BytesIO(base64.b64decode(data, validate=True)))
 
 
 def room(pictures: int, inputs: int) -> int:
-    """The bytes that a picture may take; beyond 50 inputs a report may grow with their number."""
+    """Return the size limit of a picture in bytes; with more than 50 inputs a report may grow with their number."""
     return int(_ROOM * max(1.0, inputs / 50) / max(1, pictures))
 
 
 def encoded(picture: Image.Image, most: int) -> Markup:
-    """A picture as a data URI: WebP, or JPEG where Pillow has none; smaller where it would take more bytes."""
+    """Return a picture as a data URI: WebP, or JPEG if Pillow has no WebP; reduced until it takes ``most`` bytes."""
     kind = "WEBP" if features.check("webp") else "JPEG"
     made = _compressed(picture, LONGEST, kind)
     if len(made) > most:
@@ -64,18 +65,18 @@ def encoded(picture: Image.Image, most: int) -> Markup:
 
 
 def drawn(e: Explanation, most: int) -> Markup:
-    """The map on its picture."""
+    """Return the map on its picture, as :func:`encoded` does."""
     return encoded(Image.fromarray(painting.overlay(e, longest=LONGEST)), most)
 
 
 def thumbnail(shown: Explanation | Image.Image) -> Markup:
-    """A picture, or the map on it, as small as the contact sheet shows it."""
+    """Return a picture, or a map on its picture, in the size of the contact sheet."""
     small = shown if isinstance(shown, Image.Image) else Image.fromarray(painting.overlay(shown, longest=THUMB))
     return data_uri(_compressed(small.convert("RGB"), THUMB, "JPEG", 72), "image/jpeg")
 
 
 def drawing(data: bytes) -> Markup | None:
-    """A line drawing (a benchmark's curves) without loss, or None if it cannot be read."""
+    """Return the curves of a benchmark without loss, or None if they cannot be read."""
     try:
         plain = open_picture(io.BytesIO(data))
     except WhyformerError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 from safetensors import SafetensorError, safe_open
 
-from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, facts_of_table, read_benchmark
+from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, read_benchmark
 from whyformer.apps.report.inputs import SavedMap, once
 from whyformer.apps.report.jobs import MANIFEST, JobFolder, drifts, summary
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
@@ -33,13 +32,12 @@ from whyformer.show.words import measured, remarks, short, words
 Track = Callable[..., Iterable[Any]]
 
 _MOST_BYTES = 256 * 2**20
-_BESIDE = {".png", ".svg", ".pdf", ".html", ".json"}
-"""Suffixes of files that commands write beside a saved explanation of the same name."""
-_MARKS = (
-    b"Software\0whyformer", b"<dc:title>whyformer</dc:title>", b"/Creator (whyformer)",
-    b'name="generator" content="whyformer',
-)  # fmt: skip
-"""Marks of whyformer in these files."""
+_DRAWINGS = {".png", ".svg", ".pdf", ".html"}
+"""Suffixes of files without scores that commands write; they are not listed as left out."""
+_REASONS = {
+    "records.jsonl": "an unfinished benchmark: run it again with the same --out to finish it",
+    "table.csv": "a table: a benchmark is read from its report.json",
+}
 
 
 @dataclass(frozen=True)
@@ -76,31 +74,14 @@ class _OtherFile(Exception):  # noqa: N818
 
 @dataclass
 class Contents:
-    """The results in the order of the files' names; ``drawings`` counts drawings of whyformer without scores."""
+    """The results in the order of the files' names; ``drawings`` is True if there were pictures or pages."""
 
     saved: list[SavedMap] = field(default_factory=list)
     answers: list[SavedAnswer] = field(default_factory=list)
     benchmarks: list[BenchmarkSection] = field(default_factory=list)
     jobs: list[JobFolder] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    drawings: int = 0
-
-    @contextmanager
-    def reading(self, path: Path, name: str) -> Iterator[None]:
-        """Leave out a file that cannot be read or drawn; ``name`` is its name in the report."""
-        try:
-            yield
-        except _OtherFile as error:
-            if _is_drawing(path):
-                self.drawings += 1
-            else:
-                self.skipped.append(Skipped(name, str(error)))
-        except WhyformerError as error:
-            self.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
-        except OSError as error:
-            self.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
-        except (*FOREIGN_ERRORS, TemplateError) as error:  # well formed, but its values do not fit together
-            self.skipped.append(Skipped(name, f"damaged: it cannot be drawn ({error})", damaged=True))
+    drawings: bool = False
 
 
 def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
@@ -119,25 +100,30 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     benchmarks = {path.parent for path, _ in files if path.name == "report.json" and path.is_file()}
     jobs = {path.parent for path, _ in files if path.name == MANIFEST and _is_job(path)}
     for path, name in track(files, "reading", len(files)):
-        in_job, in_benchmark = path.parent in jobs, path.parent in benchmarks
-        if (in_job and path.name != MANIFEST) or (in_benchmark and not in_job and path.name in FILES):
+        in_job = path.parent in jobs
+        if (in_job and path.name != MANIFEST) or (path.parent in benchmarks and path.name in FILES):
             continue
-        with contents.reading(path, name):
+        if path.suffix in _DRAWINGS:
+            contents.drawings = True
+            continue
+        try:
             if in_job:
                 _read_job(path.parent, name, contents)
             else:
                 _read(path, name, contents)
+        except _OtherFile as error:
+            contents.skipped.append(Skipped(name, str(error)))
+        except WhyformerError as error:
+            contents.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
+        except OSError as error:
+            contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
+        except (*FOREIGN_ERRORS, TemplateError) as error:  # well formed, but its values do not fit together
+            contents.skipped.append(Skipped(name, f"damaged: it cannot be drawn ({error})", damaged=True))
     contents.benchmarks += drifts(contents.jobs)
-    # of an answer in both forms the .safetensors is shown: it holds all of it
+    # the .json beside a .safetensors holds a part of the same answer
     twice = {answer.file.removesuffix(".safetensors") + ".json" for answer in contents.answers}
     contents.answers = [answer for answer in contents.answers if answer.file not in twice]
-    files_shown = [*(one.file for one in contents.saved), *(one.file for one in contents.answers)]
-    shown = {Path(file).with_suffix("") for file in files_shown}
-    contents.skipped = [
-        one
-        for one in contents.skipped
-        if one.damaged or Path(one.file).suffix not in _BESIDE or Path(one.file).with_suffix("") not in shown
-    ]
+    contents.skipped = [one for one in contents.skipped if one.damaged or one.file not in twice]
     contents.saved = once(contents.saved)
     return contents
 
@@ -171,20 +157,6 @@ def _is_job(path: Path) -> bool:
         return False
 
 
-def _is_drawing(path: Path) -> bool:
-    """Return True if a picture or a page has a mark of whyformer."""
-    if path.suffix not in _BESIDE or not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            ends = file.read(2**16)
-            file.seek(max(0, path.stat().st_size - 2**16))
-            ends += file.read()
-    except OSError:
-        return False
-    return any(mark in ends for mark in _MARKS)
-
-
 def _fits(path: Path) -> str | None:
     """Return why a file is not opened, or None."""
     if not path.is_file():
@@ -208,15 +180,8 @@ def _read(path: Path, name: str, contents: Contents) -> None:
         _read_tensors(path, name, contents)
     elif path.suffix == ".json":
         _read_json(path, name, contents)
-    elif path.name == "table.csv":
-        facts = facts_of_table(path)
-        if facts is None:
-            raise _OtherFile("a table, but no benchmark's")
-        contents.benchmarks.append(read_benchmark(path, name, facts))
-    elif path.name == "records.jsonl":
-        raise _OtherFile("an unfinished benchmark: run it again with the same --out to finish it")
     else:
-        raise _OtherFile("another kind of file")
+        raise _OtherFile(_REASONS.get(path.name, "another kind of file"))
 
 
 def _read_tensors(path: Path, name: str, contents: Contents) -> None:
@@ -313,7 +278,7 @@ def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     """Return the error of a report without results: what is expected, and what is there instead."""
-    where = ", ".join(map(str, sources))
+    where, count = ", ".join(map(str, sources)), len(contents.skipped)
     for file in contents.skipped:
         if file.damaged:
             return InputError(f"nothing in {where} can be read; {file.file}: {file.why}")
@@ -322,10 +287,9 @@ def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
         "jobs' folders"
     )
     if contents.drawings:
-        return InputError(
-            f"there is nothing to report in {where}: {amount(contents.drawings, 'drawing')} of whyformer without "
-            f"scores; a report is made of {wanted}: explain again with --format png,json"
-        )
-    count = len(contents.skipped)
-    others = f"{amount(count, 'file')} of other kinds {'is' if count == 1 else 'are'} there" if count else "it is empty"
+        others = "pictures and pages without scores are there: explain again with --format png,json"
+    elif count:
+        others = f"{amount(count, 'file')} of other kinds {'is' if count == 1 else 'are'} there"
+    else:
+        others = "it is empty"
     return InputError(f"there is nothing to report in {where}: a report is made of {wanted}, and {others}")

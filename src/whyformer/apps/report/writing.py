@@ -30,7 +30,14 @@ class WrittenReport:
     """A report that was written.
 
     Attributes:
-        bytes: its size. inputs, explanations, answers, benchmarks, jobs: what is in it. skipped: files that are not.
+        path: the file.
+        bytes: its size.
+        inputs: number of different pictures and sentences.
+        explanations: number of maps.
+        answers: number of generated texts.
+        benchmarks: number of benchmarks.
+        jobs: number of folders of jobs.
+        skipped: files that are not in it.
     """
 
     path: Path
