@@ -64,6 +64,7 @@ def page(asked: Asked) -> Any:
         "truncate": False, "style": "colours", "opacity": 1, "keep": 0.2, "length": 16, "chat": False,
         "settings": json.dumps({method: settings}),
     }  # fmt: skip
+    handlers.switch(session, entered["kind"])
     for step in handlers.explain(session, entered):
         assert step
     file = handlers.download(session, "json")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "Inter"
-FACES = {weight: Path(__file__).parent / "fonts" / f"{NAME}-{face}"
-         for weight, face in (("normal", "Regular"), ("bold", "Bold"))}  # fmt: skip
+_FONTS = Path(__file__).parent / "fonts"
+FACES = {"normal": _FONTS / f"{NAME}-Regular", "bold": _FONTS / f"{NAME}-Bold"}
 """Of each weight, as matplotlib and CSS name it, the file without its ending, ``.ttf`` or ``.woff2``."""
 PAGES = (NAME, "system-ui", "sans-serif")
 """The families of pages: a browser finds by itself a typeface for a script that Inter lacks."""

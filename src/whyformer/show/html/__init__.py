@@ -68,10 +68,11 @@ def variables(*, dark: bool = False) -> Markup:
 def faces() -> Markup:
     """The typeface as rules of a style sheet which hold its files, for a whole page."""
     rule = "@font-face{{font-family:{};font-weight:{};src:url({})}}".format
-    return Markup("".join(
+    rules = [
         rule(typeface.NAME, weight, data_uri(face.with_suffix(".woff2").read_bytes(), "font/woff2"))
         for weight, face in typeface.FACES.items()
-    ))  # fmt: skip
+    ]
+    return Markup("".join(rules))
 
 
 def data_uri(data: bytes, kind: str = "image/png") -> Markup:
@@ -140,10 +141,11 @@ def curves(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _FUNCTIONS = (
-    asset, colours.code, colours.ground, colours.legend, colours.scale_of, curves, faces, gradient, layout.written, minimap,
-    overlaid, painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
-    words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
-    variables, words.folded, words.is_further, words.target_name, words.unread, words.value, words.values, words.words,
+    asset, colours.code, colours.ground, colours.legend, colours.scale_of, curves, faces, gradient, layout.written,
+    minimap, overlaid, painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims,
+    words.doubts, words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes,
+    words.probability, variables, words.folded, words.is_further, words.target_name, words.unread, words.value,
+    words.values, words.words,
 )  # fmt: skip
 
 
