@@ -352,22 +352,6 @@ def test_cancel_ends_long_work(site, visit):
     assert page.locator(".wf-map").count() == 3
 
 
-def test_a_new_input_ends_what_runs(site, visit):
-    page = visit(site)
-    drop(page)
-    page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "occlusion", "vit_cx")
-    page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, re.compile("maps …|Reading"))
-    page.locator(".wf-example").nth(1).click()
-    says(page, "Ready")
-    page.wait_for_timeout(500)
-    assert page.locator("#wf-status").inner_text().strip() == "Ready: press Explain."
-    assert page.locator(".wf-map").count() == 0
-    explain(page)
-    assert page.locator(".wf-map").count() == 3
-
-
 def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
     busy, waiting = visit(site), visit(site)
     for page in (busy, waiting):

@@ -286,7 +286,8 @@ FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
 def _in_sight(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
     """Yield the updates, until the visitor turns to another kind of input."""
     for update in updates:
-        if entered["kind"] in [kind for kind in KINDS if kind != session.kind]:
+        # an unknown kind, which may be a value of any type, is refused by the updates themselves
+        if entered["kind"] != session.kind and entered["kind"] in tuple(KINDS):
             return
         yield update
 

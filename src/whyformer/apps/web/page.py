@@ -109,9 +109,8 @@ def build(handlers: Handlers) -> gr.Blocks:
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
         parts = _components(handlers)
         wires = _Wires(handlers, parts)
-        running, asking = _listen_to_results(wires)
-        changed = _listen_to_input(wires, running)
-        gr.on([*changed, *asking], _linger, **wires.light)
+        changed = _listen_to_input(wires)
+        _listen_to_results(wires, changed)
         _listen_to_looks(wires)
         page.load(None, None, parts["board"], js="() => window.whyformerReady()")
         page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH))
@@ -188,8 +187,8 @@ class _Wires:
         return self.working | {"show_progress": "minimal", "show_progress_on": self.parts["progress"]}
 
 
-def _listen_to_input(wires: _Wires, running: list[Any]) -> list[Any]:
-    """Answer each change of the input, which cancels what is ``running``; return the events that are answered."""
+def _listen_to_input(wires: _Wires) -> list[Any]:
+    """Which function answers a change of the input; the events after which nothing that is shown holds."""
     handlers, parts = wires.handlers, wires.parts
     kind, picture, sentence, model = (parts[name] for name in ("kind", "picture", "sentence", "model"))
 
@@ -199,8 +198,7 @@ def _listen_to_input(wires: _Wires, running: list[Any]) -> list[Any]:
     changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
     changed.append(parts["examples"].click)
     # first, for gradio calls the listeners of an event in this order: what the others bring may not be cleared
-    cleared = [parts["board"], parts["status"]]
-    gr.on(changed, None, None, cleared, js=_CLEAR, cancels=running, **wires.quiet)
+    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
     model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
     look = wires.enter(handlers.look, _SEEN, **wires.shown)
     begin = wires.work(partial(opening.begin, handlers), sorted({*_SEEN, *_RESULTS}))
@@ -214,8 +212,8 @@ def _listen_to_input(wires: _Wires, running: list[Any]) -> list[Any]:
     return [*changed, model.input, sentence.blur, parts["methods"].input]
 
 
-def _listen_to_results(wires: _Wires) -> tuple[list[Any], list[Any]]:
-    """Explain, cancel and save; return the calls that explain, and the events that call them."""
+def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
+    """What explains, and what ends it."""
     handlers, parts = wires.handlers, wires.parts
     go, says, classes, form = (parts[name] for name in ("explain", "says", "classes", "form"))
 
@@ -232,11 +230,11 @@ def _listen_to_results(wires: _Wires) -> tuple[list[Any], list[Any]]:
     running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
     classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
     parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
+    gr.on([*changed, classes.input, form.input, says.click, go.click], _linger, **wires.light)
     parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
     for name in KINDS:
         made = parts[f"save-{name}"].click(**wires.fill(partial(saved, kind=name), [], ["file"]))
         made.then(None, parts["file"], None, js=_SAVE)
-    return running, [classes.input, form.input, says.click, go.click]
 
 
 def _listen_to_looks(wires: _Wires) -> None:

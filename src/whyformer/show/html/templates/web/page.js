@@ -192,7 +192,7 @@
   const model = () => document.querySelector("#wf-model input")?.value;
   let before = null;
   document.addEventListener("focusin", (event) => close("#wf-model", event.target) && (before = model()), true);
-  window.whyformerClear = () => [empty, ""];
+  window.whyformerClear = () => empty;
   window.whyformerModel = () => {
     if (model() === before) return { __type__: "update" };
     before = model();
