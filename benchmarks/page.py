@@ -22,7 +22,7 @@ from PIL import Image
 
 from whyformer.apps.web import Catalogue, PageLimits, serve
 from whyformer.apps.web.handlers import RESULTS, Handlers
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import open_picture
 

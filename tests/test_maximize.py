@@ -18,8 +18,8 @@ import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, LoadError, ModelError
 from whyformer.maximize import RECIPES, Maximized, maximize_activation
+from whyformer.maximize.augmentation import Augmentation, _turned, total_variation
 from whyformer.maximize.canvas import Canvas, amplitudes, hartley
-from whyformer.maximize.chances import Chances, _turned, total_variation
 
 FEW: dict[str, Any] = {"steps": 6}
 PLAIN: dict[str, Any] = {"recipe": "plain"}
@@ -184,7 +184,7 @@ def test_another_thread_is_not_disturbed(vit: nn.Module) -> None:
     assert not wrong
 
 
-# -- canvas and chances ----------------------------------------------------------------------------------------------
+# -- canvas and augmentation ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 3), (1, 6)])
 def test_the_fourier_basis_is_real_and_orthonormal(sizes: tuple[int, int]) -> None:
     """Row by row against cos + sin written out; its matrix times its transpose is the identity."""
@@ -224,9 +224,9 @@ def test_canvas_there_and_back(fourier: bool, bounded: bool, channels: int) -> N
 def test_chances() -> None:
     """Nothing without any; whole pixels shift around the edge; a quarter turn and half the size are where they belong."""
     picture, draws = torch.rand(1, 3, 8, 8), torch.Generator()
-    assert torch.equal(Chances(0, 0, 0, 0, 0).befall(picture, draws), picture)
+    assert torch.equal(Augmentation(0, 0, 0, 0, 0).apply(picture, draws), picture)
     shifts = [torch.roll(picture, (y, x), (-2, -1)) for y in range(-2, 3) for x in range(-2, 3)]
-    seen = [Chances(2, 0, 0, 0, 0).befall(picture, draws.manual_seed(seed)) for seed in range(40)]
+    seen = [Augmentation(2, 0, 0, 0, 0).apply(picture, draws.manual_seed(seed)) for seed in range(40)]
     assert all(any(torch.equal(one, shift) for shift in shifts) for one in seen)
     assert len({one.sum(1).flatten().argmax().item() for one in seen}) > 10
     assert torch.allclose(_turned(picture, 1.0, math.pi / 2), picture.rot90(-1, (-2, -1)), atol=1e-5) or torch.allclose(
@@ -239,10 +239,10 @@ def test_chances() -> None:
     middle[..., 4, 6] = 1
     assert int(_turned(middle, 2.0, 0.0).argmax()) == 4 * 9 + 8
     grey = torch.full((1, 3, 4, 4), 0.5)
-    tinted = Chances(0, 0, 0, 1.0, 0).befall(grey, draws)
+    tinted = Augmentation(0, 0, 0, 1.0, 0).apply(grey, draws)
     assert tinted.flatten(2).std(-1).max() < 1e-6
     assert len(set(tinted[0, :, 0, 0].tolist())) == 3
-    specks = Chances(0, 0, 0, 0, 0.5).befall(torch.zeros(1, 3, 64, 64), draws)
+    specks = Augmentation(0, 0, 0, 0, 0.5).apply(torch.zeros(1, 3, 64, 64), draws)
     assert abs(float(specks.mean())) < 0.02
     assert float(specks.std()) == pytest.approx(0.5, rel=0.03)
 

@@ -17,8 +17,8 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import open_model
 from whyformer.methods import METHODS, Method, list_methods
 from whyformer.methods.passes import ForwardPass, Layout
+from whyformer.methods.sharing import SharedPasses, sharing
 from whyformer.methods.task import Task
-from whyformer.methods.together import Together, sharing
 from whyformer.models import load
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
@@ -187,15 +187,15 @@ def audit(
         image = Image.fromarray(noise)
         inputs = {"text": SENTENCE, "image": image, "both": {"text": SENTENCE, "images": image}}[model.modality]
     ready = open_model(model, processor, **options).prepare(inputs)
-    with sharing(list_methods()) as together:
-        task = replace(ready.task(target, "audit"), together=together)
+    with sharing(list_methods()) as shared:
+        task = replace(ready.task(target, "audit"), shared=shared)
         with ready.explaining_errors(task), task.at_work():
             layout = task.passed().layout(task.given, task.read)
             attentions, figures = _attentions(layout), _figures(task)
             operations, program = _operations(task, layout)
         streams = _streams(ready, task, layout, target)
         methods = tracking(progress)(list_methods(), "methods", len(METHODS))
-        reasons = {method.name: _why_not(ready, method, target, together) for method in methods}
+        reasons = {method.name: _why_not(ready, method, target, shared) for method in methods}
     return Audit(ready.name, streams, attentions, operations, program, *figures, reasons)
 
 
@@ -292,7 +292,7 @@ def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> lis
     return streams
 
 
-def _why_not(ready: Prepared, method: Method, target: Target, together: Together) -> str | None:
+def _why_not(ready: Prepared, method: Method, target: Target, shared: SharedPasses) -> str | None:
     if method.modality != "both" and method.modality != ready.inputs.modality:
         return f"it explains {'pictures' if method.modality == 'image' else 'text'}"
     if method.family == "perturbation":
@@ -301,7 +301,7 @@ def _why_not(ready: Prepared, method: Method, target: Target, together: Together
     if "limit" in method.settings:
         settings = {**settings, "limit": 1}  # stops the method before its main computation
     try:
-        together.around(partial(ready.explain, method.name, target, **settings))
+        shared.around(partial(ready.explain, method.name, target, **settings))
     except WhyformerError as error:
         reason = " ".join(str(error).split())
         if "limit=1" in reason:

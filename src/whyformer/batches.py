@@ -12,7 +12,7 @@ from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.counts import in_bytes
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.given import some_of
+from whyformer.inputs.normalize import some_of
 from whyformer.models.memory import free_memory, is_out_of_memory
 from whyformer.progress import Track
 from whyformer.targets import Resolver, Target, of_samples, several_tokens

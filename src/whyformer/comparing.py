@@ -15,7 +15,7 @@ from whyformer.explanation.displayed import Displayed
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
-from whyformer.methods.together import sharing
+from whyformer.methods.sharing import sharing
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.progress import Track
@@ -186,12 +186,12 @@ def each(
     completed = [(method.name, method.complete(settings)) for method, settings in methods]
     by_method: list[list[Explanation | Refusal]] = [[] for _ in completed]
     for target, resolver in resolvers:
-        with sharing([method for method, _ in methods]) as together:
+        with sharing([method for method, _ in methods]) as shared:
             for (name, settings), results in zip(completed, by_method, strict=True):
                 if results and isinstance(results[-1], Refusal):
                     continue
                 make = partial(ready.explain, name, target, progress=progress, **settings)
-                make = partial(together.around, make)
+                make = partial(shared.around, make)
                 if once is not None:
                     make = partial(once, (name, settings, target), make)
                 earlier = [(e, r) for e, (_, r) in zip(results, resolvers, strict=False) if isinstance(e, Explanation)]

@@ -12,7 +12,7 @@ from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.given import count_of, wants_processor
+from whyformer.inputs.normalize import count_of, wants_processor
 from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes

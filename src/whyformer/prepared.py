@@ -14,13 +14,13 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerErro
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
+from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.inputs.longer import lengthened
-from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
+from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.together import Together
 from whyformer.models.ends import end_function, final_activation
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.memory import is_out_of_memory
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 # exact types only: out-of-memory errors and errors of a caller's hook or progress function are re-raised unchanged
-_UNTOLD = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
-_UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
+_FOREIGN = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
+_FOREIGN |= {TypeError, ValueError, ZeroDivisionError}
 
 
 
@@ -132,12 +132,12 @@ class Prepared:
         target: Target = None,
         *,
         progress: bool | Track = False,
-        together: Together | None = None,
+        shared: SharedPasses | None = None,
         **settings: Any,
     ) -> Explanation:
-        """Explain as :func:`whyformer.explain` does; ``together`` shares work with other methods of the same target."""
+        """Explain as :func:`whyformer.explain` does; ``shared`` shares work with other methods of the same target."""
         if not self.singles:
-            return self._whole(method, target, progress, together, settings)
+            return self._whole(method, target, progress, shared, settings)
         self.resolver(target)
         results = [
             single.explain(method, of_samples(target, [i]), progress=progress, **settings)
@@ -156,7 +156,7 @@ class Prepared:
         method: str,
         target: Target,
         progress: bool | Track,
-        together: Together | None,
+        shared: SharedPasses | None,
         settings: dict[str, Any],
     ) -> Explanation:
         span = several_tokens(target, self.processor, self.labels, self.classes)
@@ -171,7 +171,7 @@ class Prepared:
                 f"this input is of kind {self.inputs.modality!r}"
             )
         resolver = self.resolver(target)
-        task = replace(self.task(resolver, method, progress), together=together)
+        task = replace(self.task(resolver, method, progress), shared=shared)
         with self.explaining_errors(task), task.at_work():
             scores = chosen.run(task, full)
             check_samples(task, scores.logits)
@@ -198,18 +198,19 @@ class Prepared:
         try:
             yield
         except Exception as error:
-            explained = self.told(error, task)
+            explained = self.as_own_error(error, task)
             if explained is None:
                 raise
             raise explained from error
 
-    def told(self, error: Exception, task: Task) -> WhyformerError | None:
-        """Convert another library's error; None if it comes from the model, the target or the caller."""
+    def as_own_error(self, error: Exception, task: Task) -> WhyformerError | None:
+        """Convert an error of another library to one of whyformer; return None if the model, the target or the caller
+        raised it."""
         if is_out_of_memory(error):
             return out_of_memory(task)
-        if type(error) not in _UNTOLD:
+        if type(error) not in _FOREIGN:
             return None
-        cause = unfit(self.model, self.inputs, error)
+        cause = failure_reason(self.model, self.inputs, error)
         if cause is not None:
             return InputError(cause)
         try:

@@ -21,7 +21,7 @@ from torch import Tensor
 from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.inputs import Inputs
-from whyformer.inputs.unfit import unfit
+from whyformer.inputs.failures import failure_reason
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.options import Keywords, shows_options
@@ -365,7 +365,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
         with declared(ready.opened.options.rules):
             whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
     except FOREIGN_ERRORS as error:
-        reason = unfit(ready.model, ready.inputs, error)
+        reason = failure_reason(ready.model, ready.inputs, error)
         if reason is None:
             raise
         raise InputError(reason) from error

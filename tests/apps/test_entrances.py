@@ -21,7 +21,7 @@ from whyformer.apps.server.app import build
 from whyformer.apps.web import Catalogue, PageLimits
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.models import load

@@ -10,7 +10,7 @@ import whyformer
 from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.errors import InputError, LoadError, ModelError
-from whyformer.explanation.doubts import degenerate
+from whyformer.explanation.warnings import degenerate
 from zoo import build
 
 

@@ -17,7 +17,7 @@ from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
-from whyformer.show import answers, grid, paper, speaking
+from whyformer.show import answers, grid, paper, terminal_answer
 from whyformer.show.html import answer
 
 
@@ -84,7 +84,7 @@ def test_plain_text_and_a_terminal_without_colours() -> None:
     assert "'⏎'" in text
     console = Console(width=100, no_color=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(speaking.render(made()))
+        console.print(terminal_answer.render(made()))
     assert "because of" in captured.get()
     assert "\x1b" not in captured.get()
 
@@ -291,7 +291,7 @@ def test_the_system_message_is_closed_and_the_whole_answer_is_chosen() -> None:
     assert re.search(r"#g\w+-all:checked~\.t \.s0[,{]", page)  # the system message by its sum
     console = Console(width=100, no_color=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(speaking.render(talking()))
+        console.print(terminal_answer.render(talking()))
     assert re.search(r"System +You are here to be of help +37 %\n *User +Which fruit\?\n *Assistant +An apple\.", captured.get())
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 import whyformer
 from show.made import picture, sentence
 from whyformer import show
-from whyformer.explanation.doubts import of_map
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.warnings import of_map
 from whyformer.methods import METHODS
 from whyformer.show import colours, html, terminal, words
 from whyformer.show.layout import sections

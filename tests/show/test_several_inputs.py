@@ -18,7 +18,7 @@ from prompting import llava, square
 from whyformer import show
 from whyformer.apps.report import reading
 from whyformer.apps.web import maps
-from whyformer.apps.web.work import View
+from whyformer.apps.web.visitor_session import View
 from whyformer.inputs.argument import sentence
 from whyformer.show import layout, terminal, words
 from whyformer.targets import Contrast

@@ -21,7 +21,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.forwards import Forwards, activated
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
-from whyformer.methods.together import Together, sharing
+from whyformer.methods.sharing import SharedPasses, sharing
 from whyformer.models.ends import final_activation, known_end_function
 from whyformer.models.structure import class_count, class_names
 from whyformer.prepared import Prepared
@@ -280,18 +280,18 @@ Maps = dict[tuple[Configuration, int], Scores]
 
 @dataclass
 class Sharing:
-    """Passes that methods share for the same samples and classes (:mod:`whyformer.methods.together`)."""
+    """Passes that methods share for the same samples and classes (:mod:`whyformer.methods.sharing`)."""
 
     batch: Batch
-    together: Together
+    shared: SharedPasses
     ready: Prepared | None = None
 
     @classmethod
     @contextmanager
     def of(cls, batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Sharing]:
         """Yield the sharing of these configurations; a single method shares nothing."""
-        with sharing([find(c.method) for c in configurations if c.kind == "method"]) as together:
-            yield cls(batch, together)
+        with sharing([find(c.method) for c in configurations if c.kind == "method"]) as shared:
+            yield cls(batch, shared)
 
     def explain(self, method: str, targets: Sequence[int], settings: Mapping[str, Any]) -> Explanation:
         """Explain all samples."""
@@ -299,7 +299,7 @@ class Sharing:
             study = self.batch.study
             inputs = self.batch.inputs(range(len(targets)))
             self.ready = explaining.open_model(study.model, study.processor).prepare(inputs)
-        return self.together.around(partial(self.ready.explain, method, list(targets), **settings))
+        return self.shared.around(partial(self.ready.explain, method, list(targets), **settings))
 
 
 def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:

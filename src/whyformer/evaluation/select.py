@@ -19,8 +19,8 @@ from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
 from whyformer.methods import find
+from whyformer.methods.sharing import sharing
 from whyformer.methods.task import Task
-from whyformer.methods.together import sharing
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.targets import Logit, Probability, Resolver, Target

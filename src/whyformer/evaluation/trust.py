@@ -15,8 +15,8 @@ from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import open_model
-from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
 from whyformer.options import Keywords, shows_options
 from whyformer.targets import Target

@@ -216,9 +216,9 @@ class Generation(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values, ready for JSON; of the logits the likeliest 20 of each step, and that of
         the generated token."""
-        from whyformer.explanation import kept
+        from whyformer.explanation import generation_files
 
-        return kept.to_dict(self)
+        return generation_files.to_dict(self)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Generation:
@@ -227,23 +227,23 @@ class Generation(Displayed):
         Raises:
             InputError: it is no such dictionary; or the prompt had pictures, which it does not hold.
         """
-        from whyformer.explanation import kept
+        from whyformer.explanation import generation_files
 
-        return cls(**kept.from_dict(facts))
+        return cls(**generation_files.from_dict(facts))
 
     def save(self, path: str | Path) -> Path:
         """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); it appears whole or not at
         all."""
-        from whyformer.explanation import kept
+        from whyformer.explanation import generation_files
 
-        return kept.save(self, path)
+        return generation_files.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Generation:
         """Read what :meth:`save` wrote; only :meth:`span`, which needs the model, is not to be had of it."""
-        from whyformer.explanation import kept
+        from whyformer.explanation import generation_files
 
-        return cls(**kept.load(path))
+        return cls(**generation_files.load(path))
 
     def to_html(self, title: str = "whyformer") -> str:
         """A whole HTML document: the text, each word of which can be chosen, and the matrix."""
@@ -252,14 +252,14 @@ class Generation(Displayed):
         return answer.page(self, title)
 
     def __rich__(self) -> RenderableType:
-        from whyformer.show import speaking
+        from whyformer.show import terminal_answer
 
-        return speaking.render(self)
+        return terminal_answer.render(self)
 
     def __str__(self) -> str:
-        from whyformer.show import speaking
+        from whyformer.show import terminal_answer
 
-        return speaking.plain(self)
+        return terminal_answer.plain(self)
 
     def _repr_html_(self) -> str:
         from whyformer.show.html import answer

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
-from whyformer.explanation import sealing
+from whyformer.explanation import serialization
 from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_fit
 from whyformer.explanation.geometry import Geometry
@@ -133,7 +133,7 @@ def save(e: Explanation, path: str | Path) -> Path:
         save_file(
             {k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()},
             partial,
-            metadata=sealing.metadata(facts, tensors),
+            metadata=serialization.metadata(facts, tensors),
         )
     return path
 
@@ -189,7 +189,7 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     Raises:
         LoadError: the file is damaged, or not a saved explanation.
     """
-    facts, tensors = sealing.opened(path, "a saved explanation")
+    facts, tensors = serialization.opened(path, "a saved explanation")
     with load_errors(path, "a saved explanation"):
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")

@@ -13,7 +13,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Prompt, Written, answered, prompts_of
 from whyformer.generation.steps import Steps
-from whyformer.generation.watching import Watched
+from whyformer.generation.streamer import Streamer
 from whyformer.methods import find
 from whyformer.methods.settings import OptionsAndSettings
 from whyformer.options import Keywords, shows_options, split
@@ -90,8 +90,8 @@ def explain_generation(
     made = []
     for one, answer in zip(prompts, answers, strict=True):
         quiet = progress is False or answer is not None
-        watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
-        written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
+        streamer = None if quiet else Streamer(tracking(progress), tokenizer, max_new_tokens)
+        written = answered(model, one, answer, tokenizer, max_new_tokens, streamer)
         made.append(Steps(opened, written).explain(method, target, progress, settings))
     return made[0] if alone else made
 

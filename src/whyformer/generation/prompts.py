@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.generation.pictures import Beside, fitted
-from whyformer.generation.watching import Watched
+from whyformer.generation.streamer import Streamer
 from whyformer.inputs.prepare import check_vocabulary, longest_text, named_special
 from whyformer.models.output import decodes
 from whyformer.targets.naming import behind
@@ -186,12 +186,12 @@ def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
 
 # -- answers ---------------------------------------------------------------------------------------------------------
 def answered(
-    model: nn.Module, prompt: Prompt, continuation: Any, tokenizer: Any, count: int, watched: Watched | None = None
+    model: nn.Module, prompt: Prompt, continuation: Any, tokenizer: Any, count: int, streamer: Streamer | None = None
 ) -> Written:
     """The prompt with its answer: ``continuation``, or the likeliest tokens one after another, ``count`` at most.
 
     Args:
-        watched: is told of each token while the model writes.
+        streamer: receives each token while the model generates.
 
     Raises:
         InputError: the model cannot generate, the text is too long, or the continuation is of another kind.
@@ -207,7 +207,7 @@ def answered(
         generate = _generator(model)
         asked = f"the prompt of {len(ids)} tokens and max_new_tokens={count}"
         _fitting(len(ids) + (0 if decoder else count), limit, asked)
-        begin, answer = _generated(model, generate, ids, count, decoder, prompt.beside, watched)
+        begin, answer = _generated(model, generate, ids, count, decoder, prompt.beside, streamer)
     elif decoder:
         begin, answer = [_start(model)], _own_ids(continuation, tokenizer, target=True)
     elif isinstance(continuation, str) and prompt.text is not None:
@@ -288,22 +288,28 @@ def _generator(model: nn.Module) -> Any:
 
 
 def _generated(
-    model: nn.Module, generate: Any, ids: list[int], count: int, decoder: bool, beside: Beside, watched: Watched | None
+    model: nn.Module,
+    generate: Any,
+    ids: list[int],
+    count: int,
+    decoder: bool,
+    beside: Beside,
+    streamer: Streamer | None,
 ) -> tuple[list[int], list[int]]:
     """(what a decoder began with, the likeliest tokens one after another)."""
     given = fitted(model, {"input_ids": torch.tensor([ids]), **beside.fed(len(ids))})
     config = getattr(model, "generation_config", None)
     padding = {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
-    told = "streamer" in inspect.signature(generate).parameters and watched is not None
+    streams = "streamer" in inspect.signature(generate).parameters and streamer is not None
     try:
         with torch.no_grad():
             made = generate(
                 attention_mask=torch.ones_like(given["input_ids"]), max_new_tokens=count, do_sample=False, num_beams=1,
-                return_dict_in_generate=False, **padding, **({"streamer": watched} if told else {}), **given,
+                return_dict_in_generate=False, **padding, **({"streamer": streamer} if streams else {}), **given,
             )  # fmt: skip
     finally:
-        if watched is not None:
-            watched.end()
+        if streamer is not None:
+            streamer.end()
     tokens: list[int] = made[0].tolist()
     return (tokens[:1], tokens[1:]) if decoder else ([], tokens[len(ids) :])
 

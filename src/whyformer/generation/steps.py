@@ -192,7 +192,7 @@ class Steps:
         chosen, full = find(method), find(method).complete(settings)
         if chosen.modality == "image":
             raise InputError(f"{method} explains pictures, and this is text")
-        self.resolver(target, 0)  # a wrong one is told before any work
+        self.resolver(target, 0)  # refuse a wrong target before any work
         self.refuse()
         found = None if chosen.family == "perturbation" else self._together(method, target, progress, full)
         if found is None:
@@ -233,10 +233,10 @@ class Steps:
         except Apart:
             return None
         except Exception as error:
-            told = None if isinstance(error, WhyformerError) else whole.told(error, task)
-            if told is None:
+            explained = None if isinstance(error, WhyformerError) else whole.as_own_error(error, task)
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
         finally:
             replay.release()
         return made

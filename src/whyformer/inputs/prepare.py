@@ -16,16 +16,16 @@ from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.feed import called, corrected, is_table, naming, place_of, stands_beside
 from whyformer.inputs.geometry import distortions, measure_geometry
-from whyformer.inputs.given import normalized
 from whyformer.inputs.inputs import Inputs
-from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.lists import holds_tensors, stacked
+from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
 from whyformer.inputs.sounds import Sound, listener, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
+from whyformer.inputs.text_checks import check_texts, extent, unknown
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Pass processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"

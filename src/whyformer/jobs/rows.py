@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.argument import checksum, read_file
-from whyformer.inputs.given import raw_picture
+from whyformer.inputs.normalize import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.jobs.tables import CONTENT, TENSORS, check_columns, described, is_sliced, sliced
 

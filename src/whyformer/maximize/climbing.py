@@ -19,9 +19,9 @@ from whyformer.explanation.storage import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import without_normalisation
+from whyformer.maximize.augmentation import Augmentation, total_variation
 from whyformer.maximize.canvas import PARAMETRISATIONS, Canvas
-from whyformer.maximize.chances import Chances, total_variation
-from whyformer.maximize.ground import argument_of, ends_of, shape_of
+from whyformer.maximize.spec import argument_of, ends_of, shape_of
 from whyformer.maximize.units import unit_of
 from whyformer.models.loading import opened
 from whyformer.progress import Track, tracking
@@ -158,7 +158,7 @@ def maximize_activation(
         torch.tensor([[-1.0], [1.0]]).expand(2, sizes[1])[..., None, None] if ends is None else ends,
         chosen["parametrisation"] == "fourier", chosen["decorrelate"], chosen["bounded"],
     )  # fmt: skip
-    chances = Chances(*(chosen[name] for name in ("jitter", "scale", "rotate", "colour", "noise")))
+    augmentation = Augmentation(*(chosen[name] for name in ("jitter", "scale", "rotate", "colour", "noise")))
     draws = torch.Generator().manual_seed(seed)
     # the Fourier transform has no half precision
     wide = parameter.dtype if free else torch.promote_types(parameter.dtype, torch.float32)
@@ -177,7 +177,7 @@ def maximize_activation(
 
         for step in tracking(progress)(range(chosen["steps"]), f"maximizing {goal.name}", chosen["steps"]):
             picture = canvas.picture(variables)
-            value = measure(chances.befall(picture, draws))
+            value = measure(augmentation.apply(picture, draws))
             history.append(value.item())
             if step == 0 and not bool(torch.autograd.grad(value, variables, retain_graph=True)[0].any()):
                 raise ModelError(f"{goal.name} has no gradient with respect to the initial picture: use another start")

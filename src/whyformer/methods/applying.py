@@ -66,7 +66,7 @@ def _tried(task: Task) -> list[str]:
 
 def _applies(task: Task, name: str) -> bool:
     """Return whether the first part of a method's work succeeds."""
-    tried = replace(task, method=name, progress=_first, replay=None, together=None)
+    tried = replace(task, method=name, progress=_first, replay=None, shared=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
     except Begun:

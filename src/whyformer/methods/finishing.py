@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from whyformer.explanation.candidates import Candidates, likeliest
-from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
 from whyformer.methods.registry import Method
 from whyformer.methods.task import Scores

@@ -19,9 +19,9 @@ from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.scores import Scores
 from whyformer.methods.sequence import AttendedPass
+from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
-from whyformer.methods.together import Together
 from whyformer.models.isolation import alone
 from whyformer.models.kinds import takes_several
 from whyformer.models.output import Output
@@ -92,7 +92,7 @@ class Task(Sources):
         options: options of the model's passes.
         activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
         replay: passes shared by several targets.
-        together: passes shared by several methods.
+        shared: passes shared by several methods.
     """
 
     model: nn.Module
@@ -106,7 +106,7 @@ class Task(Sources):
     options: Options = DEFAULTS
     activation: Callable[[Tensor], str] = field(default=lambda logits: "softmax", repr=False)
     replay: Replay | None = field(default=None, repr=False)
-    together: Together | None = field(default=None, repr=False)
+    shared: SharedPasses | None = field(default=None, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
         """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit)."""
@@ -177,7 +177,7 @@ class Task(Sources):
         if self.replay is not None:
             return self.replay.passed(self.inputs, make, apart)
         if apart not in self._passes:
-            self._passes[apart] = make() if self.together is None else self.together.passed(self, make, apart)
+            self._passes[apart] = make() if self.shared is None else self.shared.passed(self, make, apart)
         return self._passes[apart]
 
     @cached_property
@@ -316,7 +316,7 @@ class Task(Sources):
             name: name of the input.
         """
         passed = next(iter(self._passes.values()), None)
-        if passed is None and (self.replay is not None or self.together is not None):
+        if passed is None and (self.replay is not None or self.shared is not None):
             passed = self.passed()
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))

@@ -39,7 +39,7 @@ from whyformer.rules.linear import (
 )
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
-from whyformer.tape.declared import HIDDEN_LAYER
+from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
 
 __all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError, unknown
 from whyformer.rules.core import Call, Rule
-from whyformer.tape.declared import LIKES, recorded_as
+from whyformer.tape.custom_ops import LIKES, recorded_as
 from whyformer.tape.walking import Composite, Parts, Step, Walk, adjoint, repeat_unit
 from whyformer.tape.walking import Rule as TapeRule
 
@@ -36,7 +36,7 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
         operation: a name (``"i0"``, or ``"my_ns::op"`` of ``torch.library``), a torch function, a class of
             ``torch.autograd.Function``, or a class of ``nn.Module``, which then counts as one operation.
         like: a similar operation, whose rule it gets in each composite ("gelu", "layer_norm", "linear", "softmax" ...),
-            or a kind of operations ("activation", "view", "selection", "linear"; ``whyformer.tape.declared.LIKES``
+            or a kind of operations ("activation", "view", "selection", "linear"; ``whyformer.tape.custom_ops.LIKES``
             lists all), or "identity" (flows pass unchanged), or "adjoint" (the ordinary derivative, for composites that
             propagate multipliers: LRP(AH), LRP(LN) ...; composites that propagate relevance still refuse it).
             "linear" is a layer: composites that propagate relevance determine its weights from its outputs for unit

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import norm_operand, normalise
-from whyformer.tape.declared import HIDDEN_LAYER
+from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Rows, RowSamples, constant_along
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape

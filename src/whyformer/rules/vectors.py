@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.rules.shares import ShareRules, Shares
-from whyformer.tape.declared import HIDDEN_LAYER
+from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
 from whyformer.tape.streams import path_to

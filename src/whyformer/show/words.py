@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
-from whyformer.explanation.doubts import counted, of_input, unread_parts
 from whyformer.explanation.units import shown_groups, unit_scores
+from whyformer.explanation.warnings import counted, of_input, unread_parts
 from whyformer.show import colours
 from whyformer.show.colours import array, has_sign
 

@@ -51,7 +51,7 @@ class Call:
         results: numbers of the output values.
         writes: positions of the operands that the call overwrites; their new values are its first results.
         random: True if the call draws random numbers. Such a call is never repeated.
-        kind: kind of a declared operation, see :mod:`whyformer.tape.declared`; "" for other calls.
+        kind: kind of a declared operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
         beside: numbers of the values that a declared operation reads although they are not among its arguments.
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call
-from whyformer.tape.declared import HIDDEN_LAYER
+from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
-from whyformer.tape.declared import LIKES, DeclaredCalls
+from whyformer.tape.custom_ops import LIKES, DeclaredCalls
+from whyformer.tape.decomposition import OPENED, open_attention, open_product, open_sum
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
-from whyformer.tape.opening import OPENED, open_attention, open_product, open_sum
 from whyformer.tape.state import SWITCHES
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
         change: maps the number of a value to a function that replaces the value as soon as it is computed
             (intervention). The rest of the pass uses the replacement.
         hold: numbers of the values to store; None stores those that are expensive to recompute.
-        declared: maps an operation to a similar one, see :class:`whyformer.tape.declared.DeclaredCalls`.
+        declared: maps an operation to a similar one, see :class:`whyformer.tape.custom_ops.DeclaredCalls`.
         wide: run calls that request half precision, such as casts, in float32, also under an autocast in the model.
 
     While ``paused`` is True, calls run without being recorded.
@@ -454,7 +454,7 @@ def record_call(
         change: maps the number of a value to a function that replaces it, see :class:`Recorder`.
         hold: numbers of the values to store, see :class:`Recorder`.
         names: record which module made each call.
-        declared: maps an operation to a similar one, see :class:`~whyformer.tape.declared.DeclaredCalls`.
+        declared: maps an operation to a similar one, see :class:`~whyformer.tape.custom_ops.DeclaredCalls`.
         wide: see :class:`Recorder`.
 
     Returns:

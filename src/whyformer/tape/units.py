@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
-from whyformer.tape.declared import HIDDEN_LAYER
+from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 

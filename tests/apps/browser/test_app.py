@@ -15,7 +15,7 @@ pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from waiting import HANG, wait_for
 from whyformer.apps.web import Catalogue, PageLimits, serve
-from whyformer.apps.web.work import Watch
+from whyformer.apps.web.visitor_session import Watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 

@@ -31,7 +31,7 @@ SEEN = {
 
 @pytest.mark.parametrize("given", SEEN.values(), ids=SEEN)
 def test_a_reload_shows_the_same_scores(visitor, given, monkeypatch):
-    monkeypatch.setattr("whyformer.apps.web.work.judge", lambda *_: iter(()))
+    monkeypatch.setattr("whyformer.apps.web.visitor_session.judge", lambda *_: iter(()))
     said = visitor.explain(given[0], **given[1])
     again = Visitor(visitor.handlers)
     shown = restored(again, "#" + said["address"])

@@ -17,12 +17,12 @@ from PIL import Image
 
 from apps.web.visiting import SENTENCE
 from waiting import HANG
-from whyformer.apps.web import gate, server, uploads, work
+from whyformer.apps.web import gate, server, uploads, visitor_session
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.limits import PageLimits
 from whyformer.apps.web.running import USER
 from whyformer.apps.web.uploads import Uploads, sweep_the_dead
-from whyformer.apps.web.work import Stopped, VisitorSession
+from whyformer.apps.web.visitor_session import Stopped, VisitorSession
 from whyformer.errors import InputError
 from whyformer.explaining import open_model
 from whyformer.methods import METHODS
@@ -112,9 +112,9 @@ def test_work_ends_when_the_visitor_leaves(handlers):
 
 
 def test_work_ends_when_the_page_does(handlers, monkeypatch):
-    visitor, original = VisitorSession(), work.predict
+    visitor, original = VisitorSession(), visitor_session.predict
     handlers.visitors["me"] = visitor
-    monkeypatch.setattr(work, "predict", lambda *given: (handlers.end(), original(*given))[1])
+    monkeypatch.setattr(visitor_session, "predict", lambda *given: (handlers.end(), original(*given))[1])
     with pytest.raises(gr.Error, match="Cancelled"):
         endpoint(handlers)(text=SENTENCE, methods=["integrated_gradients"])
     with pytest.raises(Stopped):
@@ -148,7 +148,7 @@ def test_what_several_results_share_counts_once():
 
 
 def test_all_sessions_together_are_bounded(monkeypatch):
-    monkeypatch.setattr(work, "MOST_BYTES", 3 * 10**6)
+    monkeypatch.setattr(visitor_session, "MOST_BYTES", 3 * 10**6)
     sessions = [VisitorSession() for _ in range(6)]
     for session in sessions:
         session.once("x", lambda: np.zeros(10**6, np.uint8))
@@ -163,7 +163,7 @@ def test_who_left_is_forgotten_and_who_came_back_is_not(monkeypatch):
         one.once("x", lambda: b"x" * 100)
         one.visit(here=False)
     back.visit(here=True)
-    monkeypatch.setattr(work, "GONE", 0.0)
+    monkeypatch.setattr(visitor_session, "GONE", 0.0)
     VisitorSession().once("y", lambda: b"y")
     assert not gone.made
     assert back.made

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from apps.web.visiting import PICTURES, Visitor
 from mutations import ODD, damaged, mutated
-from whyformer.apps.web import PageLimits, address, asking, opening, server
+from whyformer.apps.web import PageLimits, address, opening, page_input, server
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
 from whyformer.errors import InputError
@@ -61,7 +61,7 @@ def enters(place, data) -> None:
         visitor.entered("Where is the key?", kind="answer", methods=("input_x_gradient",), length=2),
     ]))  # fmt: skip
     values = data.draw(mutated(list(whole.values())))
-    entered = dict(zip(asking.CONTROLS, [*values, *[None] * 13], strict=False))
+    entered = dict(zip(page_input.CONTROLS, [*values, *[None] * 13], strict=False))
     assert all(place.explain(visitor.session, entered))
     assert all(opening.switch(place, visitor.session, entered))
 
@@ -78,11 +78,11 @@ def test_any_values_of_the_controls_are_shown_or_refused_in_a_sentence(place, lo
     enters(place, data)
 
 
-@given(st.text(max_size=60) | ODD | st.dictionaries(st.sampled_from(asking.CONTROLS), st.text(max_size=12) | st.sampled_from(["image", "text", "answer", "digits_37.png", "../x", "nan", "-1"])).map(lambda facts: "&".join(f"{k}={v}" for k, v in facts.items())))
+@given(st.text(max_size=60) | ODD | st.dictionaries(st.sampled_from(page_input.CONTROLS), st.text(max_size=12) | st.sampled_from(["image", "text", "answer", "digits_37.png", "../x", "nan", "-1"])).map(lambda facts: "&".join(f"{k}={v}" for k, v in facts.items())))
 def test_any_address_is_read_or_refused(place, fragment):
     with contextlib.suppress(InputError):  # the picture is no longer there
         found = address.read(fragment, place.uploads)
-        assert found is None or len(found) == len(asking.CONTROLS)
+        assert found is None or len(found) == len(page_input.CONTROLS)
 
 
 @pytest.mark.whole

@@ -27,7 +27,7 @@ IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off"]
 @pytest.fixture(params=VIEWS, ids=IDS)
 def seen(request, visitor, monkeypatch, tmp_path):
     given, more = request.param
-    monkeypatch.setattr("whyformer.apps.web.work.judge", lambda *_: iter(()))
+    monkeypatch.setattr("whyformer.apps.web.visitor_session.judge", lambda *_: iter(()))
     shown = visitor.explain(given, **more) if given in ("digits_37.png",) else visitor.explain(given, **more, kind="text")
     assert "map" in shown["status"]
     folder = tmp_path / "elsewhere"

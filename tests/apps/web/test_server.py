@@ -247,7 +247,7 @@ def test_others_are_let_in_only_with_a_password(asked):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1", "localhost"])
 def test_this_machine_needs_none(host):
-    assert server.check_door(host, False, None) is False
+    assert server.check_exposure(host, False, None) is False
 
 
 def test_a_password_guards_everything(catalogue, free_port):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.show.look import OPACITY
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
 from whyformer.apps.cli.generating import generate
+from whyformer.apps.cli.info import audit, methods, schema
 from whyformer.apps.cli.maximizing import maximize
-from whyformer.apps.cli.offering import audit, methods, schema
 from whyformer.apps.cli.reporting import benchmark, report
 from whyformer.apps.cli.running import run
 from whyformer.apps.cli.serving import serve, serve_page

@@ -93,18 +93,18 @@ def generate(
             images=[open_picture(path) for path in image] if image else None, max_new_tokens=max_new_tokens,
             target=explained, progress=bars.track, **options.named, **settings,
         )
-    from whyformer.show import files, speaking
+    from whyformer.show import files, terminal_answer
     from whyformer.show.words import made_by
 
     facts = files.record_of("generate", [], loaded.name, argument.title) | {"generation": answer.to_dict()}
     stem = files.slug(argument.name[:40], made_by(answer[0]), "generated")
     contents = {f"{stem}.{kind}": _content(answer, kind, argument.title, facts, look) for kind in formats}
-    printer.result(facts, speaking.render(answer), files.write_all(out, contents))
+    printer.result(facts, terminal_answer.render(answer), files.write_all(out, contents))
 
 
 def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: dict[str, Any]) -> bytes:
     """An answer as a file: as a figure, the map of each word over the picture, or the matrix of tokens."""
-    from whyformer.explanation.kept import content
+    from whyformer.explanation.generation_files import content
     from whyformer.show import encode, film, grid
     from whyformer.show.html.answer import page
 

@@ -78,11 +78,11 @@ def serve_page(
 ) -> None:
     """Serve the web page, on this machine alone unless asked otherwise."""
     from whyformer.apps.web import Catalogue, serve
-    from whyformer.apps.web.server import check_door
+    from whyformer.apps.web.server import check_exposure
 
     def started(url: str) -> None:
         printer.result(record("app", url=url), f"whyformer is at {url} (Ctrl+C ends it)")
 
-    public = check_door(host, share, password)
+    public = check_exposure(host, share, password)
     catalogue = Catalogue(model_dir or (), hub=not public if hub is None else hub)
     serve(catalogue, host=host, port=port, share=share, password=password, browser=browser, started=started)

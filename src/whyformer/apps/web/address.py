@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-from whyformer.apps.web.asking import KINDS
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import uploaded
+from whyformer.apps.web.page_input import KINDS
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
@@ -34,7 +34,7 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
 
 
 def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
-    """Values of :data:`~whyformer.apps.web.asking.CONTROLS`, as the page's would hold them; None where nothing is said.
+    """Return the values of controls (:data:`~whyformer.apps.web.page_input.CONTROLS`) that an address names, or None.
 
     Raises:
         InputError: the picture is no longer among the uploads.

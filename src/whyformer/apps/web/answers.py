@@ -18,9 +18,9 @@ from markupsafe import Markup
 
 import whyformer
 from whyformer.apps.web import controls
-from whyformer.apps.web.asking import PageInput
-from whyformer.apps.web.telling import piece, status
-from whyformer.apps.web.work import Made, Track, View, VisitorSession, Watch
+from whyformer.apps.web.messages import piece, status
+from whyformer.apps.web.page_input import PageInput
+from whyformer.apps.web.visitor_session import Made, Track, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation

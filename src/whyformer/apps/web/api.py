@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from whyformer.apps import model_for
-from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.asking import CONTROLS, PageInput
+from whyformer.apps.web import reproduce, visitor_session
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.telling import Told, sentences
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.messages import PageError, sentences
+from whyformer.apps.web.page_input import CONTROLS, PageInput
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
@@ -31,7 +31,7 @@ def endpoint(handlers: Handlers) -> Any:
     ) -> dict:  # type: ignore[type-arg]
         """Explain a text or an uploaded picture: all maps asked for, and how to repeat them."""
         if bool(text) == bool(picture):
-            raise Told("give either text or picture")
+            raise PageError("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": text, "truncate": truncate}
@@ -42,9 +42,9 @@ def endpoint(handlers: Handlers) -> Any:
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
         loaded, view = handlers.full_view(session, asked)
-        says = work.predict(session, loaded, view)
+        says = visitor_session.predict(session, loaded, view)
         figure = "value" if says.numeric else "probability"
-        found = list(work.explain(session, loaded, view, track))
+        found = list(visitor_session.explain(session, loaded, view, track))
         results = [e for e in found if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
             "model": view.model,
@@ -56,7 +56,7 @@ def endpoint(handlers: Handlers) -> Any:
             "command": reproduce.command(view),
         }
         if measure:
-            judged = [found for _, found in work.judge(session, loaded, view, results, track)]
+            judged = [found for _, found in visitor_session.judge(session, loaded, view, results, track)]
             answer["faithfulness"] = [
                 {
                     "deletion": None if isinstance(found, str) else float(found.areas[0]),

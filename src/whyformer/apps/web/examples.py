@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from whyformer.apps.web.asking import PageInput
+from whyformer.apps.web.page_input import PageInput
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.pictures import open_picture
 from whyformer.show.html import data_uri, render

@@ -15,12 +15,12 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
-from whyformer.apps.web.asking import KINDS, PageInput, look_of
+from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, visitor_session
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import NO_PICTURE, NO_TEXT, Catalogue, PageLimits
-from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
-from whyformer.apps.web.work import View, VisitorSession
+from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
+from whyformer.apps.web.page_input import KINDS, PageInput, look_of
+from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import grouped
 from whyformer.errors import InputError
@@ -34,7 +34,7 @@ from whyformer.models.structure import class_count
 from whyformer.targets import class_index
 
 Entered = Mapping[str, Any]
-"""Values of :data:`~whyformer.apps.web.asking.CONTROLS`, by name, as a browser sent them."""
+"""Values of :data:`~whyformer.apps.web.page_input.CONTROLS`, by name, as a browser sent them."""
 Updates = dict[str, Any]
 """New values of parts of the page, by the names of :mod:`page.toml`; all others stay as they are."""
 
@@ -61,7 +61,7 @@ class Handlers:
         for name in self.catalogue.names()[: len(START_MODEL) + 1]:
             if self.ended.is_set():
                 return
-            with suppress(Told), sentences():
+            with suppress(PageError), sentences():
                 self.catalogue.load(name)
 
     def end(self) -> None:
@@ -78,14 +78,14 @@ class Handlers:
         opened = self.limits.picture(picture, self.uploads)
         return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
-    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, work.Prediction]:
+    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, visitor_session.Prediction]:
         """The model, the view without methods, and the prediction."""
         source = self.source(asked.kind, asked.picture, asked.sentence)
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
             raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
         view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
-        return loaded, view, work.predict(session, loaded, view)
+        return loaded, view, visitor_session.predict(session, loaded, view)
 
     def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
         """The model and everything that was asked for, checked."""
@@ -158,7 +158,7 @@ class Handlers:
                     _, _, prediction = self.ready(session, asked)
                     yield predicted(asked, prediction) | {"status": status("Ready: press Explain.")}
                 session.seen = asked.subject
-        except Told as told:
+        except PageError as told:
             yield nothing | {"status": status(str(told), error=True)}
 
     def loading(self, asked: PageInput) -> str:
@@ -173,10 +173,10 @@ class Handlers:
                 asked = PageInput.read(entered)
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
                 made = form(0)  # without an input block numbers are typed instead of slid
-        except Told as told:
+        except PageError as told:
             yield {"form": status(str(told), error=True)}
             return
-        with suppress(Told), sentences():
+        with suppress(PageError), sentences():
             if asked.kind == "answer":
                 made = form(controls.blocks_of(self.catalogue.load(asked.model)))
             else:
@@ -203,19 +203,19 @@ class Handlers:
                     return
                 loaded, view = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
-                for found in work.explain(session, loaded, view, track):
+                for found in visitor_session.explain(session, loaded, view, track):
                     refused.append(found) if isinstance(found, Refusal) else results.append(found)
                     drawn = maps.board(session, view, results, refused)
                     yield {"status": status(f"{len(results)} of {amount(total, 'map')} …", busy=True), "board": drawn}
                 if not results:
-                    raise Told("No method gave a map; the list says why.")
+                    raise PageError("No method gave a map; the list says why.")
                 session.asked, session.seen, session.view, session.results = asked, asked.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 measuring = status(f"{done}; measuring how faithful they are …", busy=True)
                 around = surroundings(view)
                 yield around | {"status": measuring, "trust": "", "address": self.address(session)}
                 judged = []
-                for i, (e, figures) in enumerate(work.judge(session, loaded, view, list(results), track)):
+                for i, (e, figures) in enumerate(visitor_session.judge(session, loaded, view, list(results), track)):
                     judged.append((e, figures.figures() if isinstance(figures, Trust) else figures))
                     results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
                     so_far = status(f"{done}; {len(judged)} measured …", busy=True)
@@ -225,7 +225,7 @@ class Handlers:
                 # said again: what becomes visible while the page itself is still being built is lost
                 again = {name: around[name] for name in ("code", "more", "looks")}
                 yield again | {"status": all_of_it, "board": drawn, "trust": maps.trusted(judged)}
-        except Told as told:
+        except PageError as told:
             yield {"status": status(str(told), error=str(told) != CANCELLED)}
 
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
@@ -256,10 +256,10 @@ class Handlers:
             return
         try:
             with sentences():
-                found = work.attention(session, self.catalogue.load(view.model), view)
+                found = visitor_session.attention(session, self.catalogue.load(view.model), view)
                 index = int(block) if block and block.isdecimal() and int(block) < len(found) else None
                 shown = maps.attended(session.results[0], found, int(number), index)
-        except Told as told:
+        except PageError as told:
             yield {"attended": status(str(told), error=True)}
             return
         choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(found)))]
@@ -328,7 +328,7 @@ def surroundings(view: View) -> Updates:
     return {"code": recipe(view), "more": more, "looks": looks, "block": block, "attended": ""}
 
 
-def predicted(asked: PageInput, prediction: work.Prediction, model: str = "The model") -> Updates:
+def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: str = "The model") -> Updates:
     """What the model says of an input, the classes to choose from and the settings' form."""
     # the five likeliest classes first, with their probabilities, then all others by number
     numeric = prediction.numeric

@@ -11,11 +11,11 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from whyformer.apps.web.work import View, VisitorSession
+from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.evaluation.trust import SEEDS, STEPS
-from whyformer.explanation.doubts import promises
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.warnings import promises
 from whyformer.show import painting
 from whyformer.show.colours import array
 from whyformer.show.html import PIXELS, data_uri, render

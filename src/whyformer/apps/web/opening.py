@@ -9,11 +9,11 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps.web import address, controls, examples, maps
-from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
 from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, surroundings
-from whyformer.apps.web.telling import Told, piece, sentences, status
-from whyformer.apps.web.work import Prediction, View, VisitorSession
+from whyformer.apps.web.messages import PageError, piece, sentences, status
+from whyformer.apps.web.page_input import PageInput
+from whyformer.apps.web.visitor_session import Prediction, View, VisitorSession
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.pictures import open_picture
 from whyformer.methods import find
@@ -45,7 +45,7 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
 def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
     """The fields of another kind of input, and in them the first example if the visitor has entered nothing; of
     pictures the stored one, with its result."""
-    with suppress(Told), sentences():
+    with suppress(PageError), sentences():
         asked = PageInput.read(entered)
         untouched = examples.untouched(asked, handlers.uploads)
         if asked.kind == "image" and untouched:
@@ -58,7 +58,7 @@ def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Ite
 
 def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
     """After :func:`switch`: the first example, explained, if the visitor has entered nothing; else the settings."""
-    with suppress(Told), sentences():
+    with suppress(PageError), sentences():
         asked = PageInput.read(entered)
         if asked.kind == "image" or not examples.untouched(asked, handlers.uploads):
             yield from handlers.settings(session, entered)
@@ -85,7 +85,7 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
                 find(name)
             settings = controls.read_form(asked.settings)
             form = controls.form(asked.methods, settings, 0)
-    except Told as told:
+    except PageError as told:
         session.forget()
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
         yield nothing | {"status": status(str(told), error=True)}

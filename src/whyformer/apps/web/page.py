@@ -17,12 +17,12 @@ import gradio as gr
 
 from whyformer.apps.web import opening
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.asking import CONTROLS
 from whyformer.apps.web.examples import ABOUT, STORED_MODEL
 from whyformer.apps.web.handlers import Handlers, Updates
 from whyformer.apps.web.limits import Catalogue
-from whyformer.apps.web.telling import piece
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.messages import piece
+from whyformer.apps.web.page_input import CONTROLS
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.defaults import grouped
 from whyformer.methods import list_methods
 from whyformer.show.html import asset, render

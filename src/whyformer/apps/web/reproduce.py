@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from whyformer.apps.web.work import View, VisitorSession
+from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.show import files
 from whyformer.show.html import render

@@ -19,7 +19,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts under which the page listens on every address of the machine."""
 
 
-def check_door(host: str, share: bool, password: str | None) -> bool:
+def check_exposure(host: str, share: bool, password: str | None) -> bool:
     """Whether others than this machine can reach the page; refuses that without a password.
 
     Raises:
@@ -64,7 +64,7 @@ def serve(
         InputError: others could reach the page, and there is no password.
         LoadError: no such port is free, or there is no tunnel. MissingExtra: gradio is not installed.
     """
-    public = check_door(host, share, password)
+    public = check_exposure(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_RUN_HISTORY"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
 from apps.web.visiting import SENTENCE, Visitor
-from whyformer.apps.web import work
+from whyformer.apps.web import visitor_session
 from whyformer.apps.web.handlers import CANCELLED
 from whyformer.apps.web.limits import Catalogue
 from whyformer.evaluation import trust
@@ -59,14 +59,14 @@ def test_what_did_not_change_is_not_computed_again(visitor, forwards):
 
 def test_another_class_runs_only_what_depends_on_the_class(visitor, forwards, monkeypatch):
     visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["3"])
-    monkeypatch.setattr(work, "judge", lambda *_: iter(()))
+    monkeypatch.setattr(visitor_session, "judge", lambda *_: iter(()))
     forwards()
     visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["3", "5"])
     assert forwards() == 1  # transformer_attribution for 5; rollout is the same for every class
 
 
 def test_a_start_layer_runs_only_the_method_whose_it_is(visitor, forwards, monkeypatch):
-    monkeypatch.setattr(work, "judge", lambda *_: iter(()))
+    monkeypatch.setattr(visitor_session, "judge", lambda *_: iter(()))
     names = ["transformer_attribution", "gae"]
     visitor.explain(SENTENCE, methods=names, classes=["1"])
     forwards()
@@ -99,7 +99,7 @@ def test_the_maps_shown_are_those_of_the_library(visitor, catalogue):
 def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
     visitor.explain("digits_37.png", classes=["3"])
     session, loaded = visitor.session, catalogue.load("bundled:digits")
-    _, judged = next(iter(work.judge(session, loaded, session.view, session.results, session.track())))
+    _, judged = next(iter(visitor_session.judge(session, loaded, session.view, session.results, session.track())))
     found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, baseline="zero")
     assert judged.areas[0] == found.value
     assert judged.chance.shape == (len(trust.SEEDS), 1)
@@ -118,7 +118,7 @@ def test_the_shares_of_a_word_add_up_to_one(visitor):
 
 def test_the_share_of_a_word_is_read_off_the_attention_map(visitor, catalogue):
     visitor.explain(SENTENCE, methods=["rollout"])
-    maps = work.attention(visitor.session, catalogue.load("bundled:sst2"), visitor.session.view)
+    maps = visitor_session.attention(visitor.session, catalogue.load("bundled:sst2"), visitor.session.view)
     np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
     tokens = visitor.session.results[0].tokens[0]
     asked = tokens.index("charming")
@@ -181,7 +181,7 @@ def test_errors_are_sentences(visitor, given, more, wanted):
 
 
 def test_a_bug_is_one_sentence_without_its_details(visitor, monkeypatch, caplog):
-    monkeypatch.setattr(work, "predict", lambda *_: {}["the secret"])
+    monkeypatch.setattr(visitor_session, "predict", lambda *_: {}["the secret"])
     shown = visitor.explain(SENTENCE)
     assert "Something went wrong inside whyformer (KeyError)" in shown["status"]
     assert "secret" not in shown["status"]

@@ -1,4 +1,4 @@
-"""How many bytes something holds, so that what is remembered has a bound."""
+"""Measure the memory of values, so that a session can limit what it remembers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 
 def held(value: Any) -> dict[int, int]:
-    """Bytes of each tensor, array, picture and text in a value, by its identity: what two values share is one entry.
-
-    A model counts as nothing, for it is shared by all.
-    """
+    """Return the bytes of each tensor, array, picture and text in a value, by identity, so that two values that share
+    memory share an entry. Models are not counted: all sessions share them."""
     found: dict[int, int] = {}
     _weigh(value, found)
     return found

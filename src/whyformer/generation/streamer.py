@@ -1,4 +1,4 @@
-"""A caller's progress while a model writes: it is told the text so far, and may end the writing."""
+"""Report the text so far to a caller while a model generates, who may stop the generation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 
-class Watched:
-    """What ``generate`` of transformers hands its tokens to, as it does to its streamers.
+class Streamer:
+    """A streamer for ``generate`` of transformers.
 
     Args:
-        track: a function (iterable, description, total) -> iterable; its items are the text so far, without special
-            tokens, and what it raises ends the writing.
-        tokenizer: what makes text of tokens; None for none.
-        count: the most tokens.
+        track: a function (iterable, description, total) -> iterable. Its items are the text so far, without special
+            tokens; an exception that it raises ends the generation.
+        tokenizer: decodes the tokens; without one the items are empty.
+        count: largest number of tokens.
     """
 
     def __init__(self, track: Callable[..., Iterable[Any]], tokenizer: Any, count: int) -> None:
@@ -29,7 +29,7 @@ class Watched:
             yield "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def put(self, tokens: Tensor) -> None:
-        """The prompt, and then each token."""
+        """Receive the prompt, and then each token."""
         if self.tokens is None:
             self.tokens = []
             return
@@ -37,6 +37,6 @@ class Watched:
         next(self.steps, None)
 
     def end(self) -> None:
-        """There is no more: a bar goes."""
+        """Finish the progress bar."""
         if hasattr(self.steps, "close"):
             self.steps.close()

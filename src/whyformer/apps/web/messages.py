@@ -1,4 +1,4 @@
-"""What the page says: pieces of it, and sentences for what went wrong."""
+"""Messages of the page: status lines, pieces of HTML, and sentences for errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps.web.work import Stopped
+from whyformer.apps.web.visitor_session import Stopped
 from whyformer.errors import WhyformerError
 from whyformer.show.html import render
 
@@ -17,8 +17,8 @@ _LOG = logging.getLogger("whyformer.web")
 CANCELLED = "Cancelled."
 
 
-class Told(gr.Error):  # type: ignore[misc]
-    """Work ended with something to tell the visitor, or the program that asked; the log of the server is not for it."""
+class PageError(gr.Error):  # type: ignore[misc]
+    """An error that is shown to the visitor, or to the program that called, and is not logged."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, print_exception=False)
@@ -29,27 +29,27 @@ class Told(gr.Error):  # type: ignore[misc]
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Turn what goes wrong into :class:`Told`: the library's own words, or one sentence while the log has the rest."""
+    """Turn exceptions into :class:`PageError`; of exceptions that are not whyformer's, only the log has the message."""
     try:
         yield
     except WhyformerError as error:
-        raise Told(" ".join(str(error).split())) from error
+        raise PageError(" ".join(str(error).split())) from error
     except Stopped as error:
-        raise Told(CANCELLED) from error
-    except (Told, GeneratorExit):
+        raise PageError(CANCELLED) from error
+    except (PageError, GeneratorExit):
         raise
     except Exception as error:
         _LOG.exception("the page failed")
-        raise Told(
+        raise PageError(
             f"Something went wrong inside whyformer ({type(error).__name__}); the log of the server says more."
         ) from error
 
 
 def status(words: str, *, error: bool = False, busy: bool = False) -> str:
-    """A line for people and screen readers; ``busy`` says that it may take a while."""
+    """Return the status line, which screen readers announce; ``busy`` while work goes on."""
     return piece("error", words=words) if error else piece("status", words=words, busy=busy)
 
 
 def piece(name: str, **facts: Any) -> str:
-    """A small piece of the page."""
+    """Render a piece of the template ``web/pieces.html``."""
     return render("web/pieces.html", piece=name, **facts)

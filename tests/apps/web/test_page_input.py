@@ -18,8 +18,8 @@ from whyformer.apps.cli import app
 from whyformer.apps.web import answers, examples
 from whyformer.apps.web.handlers import FIELDS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
-from whyformer.apps.web.telling import CANCELLED
-from whyformer.apps.web.work import VisitorSession
+from whyformer.apps.web.messages import CANCELLED
+from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.defaults import RECOMMENDED
 
 QUESTION = "what is on the left ?"
@@ -179,7 +179,7 @@ def test_nothing_is_called_ready_that_explain_refuses(visitor, case):
 
 
 def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
-    monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
+    monkeypatch.setattr("whyformer.apps.web.visitor_session.PAUSE", -1.0)
     said = []
     entered = writer.entered("Once upon a time <b>", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
     steps = list(writer.handlers.explain(writer.session, entered, progress=lambda share, desc: said.append((share, desc))))

@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 @contextmanager
-def sharing(methods: Sequence[Method]) -> Iterator[Together]:
+def sharing(methods: Sequence[Method]) -> Iterator[SharedPasses]:
     """Share passes between these methods, and drop them at the end; a single method shares nothing."""
-    together = Together(off=len(methods) < 2)
+    shared = SharedPasses(off=len(methods) < 2)
     try:
-        yield together
+        yield shared
     finally:
-        together.release()
+        shared.release()
 
 
 @dataclass
-class Together:
+class SharedPasses:
     """The pass that several methods share.
 
     Attributes:
@@ -46,13 +46,13 @@ class Together:
     _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
 
     def around(self, make: Callable[..., T]) -> T:
-        """Return the result of ``make(together=...)``. A method that fails with the shared pass is run again without
+        """Return the result of ``make(shared=...)``. A method that fails with the shared pass is run again without
         it, so that its error does not depend on other methods."""
         if self.off:
-            return make(together=None)
+            return make(shared=None)
         before = self.views
         try:
-            return make(together=self)
+            return make(shared=self)
         except Exception as error:
             if self.views == before:
                 raise
@@ -60,7 +60,7 @@ class Together:
             if isinstance(error, MemoryError | torch.OutOfMemoryError):
                 self.off = True
                 self.release()
-        return make(together=None)
+        return make(shared=None)
 
     def passed(self, task: Sources, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
         """Return the pass that ``make`` records, once for all methods on the same inputs unless the model has changed;

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import whyformer
-from whyformer.apps.web.weighing import held
+from whyformer.apps.web.sizes import held
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.forwards import activated

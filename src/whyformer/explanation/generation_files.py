@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
-from whyformer.explanation import sealing
+from whyformer.explanation import serialization
 from whyformer.explanation.candidates import KEPT
 from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_diagnostics, check_fit
@@ -80,7 +80,7 @@ def content(g: Generation) -> bytes:
         tensors |= {f"{_SEEN}{i}.{name}": tensor for name, tensor in tensors_of(maps.at(0)).items()}
         tensors[f"{_SEEN}{i}.all"] = maps.scores
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    return bytes(as_bytes(tensors, metadata=sealing.metadata(facts, tensors)))
+    return bytes(as_bytes(tensors, metadata=serialization.metadata(facts, tensors)))
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def load(path: str | Path) -> dict[str, Any]:
         LoadError: the file is damaged, or not a saved explanation of a generated text.
     """
     expected = "a saved explanation of a generated text"
-    facts, tensors = sealing.opened(path, expected)
+    facts, tensors = serialization.opened(path, expected)
     if facts.get("format") != _FORMAT:
         raise LoadError(f"{path} is not an explanation of a generated text that this version of whyformer can read")
     with load_errors(path, expected):

@@ -11,8 +11,9 @@ from snapshot import assert_unchanged, snapshot
 from whyformer.comparing import Refusal, compare, each, read_method
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
-from whyformer.methods import METHODS, together
-from whyformer.methods.together import Together
+from whyformer.methods import METHODS
+from whyformer.methods import sharing as sharing_module
+from whyformer.methods.sharing import SharedPasses
 from whyformer.rules.registered import declared
 from zoo import bert, build, hf_swin, hf_vit, prepared
 
@@ -51,12 +52,12 @@ def assert_same(found, alone):
 
 
 def sharing(ready, shared, method, target, **settings):
-    return shared.around(lambda together: ready.explain(method, target, together=together, **settings))
+    return shared.around(lambda passes: ready.explain(method, target, shared=passes, **settings))
 
 
 def one_by_one(ready, methods, target):
     """Each method, sharing; what fails in sharing must not be hidden by the second try."""
-    shared = Together()
+    shared = SharedPasses()
     found = [sharing(ready, shared, m, target) for m in methods]
     assert shared.failed == []
     shared.release()
@@ -107,7 +108,7 @@ def test_settings_that_begin_elsewhere():
         ("transformer_attribution", {"weighting": "attention"}), ("partial_lrp", {"block": 1, "rule": "gamma"}), ("lrp", {"rule": "shared", "alpha": 2.0}),
         ("lrp", {"rule": "epsilon"}), ("saliency", {}), ("rollout", {"gradient_weighted": True}), ("attention_flow", {}),
     ]  # fmt: skip
-    shared = Together()
+    shared = SharedPasses()
     for method, settings in asked:
         assert_same(sharing(ready, shared, method, 2, **settings), ready.explain(method, 2, **settings))
     assert shared.failed == []
@@ -130,7 +131,7 @@ def test_multipliers_beside_relevance_and_maps(name):
 
 def test_a_norm_written_by_hand_is_itself_where_its_derivative_is_wanted():
     """Its own operations differ from the norm that it stands for by the rounding to float32 in them."""
-    ready, shared = prepared(*build("llama")), Together()
+    ready, shared = prepared(*build("llama")), SharedPasses()
     sharing(ready, shared, "lrp", 1)
     for method, views in (("lrp_ah", 2), ("lrp_ln", 3), ("lrp_ah_ln", 4)):
         assert_same(sharing(ready, shared, method, 1), ready.explain(method, 1))
@@ -139,12 +140,12 @@ def test_a_norm_written_by_hand_is_itself_where_its_derivative_is_wanted():
 
 def test_all_composites_of_multipliers_share_a_pass_with_rules_that_a_user_declares_too():
     ready = prepared(*doubled(MODELS["vit sdpa"]))
-    shared = Together()
+    shared = SharedPasses()
     for settings in ({"composite": c} for c in ("libra", "attnlrp", "cp_lrp", "gim")):
         found = sharing(ready, shared, "input_x_gradient", 1, **settings)
         assert torch.equal(found.scores, ready.explain("input_x_gradient", 1, **settings).scores)
     assert shared.views == 4
-    shared = Together()
+    shared = SharedPasses()
     with declared({"gelu": "identity"}):
         sharing(ready, shared, "lrp", 1)
         found, views = sharing(ready, shared, "lrp_ln", 1), shared.views
@@ -190,7 +191,7 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
         ready = open_model(model).prepare({**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
     else:
         ready = open_model(model.bfloat16()).prepare(inputs.bfloat16())
-    shared = Together()
+    shared = SharedPasses()
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
     # what attends in half precision is read off the model's own pass
@@ -198,7 +199,7 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
 
 
 def test_windows_have_a_pass_too_and_what_refuses_them_does():
-    ready, shared = prepared(*doubled(hf_swin)), Together()
+    ready, shared = prepared(*doubled(hf_swin)), SharedPasses()
     for method in ("lrp", "input_x_gradient"):
         assert_same(sharing(ready, shared, method, 1), ready.explain(method, 1))
     assert shared.failed == []
@@ -208,7 +209,7 @@ def test_windows_have_a_pass_too_and_what_refuses_them_does():
 
 def test_a_model_that_was_changed_between_two_methods_is_recorded_again():
     model, inputs = doubled(MODELS["bert sdpa"])
-    ready, shared = open_model(model).prepare(inputs), Together()
+    ready, shared = open_model(model).prepare(inputs), SharedPasses()
     sharing(ready, shared, "gae", 1)
     with torch.no_grad():
         model.classifier.weight.mul_(-3)
@@ -231,7 +232,7 @@ def test_what_fails_is_told_as_it_is_alone():
 
 def test_nothing_is_kept_when_all_is_done(monkeypatch):
     made = []
-    monkeypatch.setattr(together, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
+    monkeypatch.setattr(sharing_module, "SharedPasses", lambda *a, **k: made.append(SharedPasses(*a, **k)) or made[-1])
     model, inputs = doubled(MODELS["vit sdpa"])
     stream = each(open_model(model).prepare(inputs), [read_method(m) for m in NINE], [1])
     next(stream)

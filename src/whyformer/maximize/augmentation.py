@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Chances:
+class Augmentation:
     """Random augmentations to which the activation should be robust, drawn in each step; 0 disables each.
 
     Attributes:
@@ -27,7 +27,7 @@ class Chances:
     colour: float
     noise: float
 
-    def befall(self, picture: Tensor, draws: torch.Generator) -> Tensor:
+    def apply(self, picture: Tensor, draws: torch.Generator) -> Tensor:
         """Augment a picture ``[1, C, H, W]`` differentiably; areas outside the picture are filled by reflection."""
         if self.jitter:
             shift = torch.randint(-self.jitter, self.jitter + 1, (2,), generator=draws).tolist()

@@ -1,4 +1,4 @@
-"""Plain reasons for a model's failure on its inputs, reported instead of the model's error."""
+"""Reasons why a model fails on its inputs, reported instead of the model's own error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
 
 
-def unfit(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
+def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     """Return a sentence on why the inputs do not fit the model; None if unknown."""
     reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _no_decoder(model, inputs, error)
     return reason or _misnamed(model, inputs.kwargs)
