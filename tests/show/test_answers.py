@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from rich.console import Console
 
@@ -191,8 +192,36 @@ def test_a_page_writes_the_matrix_s_legend_beside_it() -> None:
     g = made()
     claim = grid.claim(answers.conversation(g))
     assert answer.page(g).count(claim) == len(re.findall("<img", answer.page(g))) >= 1
-    whole, bare = ({t.get_text() for t in grid.figure(g, bare=one).texts} for one in (False, True))
-    assert whole - bare == {answers.title(g), claim, *answers.remarks(g)}
+    whole, bare = (" ".join(t.get_text() for t in grid.figure(g, bare=one).texts) for one in (False, True))
+    for text in (answers.question(answers.conversation(g)), answers.source(g), claim, *answers.remarks(g)):
+        assert text in whole
+        assert text not in bare
+
+
+@pytest.mark.parametrize("count", [5, 60])
+def test_the_matrix_is_as_wide_as_its_columns_and_all_text_is_inside(count: int) -> None:
+    pieces = [" word"] * (count - 2) + [" four", "\n"]
+    matrix = torch.zeros(2, count)
+    matrix[:, 0] = 1.0
+    g = replace(made(), pieces=pieces, tokens=pieces, ids=[*range(count)], start=count - 2, matrix=matrix)
+    drawing, bare = grid.figure(g), grid.figure(g, bare=True)
+    assert drawing.get_figwidth() == pytest.approx(max(4.0, bare.get_figwidth() + 0.1))
+    canvas = FigureCanvasAgg(drawing)
+    ends = [text.get_window_extent(canvas.get_renderer()) for text in drawing.texts]
+    assert min(end.x0 for end in ends) >= 0
+    assert max(end.x1 for end in ends) <= drawing.bbox.width
+    assert min(end.y0 for end in ends) >= 0
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_words_are_pale_beside_a_picture_that_mattered_more(size: int) -> None:
+    """The picture's scores: 30 in one patch, of one pixel or of many."""
+    g = seeing(SEEING)
+    scores, edge = torch.zeros(2, size, size), -(-size // 16)
+    scores[:, :edge, :edge] = 30 / edge**2
+    talk = answers.conversation(replace(g, seen={n: replace(own, scores=scores) for n, own in g.seen.items()}))
+    np.testing.assert_allclose(talk.unit(0), talk.matrix[0] / 30, rtol=1e-6)
+    np.testing.assert_allclose(talk.unit(None), talk.sums / 60, rtol=1e-6)
 
 
 def test_the_matrix_as_a_picture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -148,13 +149,14 @@ class Conversation:
     @cached_property
     def scales(self) -> list[colours.Scale]:
         """The scale of each step: up to its largest |score|, or a tenth of the largest of all steps if that is more,
-        so that a step whose scores are next to nothing is pale.
+        so that a step whose scores are next to nothing is pale. Patches of pictures count like tokens, so that words
+        are pale beside a picture that mattered more.
 
         The token at which the step is read usually dominates. It is left out of the limit, and drawn in full colour
         where it lies beyond.
         """
         rows = [row[: self.g.start + step] for step, row in enumerate(self.matrix)]
-        limits = [_limit(row, self._read_at(step)) for step, row in enumerate(rows)]
+        limits = [max(_limit(row, self._read_at(step)), self._most_seen[1 + step]) for step, row in enumerate(rows)]
         least, whole = max(limits) / 10, [colours.scale(row) for row in rows]
         found = [(max(limit, least), one) for limit, one in zip(limits, whole, strict=True)]
         return [colours.Scale(limit, one.signed, clipped=limit < one.limit) for limit, one in found]
@@ -163,7 +165,7 @@ class Conversation:
     def whole_scale(self) -> colours.Scale:
         """That of :attr:`sums`."""
         row = self.sums[: self.g.start]
-        return colours.Scale(_limit(row, self._read_at(0)), colours.scale(row).signed)
+        return colours.Scale(max(_limit(row, self._read_at(0)), self._most_seen[0]), colours.scale(row).signed)
 
     def _read_at(self, step: int) -> bool:
         """Whether the token just before a step, at which it is read, is shown."""
@@ -225,11 +227,22 @@ class Conversation:
         return np.abs(np.concatenate([asked[None], rows]))
 
     @cached_property
+    def _seen(self) -> list[Array]:
+        """``[1 + T, ...]`` |scores| of each picture, for the whole answer and for each step."""
+        of = [array(own.scores) for own in self.g.seen.values()]
+        return [np.abs(np.concatenate([own.sum(0)[None], own])) for own in of]
+
+    @cached_property
     def _seen_sizes(self) -> Array:
         """``[1 + T]`` Σ |score| of the pictures."""
-        of = [array(own.scores) for own in self.g.seen.values()]
-        rows = [np.abs(np.concatenate([own.sum(0)[None], own])).reshape(1 + len(own), -1).sum(1) for own in of]
-        return np.sum(rows, 0) if rows else np.zeros(1 + len(self.g))
+        rows = [own.reshape(len(own), -1).sum(1) for own in self._seen]
+        return np.sum(rows or np.zeros((1, 1 + len(self.g))), 0)
+
+    @cached_property
+    def _most_seen(self) -> list[float]:
+        """``[1 + T]`` largest |score| of a patch of the pictures; scores of pixels are summed over patches."""
+        rows = [_in_patches(own).reshape(len(own), -1).max(1) for own in self._seen]
+        return list(np.max(rows or np.zeros((1, 1 + len(self.g))), 0).tolist())
 
     def _share(self, step: int | None, held: float) -> float:
         row = 0 if step is None else 1 + step
@@ -264,6 +277,14 @@ class Conversation:
         identity = any(own.get("identity") is True for own in self.whole.diagnostics)
         name = "template tokens" if self.whole.turns else "special tokens"
         return share_of(name, self._share(step, held), identity) if held else ""
+
+
+def _in_patches(maps: Array) -> Array:
+    """Sum maps ``[..., H, W]`` of more than 32 pixels along an axis over 16 patches along it."""
+    for axis in (-2, -1) if maps.ndim > 2 else ():
+        if (size := maps.shape[axis]) > 32:
+            maps = np.add.reduceat(maps, range(0, size, math.ceil(size / 16)), axis)
+    return maps
 
 
 def _limit(row: Array, read: bool) -> float:
@@ -339,9 +360,16 @@ def shown(piece: str) -> str:
     return visible(piece.replace("\n", "⏎").replace("\t", "⇥"))
 
 
-def title(g: Generation) -> str:
-    """What is explained, in words: "any token" by a method whose maps are the same whatever token was written."""
-    return f"{method_name(g[0])}, " + (f"any {g.unit}" if agnostic(g) else f"{g.explained} of each {g.unit}")
+def question(talk: Conversation) -> str:
+    """The question that the scores answer, ``Why “Paris”?``; "any token" if they do not depend on what was written."""
+    g = talk.g
+    written = " ".join("".join(g.pieces[g.start :]).split())
+    return visible(f"any {g.unit}" if agnostic(g) else f"Why “{written}”?")
+
+
+def source(g: Generation) -> str:
+    """The method, and the number that the scores are of: ``attnlrp · log-probability of each token``."""
+    return method_name(g[0]) + ("" if agnostic(g) else f" · {g.explained} of each {g.unit}")
 
 
 def agnostic(g: Generation) -> bool:

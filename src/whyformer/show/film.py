@@ -59,7 +59,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     above = _TOP + 0.12 * len(said)
     paper = Paper(width, above + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
     paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
-    paper.write(answers.title(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
+    paper.write(answers.source(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
     for i, line in enumerate(said):
         paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color=colours.SOFT)
     for row, own in enumerate(shown):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
 _MOST = 90  # columns; beyond that words, then sentences
-_ROLES = 0.24  # inches, of the roles below the columns of each message
+_ROLES, _LINE, _EDGE = 0.24, 0.14, 0.1  # inches: roles below the columns, a line of notes, the margin at the left
+_NARROWEST = 3.8  # inches
 
 
 def claim(talk: Conversation) -> str:
@@ -45,15 +47,20 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
     names = [short(answers.shown(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
     shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25
-    top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.5)
-    wide, high, below = shown * _CELL, len(g) * _CELL, _ROLES if talk.in_turns else 0.0
-    lines, said = ([], "") if bare else (answers.remarks(g), claim(talk))
+    top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.6)
+    wide, high = shown * _CELL, len(g) * _CELL
+    under = top + high + (_ROLES if talk.in_turns else 0.0)
     if bare:
-        paper = Paper(left + wide + 0.1, top + high + below + 0.1)
+        paper = Paper(left + wide + 0.1, under + 0.1)
     else:
-        tall = top + high + below + 0.35 + 0.14 * len(lines)
-        paper = Paper(max(left + wide, left + measure(said, 6.5), 3.8) + 0.2, tall)
-        paper.write(short(answers.title(g), 90), 0.1, 0.1, 8.5, va="top", weight="bold")
+        width = max(left + wide, _NARROWEST) + 0.2
+        lines = [(line, colours.SOFT) for line in textwrap.wrap(claim(talk), int(width * 18))]
+        lines += [(line, colours.WARN) for one in answers.remarks(g) for line in textwrap.wrap(one, int(width * 18))]
+        paper = Paper(width, under + 0.15 + _LINE * len(lines))
+        paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
+        paper.write(short(answers.source(g), int(width * 17)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
+        for i, (line, colour) in enumerate(lines):
+            paper.write(line, _EDGE, under + 0.08 + _LINE * i, 6.5, va="top", color=colour)
     painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
     later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94
@@ -66,11 +73,6 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
     if talk.in_turns:
         _roles(paper, talk, left, top + high, shown)
-    under = top + high + below
-    if said:
-        paper.write(said, left, under + 0.08, 6.5, va="top", color=colours.SOFT)
-    for i, line in enumerate(lines):
-        paper.write(short(line, 140), 0.1, under + 0.28 + 0.14 * i, 6.5, va="top", color=colours.WARN)
     return paper.figure
 
 

@@ -28,7 +28,7 @@ def plain(g: Generation) -> str:
     g = talk.g
     wide = max(cell_len(visible(m.label)) for m in talk.messages)
     said = [f"  {visible(m.label):{wide}}  {_cut(answers.shown(m.text), 100)}" for m in talk.messages]
-    lines = [f"{answers.title(g)}:", *said]
+    lines = [f"{answers.source(g)}:", *said]
     whole = "  ".join(part for part in (talk.seen(None), _named(talk, None), talk.aside(None)) if part)
     names = [_name(g, t) for t in range(min(len(g), _STEPS))]
     wide = max(map(cell_len, names))
@@ -58,7 +58,7 @@ def render(g: Generation) -> RenderableType:
     """The messages, with what each word of the prompt did for the whole answer; then each step with its reasons."""
     talk = answers.conversation(g)
     notes = map(Text, answers.remarks(talk.g))
-    return Group(Text(answers.title(talk.g), style="bold"), _Whole(talk), Text(), _Steps(talk), *notes)
+    return Group(Text(answers.source(talk.g), style="bold"), _Whole(talk), Text(), _Steps(talk), *notes)
 
 
 class _Whole:

@@ -65,7 +65,7 @@ def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
     g = talk.g
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
-        "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title,
+        "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_source": answers.source,
         "shown": answers.shown, "others": answers.others, "answer_remarks": answers.remarks,
         "figure_of": words.figure_of, "signed": talk.signed, "pictures": _pictures(talk),
         "behind": _behind, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
