@@ -224,6 +224,13 @@ def test_words_are_pale_beside_a_picture_that_mattered_more(size: int) -> None:
     np.testing.assert_allclose(talk.unit(None), talk.sums / 60, rtol=1e-6)
 
 
+def test_words_name_the_method_that_was_chosen_automatically() -> None:
+    chosen: list[dict[str, object]] = [{"auto": {"method": "attnlrp"}}] * 2
+    g = replace(made([" One", " two", " three", " four", "\n"]), method="auto", diagnostics=chosen)
+    assert "attnlrp" in answers.source(g)
+    assert answers.source(g.by("word")) == answers.source(g).replace("token", "word")
+
+
 def test_the_matrix_as_a_picture() -> None:
     g = made()
     drawing = grid.figure(g)

@@ -193,9 +193,8 @@ class Generation(Displayed):
             for i, (a, b) in enumerate(merged)
         ]
         at = {a: i for i, (a, _) in enumerate(merged)} | {len(self.ids): len(merged)}
-        claims: list[dict[str, Any]] = [
-            {k: own[k] for k in ("signed", "class_specific", "identity") if k in own} for own in self.diagnostics[:1]
-        ]
+        lasting = ("signed", "class_specific", "identity", "auto")
+        claims: list[dict[str, Any]] = [{k: own[k] for k in lasting if k in own} for own in self.diagnostics[:1]]
         roles = {(a, b): role for role, a, b in self.turns} if unit == "turn" else {}
         return replace(
             self,

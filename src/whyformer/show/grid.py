@@ -54,11 +54,11 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
         paper = Paper(left + wide + 0.1, under + 0.1)
     else:
         width = max(left + wide, _NARROWEST) + 0.2
-        lines = [(line, colours.SOFT) for line in textwrap.wrap(claim(talk), int(width * 18))]
-        lines += [(line, colours.WARN) for one in answers.remarks(g) for line in textwrap.wrap(one, int(width * 18))]
+        lines = [(line, colours.SOFT) for line in textwrap.wrap(claim(talk), int(width * 20))]
+        lines += [(line, colours.WARN) for one in answers.remarks(g) for line in textwrap.wrap(one, int(width * 20))]
         paper = Paper(width, under + 0.15 + _LINE * len(lines))
         paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
-        paper.write(short(answers.source(g), int(width * 17)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
+        paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
         for i, (line, colour) in enumerate(lines):
             paper.write(line, _EDGE, under + 0.08 + _LINE * i, 6.5, va="top", color=colour)
     painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
