@@ -59,6 +59,7 @@ ARROWS = {
     | {"", "__version__", "apps", "apps.report", "apps.server", "apps.web", "baselines", "benchmarks", "comparing", "defaults", "evaluation", "explainer", "inputs", "jobs", "maximize", "methods", "models", "options", "show", "targets"},
     "web": {"apps.web"},
     "report": {"apps.report"},
+    "__main__": {"apps.cli"},
 }
 
 

@@ -90,6 +90,13 @@ def test_help_has_examples():
         assert "whyformer explain cat.jpg" in result.stdout
 
 
+def test_the_package_runs_as_a_module():
+    for arguments, status in (["--version"], 0), (["explain", "x", "--nonsense"], 2):
+        done = subprocess.run([sys.executable, "-m", "whyformer", *arguments], capture_output=True, text=True, timeout=HANG)
+        assert done.returncode == status
+        assert "whyformer" in done.stdout + done.stderr
+
+
 def test_version():
     import whyformer as package
 
