@@ -24,6 +24,7 @@ from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting
+from whyformer.show.answers import conversation, question
 from whyformer.show.html import curves
 from whyformer.show.html.answer import card
 from whyformer.show.layout import by_input
@@ -46,7 +47,7 @@ class SavedAnswer:
 
     Attributes:
         g: the answer.
-        title: its beginning.
+        title: the question that its scores answer.
         file: where it was found.
         versions: versions of the packages that made it.
         card: its drawing.
@@ -194,7 +195,7 @@ def _read_tensors(path: Path, name: str, contents: Contents) -> None:
     if not isinstance(facts, dict) or "method" not in facts:
         raise _OtherFile("tensors, but no saved explanation")
     if str(facts.get("format")).startswith("generation"):
-        contents.answers.append(_answer(Generation.load(path), path, name, facts, len(contents.answers)))
+        contents.answers.append(_answer(Generation.load(path), name, facts, len(contents.answers)))
     else:
         contents.saved += _maps(Explanation.load(path), path.stem, name, facts)
 
@@ -215,7 +216,7 @@ def _read_json(path: Path, name: str, contents: Contents) -> None:
         values = facts.get("generation", facts)
         if isinstance(values, dict) and values.get("seen"):
             raise _OtherFile("an answer without the pictures of its prompt: explain again with --format safetensors")
-        contents.answers.append(_answer(Generation.from_dict(values), path, name, facts, len(contents.answers)))
+        contents.answers.append(_answer(Generation.from_dict(values), name, facts, len(contents.answers)))
     elif keys >= {"scores", "method", "level"}:
         contents.saved += _maps(Explanation.from_dict(facts), path.stem, name, {})
     elif keys and facts.get("command") in ("explain", "compare"):
@@ -242,9 +243,10 @@ def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
     return maps
 
 
-def _answer(g: Generation, path: Path, name: str, facts: Mapping[str, Any], number: int) -> SavedAnswer:
+def _answer(g: Generation, name: str, facts: Mapping[str, Any], number: int) -> SavedAnswer:
     drawing = Markup(card(g, f"g{number + 1}"))
-    return SavedAnswer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(facts), drawing)
+    title = short(question(conversation(g)), 90)
+    return SavedAnswer(g, title, name, _versions(facts), drawing)
 
 
 def _maps(e: Explanation, title: str, name: str, facts: Mapping[str, Any]) -> list[SavedMap]:
