@@ -1,4 +1,4 @@
-"""What is drawn of a generated text: scales, reasons, text views, the page and the matrix."""
+"""Drawings of answers: scales, reasons, text, page and matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours claim no more than the method knows; what was not read or is not known to the model is never shown as a score of 0."""
+"""Colours show a sign only for signed scores; truncated and unknown text is not drawn as a score of 0."""
 
 import io
 import re

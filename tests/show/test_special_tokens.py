@@ -1,4 +1,4 @@
-"""Special tokens have scores as all tokens do; what shows the words says what they hold together."""
+"""Special tokens have scores; drawings of words state their share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_text_has_the_scores_of_its_ids(model: Any, method: str, texts: list[s
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_scores_of_a_text_add_up(model: Any, text: str) -> None:
-    """To what the method says that its scores add up to; and words with special tokens to that too."""
+    """Scores add up to the sum that the method guarantees, and so do words with special tokens."""
     e = whyformer.explain(model, text, "integrated_gradients", 1, load("bundled:sst2").processor)
     assert float(e.scores.sum()) == pytest.approx(e.diagnostics["completeness"]["sum"][0], abs=1e-12)
     aside = words.special_tokens(e)

@@ -25,13 +25,13 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    one = prepared(e[sample], look.get("smooth"))
-    ax.set_title(printable(heading(one, limit=48)), fontsize=10, parse_math=False, family=families())
-    if drawable(one):
-        ax.imshow(overlay(one, **look), interpolation="antialiased")
+    e = prepared(e[sample], look.get("smooth"))
+    ax.set_title(printable(heading(e, limit=48)), fontsize=10, parse_math=False, family=families())
+    if drawable(e):
+        ax.imshow(overlay(e, **look), interpolation="antialiased")
         ax.set_axis_off()
         return ax
-    rows, signed = strongest(one)[:k], colours.scale_of(one).signed
+    rows, signed = strongest(e)[:k], colours.scale_of(e).signed
     scores = [score for _, score in rows]
     ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.colour_of(s, signed)) for s in scores])
     ax.tick_params(labelfontfamily=families())

@@ -47,11 +47,11 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         InputError: k is not at least 1.
     """
     _check_count(k)
-    one = prepared(e[sample], smooth=0)
-    best = strongest(one)
+    e = prepared(e[sample], smooth=0)
+    best = strongest(e)
     shown, rest = best[:k], best[k:]
-    title = f"{method_name(one)}: {heading(one)}"
-    return _drawn(title, shown, rest, colours.scale_of(one).signed, legend_labels(one), [one])
+    title = f"{method_name(e)}: {heading(e)}"
+    return _drawn(title, shown, rest, colours.scale_of(e).signed, legend_labels(e), [e])
 
 
 def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, least: int = 1) -> Figure:
@@ -67,11 +67,11 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     """
     singles = prepared_samples(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
-        raise InputError("a summary is of words over many texts: give explanations of texts")
+        raise InputError("a summary needs explanations of texts")
     kinds = {(method_name(e), target_name(e)) for e in singles}
     if len(kinds) > 1:
         named = ", ".join(sorted(f"{method} for {target}" for method, target in kinds)[:4])
-        raise InputError(f"a summary is of one method and one class, and these are {named}: choose some of them")
+        raise InputError(f"a summary needs explanations by one method for one class, not {named}")
     scores: dict[str, list[float]] = defaultdict(list)
     for e in singles:
         for word in words(e)[0]:
@@ -99,23 +99,23 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         InputError: the scores have no sign; the target is not a single output of the model; k is not at least 1.
     """
     _check_count(k)
-    one = prepared(e[sample], smooth=0)
-    if not colours.scale_of(one).signed:
-        raise InputError(f"the scores of {one.method} have no sign, so they do not add up to the output: see bars()")
-    index = int(one.target[0])
-    plain = one.target_names is None or one.target_names[0] == one.label(index) or one.numeric
-    end = one.logit(index) if plain else None
+    e = prepared(e[sample], smooth=0)
+    if not colours.scale_of(e).signed:
+        raise InputError(f"the scores of {e.method} have no sign, so they do not add up to the output: see bars()")
+    index = int(e.target[0])
+    plain = e.target_names is None or e.target_names[0] == e.label(index) or e.numeric
+    end = e.logit(index) if plain else None
     if end is None:
-        raise InputError(f"what is explained, {target_name(one)}, is no single output of the model: see bars()")
-    rows = strongest(one)
-    total = float(one.scores.double().sum())
+        raise InputError(f"the target {target_name(e)} is not a single output of the model: see bars()")
+    rows = strongest(e)
+    total = float(e.scores.double().sum())
     shown_sum = sum(score for _, score in rows)
-    if abs(total - shown_sum) > 1e-6 * max(1.0, float(one.scores.abs().sum())):
+    if abs(total - shown_sum) > 1e-6 * max(1.0, float(e.scores.abs().sum())):
         rows.append(("special tokens", total - shown_sum))
     shown, rest = rows[:k], rows[k:]
     if rest:
         shown = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))]
-    return _steps(f"{method_name(one)}: {heading(one)}", shown[::-1], end - total, one)
+    return _steps(f"{method_name(e)}: {heading(e)}", shown[::-1], end - total, e)
 
 
 def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:

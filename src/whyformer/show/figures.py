@@ -74,7 +74,7 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     # at least as high as the labels of a colour bar
     highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
     talls = [_tall(part, high, picture) for part, high in zip(parts, highs, strict=True)]
-    shown = (e for part in parts for row in part.cells for e in row if e is not None)
+    shown = [e for part in parts for e in part.explanations]
     paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, shown), _GAP / 2
     for part, high, tall in zip(parts, highs, talls, strict=True):
         if picture and base(part.first) is not None:
@@ -92,7 +92,7 @@ def _tall(part: Section, high: float, picture: bool) -> float:
 
 def _below(part: Section) -> float:
     """Return the height below maps: for the bar of faithfulness, if it was measured."""
-    return 0.24 if any(trust_figures(e) for row in part.cells for e in row if e is not None) else 0.0
+    return 0.24 if any(map(trust_figures, part.explanations)) else 0.0
 
 
 def _predictions(e: Explanation) -> list[tuple[str, str]]:
@@ -265,8 +265,8 @@ def _titles(explanations: list[Explanation]) -> list[str]:
     flat = []
     for e in explanations:
         inner = e.settings.get("aggregation")
-        shown = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
-        flat.append({k: v for k, v in shown.items() if k != "aggregation"})
+        settings = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
+        flat.append({k: v for k, v in settings.items() if k != "aggregation"})
     keys = list(dict.fromkeys(k for settings in flat for k in settings))
     differing = [k for k in keys if len({str(settings.get(k)) for settings in flat}) > 1]
     named = {k: "" if k == "method" else f"{k.rstrip('s')} " for k in differing}

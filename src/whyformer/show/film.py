@@ -54,12 +54,12 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)
     legend = colours.legend(signed, "the word")
-    lines_of_legend = textwrap.wrap(f"{legend}; each map by its own largest score", int(width * 19))
-    above = _TOP + 0.12 * len(lines_of_legend)
+    notes = textwrap.wrap(f"{legend}; each map by its own largest score", int(width * 19))
+    above = _TOP + 0.12 * len(notes)
     paper = Paper(width, above + len(films) * lines * (high + _FOOT), [e for maps in films for e in maps])
     paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
     paper.write(answers.source(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
-    for i, line in enumerate(lines_of_legend):
+    for i, line in enumerate(notes):
         paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color=colours.SOFT)
     for row, maps in enumerate(films):
         for number in range(cells):

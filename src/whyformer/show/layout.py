@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """Explanations of one input; ``cells[row][column]`` is a single sample, or None where there is none.
+    """Explanations of an input; ``cells[row][column]`` is a single sample, or None.
 
     Attributes:
         methods: titles of the rows: the method, with the settings in which rows of the same method differ.
@@ -29,8 +29,13 @@ class Section:
     cells: list[list[Explanation | None]]
 
     @property
+    def explanations(self) -> list[Explanation]:
+        """All explanations, row by row."""
+        return [e for row in self.cells for e in row if e is not None]
+
+    @property
     def first(self) -> Explanation:
-        return next(e for row in self.cells for e in row if e is not None)
+        return self.explanations[0]
 
     @property
     def heads(self) -> list[Explanation]:

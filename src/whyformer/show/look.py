@@ -43,7 +43,7 @@ class Look:
         if self.smooth is not None and not 0 <= self.smooth <= 1000:
             raise InputError(f"smooth must be a number of pixels from 0 (each as it is) to 1000, not {self.smooth!r}")
         if self.keep is not None and self.above is not None:
-            raise InputError("keep and above are two ways to say what to show: give one of them")
+            raise InputError("keep and above exclude each other: pass one of them")
         for name, share in (("keep", self.keep), ("above", self.above)):
             if share is not None and not 0 < share <= 1:
                 raise InputError(f"{name} must be a share of more than 0 and at most 1, not {share!r}")

@@ -50,10 +50,10 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     picture = plain(e, sample, longest)
     pixels = None if picture is None else np.asarray(picture)
     least = threshold(unit, chosen)
-    # around single pixels there would be nothing but lines
+    # no contours around single pixels: they would cover the map
     lined = not (chosen.masked and e.level == "pixel")
     drawn = np.empty((height, width, 3), np.uint8)
-    rows = max(1, _AT_ONCE // width)  # a large picture strip by strip, so that it takes little memory
+    rows = max(1, _AT_ONCE // width)  # a few rows at a time, to limit memory
     for start in range(0, height, rows):
         # with a row on either side, for the slopes of contour lines
         low, high = max(0, start - 1), min(height, start + rows + 1)

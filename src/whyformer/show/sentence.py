@@ -56,7 +56,7 @@ def figure(parts: list[Section]) -> Figure:
     for named, rows in columns:
         for i, (name, e) in enumerate(rows):
             blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
-    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    shown = [e for part in parts for e in part.explanations]
     legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
     foot = _FOOT + _LEGEND * (len(legend) - 1)
     tall = foot + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)

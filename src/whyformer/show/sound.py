@@ -27,7 +27,7 @@ def figure(parts: list[Section]) -> Figure:
     """Draw each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
     columns = [(part, *column) for part in parts for column in part.columns]
     tall = sum(_HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS for _, _, rows in columns)
-    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    shown = [e for part in parts for e in part.explanations]
     paper = Paper(_WIDTH, tall + 0.2, shown)
     y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
     for part, named, rows in columns:

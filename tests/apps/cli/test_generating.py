@@ -179,7 +179,7 @@ def test_the_strip_has_a_picture_for_each_word() -> None:
         assert " ".join(t for t in texts if "mattered" in t or "largest score" in t).startswith("green: mattered (no sign)")
     signed = whyformer.explain_generation("bundled:reader", QUESTION, "3 7", "attnlrp", images=PICTURE)
     said = " ".join(t.get_text() for t in film(signed).texts)
-    assert "attnlrp, log-probability of each token" in said
+    assert "attnlrp · log-probability of each token" in said
     assert "orange: for the word, blue: against it; each map by its own largest score" in said
     assert encode(film(g), "svg").startswith(b"<?xml")
     assert "[picture] what is on the left" in str(g)

@@ -116,14 +116,14 @@ def direction(pieces: Sequence[words.Word]) -> str:
     return "rtl" if words.right_to_left("".join(word.text for word in pieces)) else "ltr"
 
 
-def curves(found: Mapping[str, Any]) -> dict[str, Any] | None:
+def curves(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return SVG points (x 34 to 312, y 144 to 8) of a deletion curve, of the mean of random maps and of the band of
     random maps, with labels of the vertical axis (0 to 1, except for a regression); None without a finite curve."""
-    lines = {name: np.array(found[name], dtype=float) for name in ("curve", "mean", "lowest", "highest")}
+    lines = {name: np.array(figures[name], dtype=float) for name in ("curve", "mean", "lowest", "highest")}
     if not all(np.isfinite(line).all() for line in lines.values()):
         return None
     low, high = 0.0, 1.0
-    if found.get("numeric"):
+    if figures.get("numeric"):
         low, high = min(line.min() for line in lines.values()), max(line.max() for line in lines.values())
 
     def points(line: Any) -> list[str]:

@@ -24,7 +24,7 @@ _COLOURED, _SERVED = 150, 24  # coloured words for a chosen word of the answer, 
 _DOTS = 150
 _COLUMNS = 200  # of a matrix
 _MOST = 2000  # words that can be chosen
-_LONGEST = 400  # pixels of a map: there is one for each word
+_LONGEST = 400  # pixels of each map
 WHOLE, _WHOLE_NAME = "all", "the whole answer"
 
 

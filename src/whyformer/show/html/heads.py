@@ -35,7 +35,7 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
         InputError: the maps are of pictures, there is no such sample, or they hold more than 8 million numbers.
     """
     if maps.tokens is None:
-        raise InputError("this page is for text; of pictures draw one map a head: show.panels(maps.each_head())")
+        raise InputError("this page is for text; for pictures draw show.panels(maps.each_head())")
     if not -len(maps.tokens) <= sample < len(maps.tokens):
         raise InputError(f"there is no sample {sample}: the batch has {len(maps.tokens)}, counted from 0")
     names = maps.tokens[sample]
@@ -43,7 +43,7 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
     total = sum(int(m.shape[1]) for m in maps.maps) * count**2
     if total > MOST_VALUES:
         raise InputError(
-            f"{count} tokens in {maps.blocks} blocks are {total / 1e6:.0f} million shares, too many for one page (at "
+            f"{count} tokens in {maps.blocks} blocks are {total / 1e6:.0f} million shares, too many for a page (at "
             f"most {MOST_VALUES // 10**6} million): take a shorter text, or draw one block with show.matrix"
         )
     blocks = [_packed(array(m[sample])[:, :count, :count]) for m in maps.maps]
