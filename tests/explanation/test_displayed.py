@@ -90,5 +90,5 @@ def test_a_waterfall_begins_at_the_baseline_and_ends_at_the_logit(text):
 def test_a_waterfall_needs_scores_that_add_up():
     with pytest.raises(InputError, match="no sign"):
         show.waterfall(whyformer.explain("bundled:sst2", SENTENCE, "gae"))
-    with pytest.raises(InputError, match="no single output"):
+    with pytest.raises(InputError, match="single output"):
         show.waterfall(whyformer.explain("bundled:sst2", SENTENCE, "attnlrp", target=whyformer.targets.Contrast(0, 1)))

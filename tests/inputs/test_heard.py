@@ -17,7 +17,7 @@ import whyformer.report
 from whyformer import show
 from whyformer.errors import InputError, LoadError
 from whyformer.inputs.sounds import Sound, encode, open_sound
-from whyformer.show.layout import laid_out
+from whyformer.show.layout import prepared
 
 RATE = 16_000
 
@@ -262,7 +262,7 @@ def test_a_video_is_drawn_frame_by_frame_on_one_scale() -> None:
     pictures[:, 3] = 200
     e = whyformer.Explanation(scores, "patch", "rollout", {}, torch.tensor([0]), torch.zeros(1, 2))
     e = e.with_features(grid=(2, 2), frames=3, image_size=(8, 8), pictures=pictures)
-    flat = laid_out(e)
+    flat = prepared(e)
     assert (flat.level, tuple(flat.scores.shape), tuple(flat.pictures.shape)) == ("pixel", (1, 8, 24), (1, 8, 24, 3))
     assert flat.scores[0, 0].argmax() == 8 and flat.scores[0, :, :8].eq(0).all() and flat.scores[0, :, 16:].eq(0).all()
     assert flat.pictures[0, 0, 8:16].eq(200).all() and flat.pictures[0, 0, :8].eq(0).all()

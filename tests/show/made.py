@@ -1,4 +1,4 @@
-"""Explanations made by hand, so that drawing is tested without a model."""
+"""Explanations for tests of drawings, without a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whyformer.explanation.result import Explanation
 
 
 def explanation(**facts: Any) -> Explanation:
-    """An explanation and its features out of one list of facts."""
+    """Return an explanation with these fields of itself and of its features."""
     own = {f.name for f in fields(Features)}
     return Explanation(features=Features(**{n: v for n, v in facts.items() if n in own}), **{n: v for n, v in facts.items() if n not in own})
 
@@ -29,7 +29,7 @@ def picture(
     labels: dict[int, str] | None = None,
     **more: Any,
 ) -> Explanation:
-    """One picture with patch scores; by default a single bright patch in row 1, column 4."""
+    """Return an explanation of a picture; by default with a single patch of score 2 in row 1, column 4."""
     if scores is None:
         scores = torch.zeros(grid or (4, 6))
         scores[1, 4] = 2.0
@@ -53,7 +53,7 @@ def sentence(
     labels: dict[int, str] | None = None,
     **more: Any,
 ) -> Explanation:
-    """One sentence cut into words, long words into two pieces, with [CLS] and [SEP] around."""
+    """Return an explanation of a sentence with words as tokens (two for long words), [CLS] and [SEP]."""
     tokens, offsets = ["[CLS]"], [(0, 0)]
     for match in re.finditer(r"\w+|[^\w\s]", text):
         begin, end = match.span()

@@ -1,4 +1,4 @@
-"""One number without classes, a regression's or a target of one's own: shown, followed and saved as the number it is."""
+"""Regressions and targets that are not classes: drawn, measured and saved as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn of a generated text: scales, reasons, text views, the page and the matrix."""
+"""Drawings of answers: scales, reasons, text, page and matrix."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_token_that_is_read_does_not_drown_the_others() -> None:
     assert (scale.limit, scale.clipped, scale.signed) == (2.0, True, True)
     np.testing.assert_allclose(talk.unit(0), [1, -0.5, 1, 0, 0])
     np.testing.assert_allclose(talk.unit(1), [0, 1, 0.5, -1, 0])
-    np.testing.assert_allclose(talk.served[:, 1], [-1 / 3, 1])
+    np.testing.assert_allclose(talk.column_units[:, 1], [-1 / 3, 1])
     np.testing.assert_allclose(talk.sums, [2, 2, 91.5, 0, 0])  # of the answer nothing: what it was made from
     np.testing.assert_allclose(talk.unit(None), [1, 1, 1, 0, 0])
 
@@ -69,8 +69,8 @@ def test_reasons_are_the_strongest_words_and_the_one_that_is_read_comes_last() -
 
 
 def test_candidates_are_those_that_were_not_written() -> None:
-    assert answers.others(made(), 0)[0] == ("' two'", pytest.approx(0.2))
-    assert "' four'" not in [name for name, _ in answers.others(made(), 0)]
+    assert answers.alternatives(made(), 0)[0] == ("' two'", pytest.approx(0.2))
+    assert "' four'" not in [name for name, _ in answers.alternatives(made(), 0)]
 
 
 def test_warnings_that_differ_by_numbers_stand_once() -> None:
@@ -168,7 +168,7 @@ def test_tokens_that_stand_for_a_picture_are_one_piece() -> None:
 def test_what_is_on_the_picture_stands_beside_each_step() -> None:
     g = seeing(SEEING)
     talk = answers.conversation(g)
-    assert [talk.share_seen(t) for t in (0, 1, None)] == [3 / 4, 2 / 4, 5 / 7]
+    assert [talk.picture_share(t) for t in (0, 1, None)] == [3 / 4, 2 / 4, 5 / 7]
     text = str(g)
     assert re.search(r"' one' .*picture 75 % \(most at x 1\d, y 1\d\)  <s> 0.5, what 0.5", text)
     assert re.search(r"' two' .*picture 50 % \(most at x \d, y \d\)", text)
@@ -190,7 +190,7 @@ def test_colours_claim_no_more_than_the_method_knows() -> None:
 
 def test_a_page_writes_the_matrix_s_legend_beside_it() -> None:
     g = made()
-    claim = grid.claim(answers.conversation(g))
+    claim = grid.legend(answers.conversation(g))
     assert answer.page(g).count(claim) == len(re.findall("<img", answer.page(g))) >= 1
     whole, bare = (" ".join(t.get_text() for t in grid.figure(g, bare=one).texts) for one in (False, True))
     for text in (answers.question(answers.conversation(g)), answers.source(g), claim, *answers.remarks(g)):
@@ -262,13 +262,13 @@ def talking(special: list[int] | None = None, diagnostics: list[dict[str, object
 
 def test_messages_have_roles_and_no_tokens_of_the_template() -> None:
     talk = answers.conversation(talking())
-    assert [(m.label, m.text, m.folded) for m in talk.messages] == [
+    assert [(m.label, m.text, m.collapsed) for m in talk.messages] == [
         ("System", "You are here to be of help", True), ("User", "Which fruit?", False), ("Assistant", "An apple.", False),
     ]  # fmt: skip
     assert "".join(talk.g.pieces) == "You are here to be of helpWhich fruit?An apple."
     assert talk.g.text == "An apple."  # the token that ends it has no row
-    assert talk.aside(0) == "template tokens 21 %"  # 2 of 9.5
-    assert talk.aside(None) == "template tokens 21 %"
+    assert talk.special_note(0) == "template tokens 21 %"  # 2 of 9.5
+    assert talk.special_note(None) == "template tokens 21 %"
     assert talk.share(talk.messages[0], 0) == pytest.approx(3.5 / 9.5)
     assert talk.scales[0].limit == 3.0  # the step is read at a token of the template: nothing is left out of the limit
     assert talk.scales[1].limit == 3.0
@@ -277,7 +277,7 @@ def test_messages_have_roles_and_no_tokens_of_the_template() -> None:
         assert "&lt;s&gt;" not in view
         assert "<e>" not in view
         assert "template tokens 21 %" in view
-    assert answers.conversation(talking(diagnostics=[{"identity": True}] * 4)).aside(0) == "template tokens left out"
+    assert answers.conversation(talking(diagnostics=[{"identity": True}] * 4)).special_note(0) == "template tokens left out"
 
 
 def test_where_special_tokens_are_not_known_all_are_shown() -> None:
@@ -285,7 +285,7 @@ def test_where_special_tokens_are_not_known_all_are_shown() -> None:
     talk = answers.conversation(old)
     assert talk.g is old
     assert [m.label for m in talk.messages] == ["System", "User", "", "Assistant"]
-    assert talk.aside(None) == ""
+    assert talk.special_note(None) == ""
 
 
 def test_an_answer_of_special_tokens_alone_is_shown() -> None:
@@ -303,11 +303,11 @@ def test_merged_answers_leave_the_same_out(unit: str) -> None:
 
 
 def test_a_long_system_message_is_one_column() -> None:
-    talk = answers.conversation(talking()).narrow()
+    talk = answers.conversation(talking()).compact()
     assert talk.g.pieces == ["System", "Which", " fruit?", "An", " apple", "."]
     assert talk.matrix[:, 0].tolist() == [3.5, 3.5, 3.5]
     short = replace(talking(), pieces=["<s>", "system\n", "You", *[""] * 6, *talking().pieces[9:]], special=[*(talking().special or ()), *range(3, 9)])
-    assert answers.conversation(short).narrow().g.pieces[0] == "You"
+    assert answers.conversation(short).compact().g.pieces[0] == "You"
     texts = [t.get_text() for t in grid.figure(talking()).texts]
     assert {"System", "User"} <= set(texts)
     assert any("template tokens 21 %" in text for text in texts)
@@ -337,7 +337,7 @@ def test_a_picture_has_a_map_for_the_whole_answer() -> None:
     ended = answers.conversation(replace(seeing(SEEING), special=[0, 7]))
     assert ended.picture("pixel_values", None).scores.tolist() == [[[0.0, 0.0], [0.0, 3.0]]]
     assert ended.g.pieces == [" [picture]", " what", " one"]
-    assert ended.aside(0) == "special tokens 12 %"  # .5 of 4
+    assert ended.special_note(0) == "special tokens 12 %"  # .5 of 4
 
 
 def test_an_encoder_s_text_and_the_decoder_s_are_set_apart() -> None:

@@ -1,4 +1,4 @@
-"""Bars: the strongest first, with their signs, the others as one sum; a class's words over many texts."""
+"""Bars: features by |score| with their signs, the sum of the others, and words for a class over many texts."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_summary_is_the_mean_of_each_word_over_texts():
 
 @pytest.mark.parametrize("given", [[], [picture()], [sentence(target=0), sentence(target=1)], [sentence(), sentence(method="lrp")]])
 def test_what_cannot_be_summarised_is_refused(given):
-    with pytest.raises(InputError, match="a summary is of"):
+    with pytest.raises(InputError, match="summary"):
         show.summary(given)
 
 

@@ -1,4 +1,4 @@
-"""Colours claim no more than the method knows; what was not read or is not known to the model is never shown as a score of 0."""
+"""Colours show a sign only for signed scores; truncated and unknown text is not drawn as a score of 0."""
 
 import io
 import re
@@ -38,8 +38,8 @@ def on_a_terminal(es, system="truecolor"):
 # -- signs ---------------------------------------------------------------------------------------------------------
 def test_a_map_without_a_sign_has_neither_blue_nor_orange():
     e = sentence("good bad", [0, 2.0, 1.0, 0])
-    assert [word.claim for word in words.words(e)[0]] == ["mattered", "mattered"]
-    red, green, blue = colours.ground(1.0, signed=False)
+    assert [word.hue for word in words.words(e)[0]] == ["mattered", "mattered"]
+    red, green, blue = colours.background(1.0, signed=False)
     assert green > red
     assert green > blue
     painted = colours.lookup(colours.SEQUENTIAL)
@@ -49,12 +49,12 @@ def test_a_map_without_a_sign_has_neither_blue_nor_orange():
 def test_a_method_with_a_sign_has_two_colours_though_no_score_is_below_zero():
     e = sentence("good bad", [0, 2.0, 1.0, 0], diagnostics={"signed": True})
     assert colours.scale_of(e).signed
-    assert words.claims(e) == ("against", "for positive")
-    assert [word.claim for word in words.words(e)[0]] == ["for", "for"]
+    assert words.legend_labels(e) == ("against", "for positive")
+    assert [word.hue for word in words.words(e)[0]] == ["for", "for"]
 
 
 def test_scores_below_zero_have_a_sign_whatever_the_method_says():
-    assert words.claims(sentence("good bad", [0, 2.0, -1.0, 0], diagnostics={"signed": False})) == ("against", "for positive")
+    assert words.legend_labels(sentence("good bad", [0, 2.0, -1.0, 0], diagnostics={"signed": False})) == ("against", "for positive")
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -125,7 +125,7 @@ def test_what_was_cut_off_is_named_in_every_view(cut_off):
 
 def test_unread_words_are_never_among_those_with_colours(cut_off):
     pieces, rest = words.words(cut_off)
-    (part,) = words.unread(cut_off)
+    (part,) = words.truncated_parts(cut_off)
     assert "".join(p.gap + p.text for p in pieces) + rest + part.text == cut_off.texts[0]
     assert not part.before
     page = html.page(cut_off)
@@ -135,8 +135,8 @@ def test_unread_words_are_never_among_those_with_colours(cut_off):
 def test_a_text_cut_off_at_its_beginning_is_told_so():
     e = sentence("one two three", [0, 0, 1, 0], tokens=[["[CLS]", "two", "three", "[SEP]"]], offsets=[[(0, 0), (4, 7), (8, 13), (0, 0)]], extent=[(4, 13)])
     assert [w.text for w in words.words(e)[0]] == ["two", "three"]
-    (part,) = words.unread(e)
-    assert (part.text, part.said, part.before) == ("one ", "1 word the model did not read", True)
+    (part,) = words.truncated_parts(e)
+    assert (part.text, part.label, part.before) == ("one ", "1 word the model did not read", True)
 
 
 def test_a_text_that_was_read_says_nothing():
@@ -146,7 +146,7 @@ def test_a_text_that_was_read_says_nothing():
 def test_only_the_text_that_was_cut_off_is_warned_of():
     e = whyformer.explain("bundled:sst2", ["A film.", LONG], truncate=True)
     assert e.warnings == ["sample 1: the model did not read 1,105 of 1,200 words: they were truncated and have no score"]
-    assert words.unread(e[0]) == []
+    assert words.truncated_parts(e[0]) == []
 
 
 def test_it_is_saved_and_read_again(cut_off, tmp_path):

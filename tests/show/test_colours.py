@@ -158,7 +158,7 @@ def test_text_can_be_read_on_the_ground_of_pages(dark):
 @pytest.mark.parametrize("sheet", ["claims.css", "web/page.css"])
 def test_pages_take_their_colours_from_the_table(sheet):
     found = html.asset(sheet)
-    for claim in colours.CLAIMS.values():
+    for claim in colours.HUES.values():
         assert "{} {} {}".format(*claim.light) in found
         assert "{} {} {}".format(*claim.dark) in found
 

@@ -65,7 +65,7 @@ def test_opacity_out_of_range(opacity):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"contours": 10}, "contours must be"), ({"contours": 1.5}, "contours must be"), ({"keep": 0}, "keep must be"), ({"above": 1.1}, "above must be"),
-    ({"keep": 0.5, "above": 0.5}, "give one of them"), ({"alpha": 1}, "no option 'alpha'; its options: opacity, cmap"),
+    ({"keep": 0.5, "above": 0.5}, "exclude each other"), ({"alpha": 1}, "no option 'alpha'; its options: opacity, cmap"),
 ])  # fmt: skip
 def test_impossible_looks(options, message):
     for draw in (overlay, figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o)):

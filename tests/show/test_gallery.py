@@ -1,4 +1,4 @@
-"""Several maximised pictures in one figure: which stands where, and what is said of it."""
+"""Galleries of maximised pictures: order and labels."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ def found(unit, colour, shape=(6, 8)):
 
 
 def test_places_and_words():
-    """Row by row, each under its own name and figure, unchanged."""
+    """Pictures are unchanged, row by row, each below its name and activation."""
     figure = show.gallery([found("class a", 10), found("class $b_1$", 90), found("b" * 80, 200)], columns=2)
     first, second, third = figure.axes
     assert [axes.images[0].get_array()[0, 0, 0] for axes in figure.axes] == [10, 90, 200]

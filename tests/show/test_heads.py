@@ -1,4 +1,4 @@
-"""The page of heads: what it holds is what the maps hold, and it asks for nothing."""
+"""The page of heads has the values of the maps, and requests nothing."""
 
 import base64
 import re
@@ -62,7 +62,7 @@ def test_what_it_refuses(maps, monkeypatch):
     with pytest.raises(InputError, match="for text"):
         show.heads(whyformer.attention_maps("bundled:digits", "examples/pictures/digits_37.png"))
     monkeypatch.setattr(module, "MOST_VALUES", 100)
-    with pytest.raises(InputError, match="too many for one page"):
+    with pytest.raises(InputError, match="too many"):
         show.heads(maps)
     broken = whyformer.attention_maps("bundled:sst2", "A film.")
     broken.maps[0][0, 0, 0, 0] = torch.nan

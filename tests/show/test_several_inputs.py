@@ -1,4 +1,4 @@
-"""What a model of several inputs is explained by is shown as a whole: each input, with what it holds of all scores."""
+"""Drawings of models of several inputs show each input with its share of all scores."""
 
 from __future__ import annotations
 

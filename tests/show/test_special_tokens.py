@@ -1,4 +1,4 @@
-"""Special tokens have scores as all tokens do; what shows the words says what they hold together."""
+"""Special tokens have scores; drawings of words state their share."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def test_a_text_has_the_scores_of_its_ids(model: Any, method: str, texts: list[s
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_scores_of_a_text_add_up(model: Any, text: str) -> None:
-    """To what the method says that its scores add up to; and words with special tokens to that too."""
+    """Scores add up to the sum that the method guarantees, and so do words with special tokens."""
     e = whyformer.explain(model, text, "integrated_gradients", 1, load("bundled:sst2").processor)
     assert float(e.scores.sum()) == pytest.approx(e.diagnostics["completeness"]["sum"][0], abs=1e-12)
-    aside = words.folded(e)
+    aside = words.special_tokens(e)
     assert aside is not None
     assert sum(word.score for word in words.words(e)[0]) + aside.score == pytest.approx(float(e.scores.sum()), abs=1e-12)
 
 
 def test_what_they_hold_is_their_share_of_all_scores() -> None:
     e = sentence("good bad", [0.3, 2.0, -1.0, -0.7], special=[[0, 3]])
-    aside = words.folded(e)
+    aside = words.special_tokens(e)
     assert aside is not None
     assert aside.text == "special tokens 25 %"
     assert aside.score == pytest.approx(-0.4)
     assert aside.parts == (("[CLS]", pytest.approx(0.3)), ("[SEP]", pytest.approx(-0.7)))
-    assert words.folded(sentence("good bad", [0, 2.0, -1.0, 0], special=[[0, 3]])) is None
-    small = words.folded(sentence("good bad", [0, 2.0, -1.0, 0.001], special=[[0, 3]]))
+    assert words.special_tokens(sentence("good bad", [0, 2.0, -1.0, 0], special=[[0, 3]])) is None
+    small = words.special_tokens(sentence("good bad", [0, 2.0, -1.0, 0.001], special=[[0, 3]]))
     assert small is not None
     assert small.text == "special tokens < 1 %"
 
@@ -84,7 +84,7 @@ def test_they_are_no_words_and_set_no_scale() -> None:
 
 def test_a_line_break_belongs_to_no_word_and_is_counted() -> None:
     e = sentence("good bad", [0.0, 2.0, -1.0, 1.0], special=[[0]])  # the last token has no characters, and is not special
-    aside = words.folded(e)
+    aside = words.special_tokens(e)
     assert aside is not None
     assert aside.text == "tokens outside of words 25 %"
 
@@ -97,7 +97,7 @@ def test_a_line_break_belongs_to_no_word_and_is_counted() -> None:
 def test_no_share_is_given_of_the_1_that_a_product_starts_with(method: str, settings: dict[str, Any], share: bool) -> None:
     """It is no relevance, and would make up nearly all of the sum."""
     e = whyformer.explain("bundled:sst2", TEXTS[0], method, **settings)
-    aside = words.folded(e)
+    aside = words.special_tokens(e)
     assert aside is not None
     assert ("%" in aside.text) == share
     if not share:
@@ -106,7 +106,7 @@ def test_no_share_is_given_of_the_1_that_a_product_starts_with(method: str, sett
 
 def test_every_view_says_what_they_hold() -> None:
     e = whyformer.explain("bundled:sst2", TEXTS[0], "attnlrp")
-    aside = words.folded(e)
+    aside = words.special_tokens(e)
     assert aside is not None
     assert aside.text in str(e)
     assert aside.text in shown(e, "truecolor")

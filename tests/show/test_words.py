@@ -27,7 +27,7 @@ def test_an_emoji_has_what_its_bytes_add_up_to():
     pieces = [(0, 4), (5, 6), (5, 6), (5, 6), (5, 6)]
     found, _ = merged("good 😀", pieces, [0.5, 0.67, -0.6, -0.5, -0.27])
     assert [x.score for x in found] == pytest.approx([0.5, -0.7])
-    assert [x.claim for x in found] == ["for", "against"] and found[1].unit == -1
+    assert [x.hue for x in found] == ["for", "against"] and found[1].unit == -1
     assert scale_of(sentence("good 😀", [0.5, 0.67, -0.6, -0.5, -0.27], tokens=[list("gabcd")], offsets=[pieces])).limit == pytest.approx(0.7)
 
 
@@ -37,7 +37,7 @@ def test_the_words_of_a_text_add_up_to_its_scores_of_any_method(method):
     found, _ = w.words(e)
     assert any(len(x.parts) > 1 for x in found)
     assert [(x.text, x.score) for x in found] == e.words()
-    aside = w.folded(e)
+    aside = w.special_tokens(e)
     assert sum(x.score for x in found) + (aside.score if aside else 0) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
     assert max(abs(x.unit) for x in found) == pytest.approx(1)
 

@@ -1,4 +1,4 @@
-"""One map on matplotlib axes of the user's own."""
+"""A map on matplotlib axes of the caller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.bars import strongest
-from whyformer.show.layout import laid_out
+from whyformer.show.layout import prepared
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.typeface import families, printable
 from whyformer.show.words import heading, short
@@ -25,15 +25,15 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    one = laid_out(e[sample], look.get("smooth"))
-    ax.set_title(printable(heading(one, limit=48)), fontsize=10, parse_math=False, family=families())
-    if drawable(one):
-        ax.imshow(overlay(one, **look), interpolation="antialiased")
+    e = prepared(e[sample], look.get("smooth"))
+    ax.set_title(printable(heading(e, limit=48)), fontsize=10, parse_math=False, family=families())
+    if drawable(e):
+        ax.imshow(overlay(e, **look), interpolation="antialiased")
         ax.set_axis_off()
         return ax
-    rows, signed = strongest(one)[:k], colours.scale_of(one).signed
+    rows, signed = strongest(e)[:k], colours.scale_of(e).signed
     scores = [score for _, score in rows]
-    ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.ink(s, signed)) for s in scores])
+    ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.colour_of(s, signed)) for s in scores])
     ax.tick_params(labelfontfamily=families())
     names = [printable(short(name, 28)) for name, _ in rows]
     ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False)

@@ -1,4 +1,4 @@
-"""Bars: the strongest features of one explanation with their signs, and the words of a class over many samples."""
+"""Bars of the strongest features of an explanation, and of the words for a class over many samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import laid_out, listed
+from whyformer.show.layout import prepared, prepared_samples
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import measure
-from whyformer.show.words import agnostic, claims, figure_of, heading, method_name, short, target_name, visible, words
+from whyformer.show.words import (
+    agnostic,
+    format_score,
+    heading,
+    legend_labels,
+    method_name,
+    position_name,
+    short,
+    target_name,
+    visible,
+    words,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,89 +38,88 @@ _LEFT, _WIDE, _RIGHT, _LINE, _TOP = 2.2, 3.4, 0.7, 0.24, 0.62  # inches: names, 
 
 
 def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
-    """The k features with the largest |score| of one sample as bars, and below them the sum of all others.
+    """Draw the k features with the largest |score| of a sample as bars, and below them the sum of all others.
 
-    Words of a text, stretches of a sound, patches or pixels of a picture. Where the scores have no sign, their colour
-    has none either.
+    Features are words of a text, segments of a sound, patches or pixels of a picture. Scores without a sign have the
+    colour of scores without a sign.
 
     Raises:
         InputError: k is not at least 1.
     """
     _check_count(k)
-    one = laid_out(e[sample], smooth=0)
-    best = strongest(one)
+    e = prepared(e[sample], smooth=0)
+    best = strongest(e)
     shown, rest = best[:k], best[k:]
-    title = f"{method_name(one)}: {heading(one)}"
-    return _drawn(title, shown, rest, colours.scale_of(one).signed, claims(one), [one])
+    title = f"{method_name(e)}: {heading(e)}"
+    return _drawn(title, shown, rest, colours.scale_of(e).signed, legend_labels(e), [e])
 
 
 def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, least: int = 1) -> Figure:
-    """The words that speak most for (and against) one class, over many samples: bars of the mean score of each word.
+    """Draw the words with the largest |mean score| for a class over many samples as bars.
 
     Args:
         explanations: of texts, by one method, for one class.
-        k: so many words, by |mean score|.
-        least: leave out words that occur fewer times.
+        k: number of words.
+        least: leave out words that occur less often.
 
     Raises:
         InputError: pictures, several methods or several classes.
     """
-    singles = listed(explanations, smooth=0)
+    singles = prepared_samples(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
-        raise InputError("a summary is of words over many texts: give explanations of texts")
+        raise InputError("a summary needs explanations of texts")
     kinds = {(method_name(e), target_name(e)) for e in singles}
     if len(kinds) > 1:
         named = ", ".join(sorted(f"{method} for {target}" for method, target in kinds)[:4])
-        raise InputError(f"a summary is of one method and one class, and these are {named}: choose some of them")
-    found: dict[str, list[float]] = defaultdict(list)
+        raise InputError(f"a summary needs explanations by one method for one class, not {named}")
+    scores: dict[str, list[float]] = defaultdict(list)
     for e in singles:
         for word in words(e)[0]:
             if any(letter.isalnum() for letter in word.text):
-                found[word.text.casefold()].append(word.score)
-    rows = [(f"{name} ×{len(s)}", sum(s) / len(s)) for name, s in found.items() if len(s) >= least]
+                scores[word.text.casefold()].append(word.score)
+    rows = [(f"{name} ×{len(s)}", sum(s) / len(s)) for name, s in scores.items() if len(s) >= least]
     if not rows:
         raise InputError(f"no word occurs at least {least} times in these {len(singles)} texts")
     best = sorted(rows, key=lambda row: -abs(row[1]))
     ((method, target),) = kinds
     signed = any(colours.scale_of(e).signed for e in singles)
     title = f"{method}: {target}, mean over {amount(len(singles), 'text')}"
-    claimed = ("against", f"for {target}") if signed and not agnostic(singles[0]) else claims(singles[0])
-    return _drawn(title, best[:k], [], signed, claimed, [])
+    labels = ("against", f"for {target}") if signed and not agnostic(singles[0]) else legend_labels(singles[0])
+    return _drawn(title, best[:k], [], signed, labels, [])
 
 
 def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
-    """From nothing to what the model says: the k features with the largest |score| of one sample, each beginning where
-    the one before it ends, and all others together.
+    """Draw how the scores of a sample add up to the output: k bars of the features with the largest |score|, each
+    starting at the end of the previous bar, and a bar for the sum of all others.
 
-    The last bar ends at the logit of the class (or the number) that is explained, Σ scores above where the first
-    begins. Where scores add up to f(x) − f(baseline), as those of ``integrated_gradients`` do, that is f(baseline).
+    The last bar ends at the logit (or output) that is explained, and the first starts Σ scores below it: at
+    f(baseline), if scores add up to f(x) − f(baseline), as those of ``integrated_gradients`` do.
 
     Raises:
-        InputError: the scores have no sign, so that they do not add up to anything; what is explained is no single
-            output of the model; k is not at least 1.
+        InputError: the scores have no sign; the target is not a single output of the model; k is not at least 1.
     """
     _check_count(k)
-    one = laid_out(e[sample], smooth=0)
-    if not colours.scale_of(one).signed:
-        raise InputError(f"the scores of {one.method} have no sign, so they do not add up to the output: see bars()")
-    index = int(one.target[0])
-    plain = one.target_names is None or one.target_names[0] == one.label(index) or one.numeric
-    end = one.logit(index) if plain else None
+    e = prepared(e[sample], smooth=0)
+    if not colours.scale_of(e).signed:
+        raise InputError(f"the scores of {e.method} have no sign, so they do not add up to the output: see bars()")
+    index = int(e.target[0])
+    plain = e.target_names is None or e.target_names[0] == e.label(index) or e.numeric
+    end = e.logit(index) if plain else None
     if end is None:
-        raise InputError(f"what is explained, {target_name(one)}, is no single output of the model: see bars()")
-    rows = strongest(one)
-    total = float(one.scores.double().sum())
-    held = sum(score for _, score in rows)
-    if abs(total - held) > 1e-6 * max(1.0, float(one.scores.abs().sum())):
-        rows.append(("special tokens", total - held))
+        raise InputError(f"the target {target_name(e)} is not a single output of the model: see bars()")
+    rows = strongest(e)
+    total = float(e.scores.double().sum())
+    shown_sum = sum(score for _, score in rows)
+    if abs(total - shown_sum) > 1e-6 * max(1.0, float(e.scores.abs().sum())):
+        rows.append(("special tokens", total - shown_sum))
     shown, rest = rows[:k], rows[k:]
     if rest:
         shown = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))]
-    return _steps(f"{method_name(one)}: {heading(one)}", shown[::-1], end - total, one)
+    return _steps(f"{method_name(e)}: {heading(e)}", shown[::-1], end - total, e)
 
 
 def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
-    """Bars of which each begins where the one before it ends, the first at ``start``."""
+    """Draw bars of which each starts at the end of the previous bar, the first at ``start``."""
     ends = np.cumsum([start, *(score for _, score in rows)])
     low, high = float(ends.min()), float(ends.max())
     paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + (len(rows) + 1) * _LINE + 0.2, [e])
@@ -119,14 +129,14 @@ def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
         return _LEFT + _RIGHT + (value - low) / ((high - low) or 1.0) * _WIDE
 
     y = _TOP
-    paper.write(f"begins at {figure_of(float(ends[0]))}", at(float(ends[0])), y - 0.08, 7, ha="center", va="bottom")
+    paper.write(f"begins at {format_score(float(ends[0]))}", at(float(ends[0])), y - 0.08, 7, ha="center", va="bottom")
     for (name, score), begin in zip(rows, ends.tolist(), strict=False):
         left, right = sorted((at(begin), at(begin + score)))
-        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(colours.ink(score, True)))
-        paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=colours.INK)
+        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(colours.colour_of(score, True)))
+        paper.write(_cut(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=colours.INK)
         paper.write(f"{score:+.3g}", right + 0.05, y + _LINE / 2, 7, va="center")
         y += _LINE
-    paper.write(f"ends at {figure_of(float(ends[-1]))}", at(float(ends[-1])), y + 0.06, 7, ha="center", va="top")
+    paper.write(f"ends at {format_score(float(ends[-1]))}", at(float(ends[-1])), y + 0.06, 7, ha="center", va="top")
     return paper.figure
 
 
@@ -136,20 +146,17 @@ def _check_count(k: int) -> None:
 
 
 def strongest(e: Explanation) -> list[Row]:
-    """(name, score) of each word of a text, stretch of a sound, patch or pixel of one sample, by |score|."""
-    return sorted(_features(e), key=lambda row: -abs(row[1]))
-
-
-def _features(e: Explanation) -> list[Row]:
+    """Return (name, score) of each word, segment of a sound, patch or pixel of a sample, by descending |score|."""
     if e.level == "token":
-        return [(visible(word.text), word.score) for word in words(e)[0]]
-    scores = array(e.scores[0]).reshape(-1).tolist()
-    across = e.grid[1] if e.level == "patch" and e.grid is not None else int(e.scores.shape[-1])
-    return [(f"{e.level} in row {i // across}, column {i % across}", score) for i, score in enumerate(scores)]
+        rows = [(visible(word.text), word.score) for word in words(e)[0]]
+    else:
+        scores = array(e.scores[0]).reshape(-1).tolist()
+        rows = [(position_name(e, i), score) for i, score in enumerate(scores)]
+    return sorted(rows, key=lambda row: -abs(row[1]))
 
 
-def _fitting(name: str) -> str:
-    """As much of a name as there is room for."""
+def _cut(name: str) -> str:
+    """Cut a name to the width of its column."""
     letters = 34
     while letters > 4 and measure(short(name, letters), 8) > _LEFT - 0.2:
         letters -= 1
@@ -157,30 +164,30 @@ def _fitting(name: str) -> str:
 
 
 def _drawn(
-    title: str, shown: list[Row], rest: list[Row], signed: bool, claimed: tuple[str, str], warned: list[Explanation]
+    title: str, shown: list[Row], rest: list[Row], signed: bool, labels: tuple[str, str], explained: list[Explanation]
 ) -> Figure:
     rows = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
     limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
     start = _LEFT + (_RIGHT if any(score < 0 for _, score in rows) else 0)  # their figures stand left of the bars
-    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, warned)
+    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, explained)
     paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
     middle = start + (_WIDE / 2 if signed else 0)
     reach = _WIDE / 2 if signed else _WIDE
     for i, (name, score) in enumerate(rows):
         y, long = _TOP + i * _LINE, abs(score) / limit * reach
-        aside = bool(rest) and i == len(rows) - 1
-        strong = "#b9bec6" if aside else colours.code(colours.ink(score, signed))
+        is_rest = bool(rest) and i == len(rows) - 1
+        colour = "#b9bec6" if is_rest else colours.code(colours.colour_of(score, signed))
         left = middle - long if score < 0 else middle
-        paper.box(left, y + 0.04, long, _LINE - 0.08, strong)
-        tone = colours.SOFT if aside else colours.INK
-        paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
+        paper.box(left, y + 0.04, long, _LINE - 0.08, colour)
+        tone = colours.SOFT if is_rest else colours.INK
+        paper.write(_cut(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
         side = "right" if score < 0 else "left"
         at = left - 0.05 if score < 0 else left + long + 0.05
-        paper.write(figure_of(score), at, y + _LINE / 2, 7, ha=side, va="center")
+        paper.write(format_score(score), at, y + _LINE / 2, 7, ha=side, va="center")
     paper.box(middle - 0.005, _TOP - 0.03, 0.01, len(rows) * _LINE + 0.06, "#888888")
     foot = _TOP + len(rows) * _LINE + 0.12
-    if claimed[0]:
-        paper.write(claimed[0], start, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
-    ink = colours.code(colours.ink(1.0, signed))
-    paper.write(short(claimed[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=ink)
+    if labels[0]:
+        paper.write(labels[0], start, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
+    ink = colours.code(colours.colour_of(1.0, signed))
+    paper.write(short(labels[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=ink)
     return paper.figure

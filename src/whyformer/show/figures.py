@@ -1,4 +1,4 @@
-"""Figures of explanations: grids of methods x classes, panels, a matrix, a strip of pictures with parts removed."""
+"""Figures: grids of methods and classes, panels, matrices, and strips of a picture with parts removed."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from whyformer.errors import InputError
 from whyformer.show import colours, sentence, sound
 from whyformer.show.colours import array
-from whyformer.show.layout import Section, listed, sections
+from whyformer.show.layout import Section, prepared_samples, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
     agnostic,
-    claims,
-    ends,
-    figure_of,
+    bar_labels,
+    format_score,
     heading,
-    measured,
+    legend_labels,
     short,
     target_name,
+    trust_figures,
     values,
     visible,
 )
@@ -48,11 +47,11 @@ _LABELLED = 96  # the most tokens whose names are written beside a matrix
 
 # -- a grid ------------------------------------------------------------------------------------------------------
 def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool = True, **look: Any) -> Figure:
-    """A matplotlib figure of explanations: rows are methods (and inputs), columns the picture and then the classes.
+    """Return a figure of explanations: a row for each method (and input), columns for the picture and the classes.
 
-    Text becomes a listing, one line a method under each class. Each map has its own colour bar: maps are scaled one by
-    one. ``picture=False`` leaves the plain picture out; ``look`` are the options of
-    :func:`~whyformer.show.painting.overlay`. What the runs warn of stands below.
+    Texts are listed, with a line for each method under each class. Each map is scaled separately and has a colour bar.
+    ``picture=False`` leaves the picture out; ``look`` are the options of :func:`~whyformer.show.painting.overlay`.
+    Warnings stand at the bottom.
     """
     chosen = Look.of(look)
     parts = sections(explanations, chosen.smooth, alike=True)
@@ -64,7 +63,7 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
 
 
 def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """A table for each input: at the left the picture and what the model says, a row a method, a column a target."""
+    """Draw a table for each input: picture and predictions at the left, rows of methods, columns of targets."""
     picture = picture and any(base(part.first) is not None for part in parts)
     columns = max(len(part.targets) for part in parts)
     ratios = [high / wide for high, wide in (drawn_size(part.first) for part in parts)]
@@ -72,10 +71,10 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
         return _stacked(parts, ratios, picture, chosen, look)
     wide = max(1.2, _CELL / max(1.0, min(ratios)))
     left = _MARGIN + (wide + _GAP if picture else 0)
-    # at least as high as the names at a colour bar need
+    # at least as high as the labels of a colour bar
     highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
     talls = [_tall(part, high, picture) for part, high in zip(parts, highs, strict=True)]
-    shown = (e for part in parts for row in part.cells for e in row if e is not None)
+    shown = [e for part in parts for e in part.explanations]
     paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, shown), _GAP / 2
     for part, high, tall in zip(parts, highs, talls, strict=True):
         if picture and base(part.first) is not None:
@@ -86,52 +85,45 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
 
 
 def _tall(part: Section, high: float, picture: bool) -> float:
-    """The height of the table of one input, whose maps are so high."""
-    listing = high + _LINE * (len(_says(part.first)) + 1) if picture else 0.0
+    """Return the height of the table of an input with maps of this height."""
+    listing = high + _LINE * (len(_predictions(part.first)) + 1) if picture else 0.0
     return _TITLE + max(len(part.cells) * (_NAME + high + _below(part)), _NAME + listing)
 
 
 def _below(part: Section) -> float:
-    """The inches below a map: for the bar of its faithfulness, where that was measured."""
-    return 0.24 if any(measured(e) for row in part.cells for e in row if e is not None) else 0.0
+    """Return the height below maps: for the bar of faithfulness, if it was measured."""
+    return 0.24 if any(map(trust_figures, part.explanations)) else 0.0
 
 
-def _says(e: Explanation) -> list[tuple[str, str]]:
-    """(name, figure) of the five likeliest classes, or of the numbers that the model gives."""
+def _predictions(e: Explanation) -> list[tuple[str, str]]:
+    """Return (name, formatted value) of the five likeliest classes, or of the first outputs of a regression model."""
     if e.numeric:
-        return [(name, figure_of(number)) for name, number in values(e)[:5]]
+        return [(name, format_score(number)) for name, number in values(e)[:5]]
     best = [(visible(name), share) for _, name, _, share in e.top(0, 5)]
     return [(name, f"{100 * share:.1f} %") for name, share in best if share is not None]
 
 
 def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
-    """The picture as it is, and below it what the model says."""
+    """Draw the picture without a map, and below it the predictions."""
     x, y, wide, high = span
     _title(paper, "Input", x, y, wide)
     y += _TITLE + _NAME
-    _plain(paper, e, (x, y, wide, high))
-    for i, (name, figure) in enumerate(_says(e)):
+    paper.plain(e, _PIXELS, x, y, wide, high)
+    for i, (name, value) in enumerate(_predictions(e)):
         at = y + high + 0.08 + i * _LINE
         paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
-        paper.write(figure, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
+        paper.write(value, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
 
 
 def _title(paper: Paper, text: str, x: float, y: float, wide: float) -> None:
-    """A line over a picture that begins at (x, y)."""
+    """Write a title above a picture, in the box that begins at (x, y)."""
     paper.write(text, x + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
-
-
-def _plain(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
-    picture = base(e)
-    if picture is not None:
-        size = drawn_size(e, 0, _PIXELS)[::-1]
-        paper.picture(picture.resize(size, Image.Resampling.BICUBIC), *span)
 
 
 def _rows(
     paper: Paper, part: Section, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
 ) -> None:
-    """The maps of one input: headings once, then each method under its name, with one colour bar."""
+    """Draw the maps of an input: headings, then the maps of each method below its name, with a colour bar."""
     x, y, wide, high = span
     for column, named in enumerate(part.heads):
         _title(paper, heading(named, limit=int(wide * 13)), x + column * (wide + _GAP), y, wide)
@@ -157,7 +149,7 @@ def _rows(
 def _map(
     paper: Paper, e: Explanation, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
 ) -> Axes:
-    """One overlay, and on it in words why there is no colour on it."""
+    """Draw a map on its picture, with a note on it if it has no colours."""
     axes = paper.picture(overlay(e, longest=_PIXELS, **look), *span)
     note = colours.scale_of(e).note or chosen.note
     if note is not None:
@@ -167,36 +159,36 @@ def _map(
 
 
 def _bar(paper: Paper, e: Explanation, axes: Axes, x: float, look: Look) -> bool:
-    """The colour bar of a map, as high as the map is drawn; False for a map without colours."""
+    """Draw the colour bar of a map at the height of the map; return False for a map without colours."""
     scale = colours.scale_of(e)
     if scale.note or look.note:
         return False
-    axes.apply_aspect()  # what imshow drew is smaller than its cell where several inputs differ in shape
+    axes.apply_aspect()  # a map is smaller than its cell if inputs differ in shape
     box = axes.get_position()
-    paper.bar(scale, look.cmap, (x, (1 - box.y1) * paper.height, 0.08, box.height * paper.height), ends(e))
+    paper.bar(scale, look.cmap, (x, (1 - box.y1) * paper.height, 0.08, box.height * paper.height), bar_labels(e))
     return True
 
 
 def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]) -> None:
-    """Under a map that was measured: the area under its deletion curve as a bar, and a mark at that of random maps."""
-    found = measured(e)
-    if found is None or found.get("numeric") or not np.isfinite(np.array(found["curve"], dtype=float)).all():
+    """Draw the area under the deletion curve of a map, if measured, as a bar with a mark at that of random maps."""
+    figures = trust_figures(e)
+    if figures is None or figures.get("numeric") or not np.isfinite(np.array(figures["curve"], dtype=float)).all():
         return
     x, y, wide = span
-    curves = [np.array(found[name], dtype=float) for name in ("curve", "mean")]
+    curves = [np.array(figures[name], dtype=float) for name in ("curve", "mean")]
     area, chance = (float((curve[1:] + curve[:-1]).mean() / 2) for curve in curves)  # of equal steps
     paper.box(x, y, wide, 0.05, colours.LIGHT["line"])
     paper.box(x, y, wide * area, 0.05, colours.LIGHT["accent"])
     paper.box(x + wide * chance - 0.01, y - 0.02, 0.02, 0.09, colours.INK)
-    said = f"deletion {area:.2f} (random maps {chance:.2f}; lower is better)"
-    paper.write(said, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
+    label = f"deletion {area:.2f} (random maps {chance:.2f}; lower is better)"
+    paper.write(label, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
 def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """Wide pictures below each other: side by side they would be thin strips."""
+    """Draw wide pictures one below the other."""
     rows: list[tuple[Section, float, str, Explanation | None]] = []
     for part, ratio in zip(parts, ratios, strict=True):
-        high = max(_BAR, 2 * _CELL * ratio)  # the names at a colour bar need some height
+        high = max(_BAR, 2 * _CELL * ratio)  # room for the labels of a colour bar
         if picture and base(part.first) is not None:
             rows.append((part, high, "Input", None))
         cells = [(m, e) for m, row in zip(part.methods, part.cells, strict=True) for e in row if e is not None]
@@ -211,7 +203,7 @@ def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: L
         y += _TITLE + _NAME
         place = (_MARGIN, y, wide, high)
         if e is None:
-            _plain(paper, part.first, place)
+            paper.plain(part.first, _PIXELS, *place)
         else:
             paper.write(short(name, int(wide * 16)), _MARGIN, y - 0.05, 7, va="bottom", color=colours.SOFT)
             _bar(paper, e, _map(paper, e, place, chosen, look), _MARGIN + wide + 0.06, chosen)
@@ -219,9 +211,9 @@ def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: L
     return paper.figure
 
 
-def _claims(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
-    """What the colours say, in these colours: one end at the left, the other at the right."""
-    against, favour = claims(e)
+def _legend(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
+    """Write the meanings of the colours in these colours, the low end at the left, the high end at the right."""
+    against, favour = legend_labels(e)
     inks = (colours.NEGATIVE, colours.POSITIVE) if against else (colours.MATTERED, colours.MATTERED)
     room = int(wide * 21) - len(against)
     if against:
@@ -232,15 +224,15 @@ def _claims(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> No
 
 # -- panels ------------------------------------------------------------------------------------------------------
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
-    """A small picture for each explanation, in order, under the settings in which it differs and its largest score.
+    """Return a figure with a small map for each explanation, titled by the settings that differ and its largest score.
 
-    Each map has its own scale. Of texts, the listing of :func:`figure`.
+    Each map is scaled separately. Texts are listed as by :func:`figure`.
 
     Args:
-        columns: maps side by side; about as many as rows by default.
+        columns: number of maps side by side; by default about the number of rows.
         **look: options of :class:`~whyformer.show.look.Look`.
     """
-    singles = listed(explanations, Look.of(look).smooth)
+    singles = prepared_samples(explanations, Look.of(look).smooth)
     if not singles:
         raise InputError("there is no explanation to show")
     if singles[0].level == "token":
@@ -259,27 +251,27 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
         limit = max(8, int(wide * 19))
-        full = f"{title}  max {figure_of(float(colours.largest(e)))}"
+        full = f"{title}  max {format_score(float(colours.largest(e)))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
-    different = list({claims(e): e for e in singles}.values())[:2]
+    different = list({legend_labels(e): e for e in singles}.values())[:2]
     for i, e in enumerate(different):
-        _claims(paper, e, gap + i * width / 2, tall, width / len(different) - 2 * gap)
+        _legend(paper, e, gap + i * width / 2, tall, width / len(different) - 2 * gap)
     return paper.figure
 
 
 def _titles(explanations: list[Explanation]) -> list[str]:
-    """What differs between them: settings (those of an aggregation like the others), then the method."""
+    """Return what differs between explanations: settings, including those of an aggregation, then the method."""
     flat = []
     for e in explanations:
         inner = e.settings.get("aggregation")
-        shown = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
-        flat.append({k: v for k, v in shown.items() if k != "aggregation"})
-    keys = list(dict.fromkeys(k for one in flat for k in one))
-    differing = [k for k in keys if len({str(one.get(k)) for one in flat}) > 1]
+        settings = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
+        flat.append({k: v for k, v in settings.items() if k != "aggregation"})
+    keys = list(dict.fromkeys(k for settings in flat for k in settings))
+    differing = [k for k in keys if len({str(settings.get(k)) for settings in flat}) > 1]
     named = {k: "" if k == "method" else f"{k.rstrip('s')} " for k in differing}
-    said = (" ".join(f"{name}{one[k]}" for k, name in named.items() if k in one) for one in flat)
-    return [visible(title) or str(i) for i, title in enumerate(said)]
+    titles = (" ".join(f"{name}{s[k]}" for k, name in named.items() if k in s) for s in flat)
+    return [visible(title) or str(i) for i, title in enumerate(titles)]
 
 
 # -- a matrix ----------------------------------------------------------------------------------------------------
@@ -287,11 +279,11 @@ def matrix(
     weights: Any, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, *,
     title: str = "", cmap: str | None = None,
 ) -> Figure:  # fmt: skip
-    """A matrix as an image with a colour bar, such as which token (row) looks at which (column).
+    """Return a matrix as an image with a colour bar, such as attention from tokens (rows) to tokens (columns).
 
     Args:
-        weights: ``[Q, K]`` tensor or array; with negative numbers the colours diverge around 0.
-        rows, columns: names of the tokens; ``columns`` are those of the rows by default. More than 96 are numbered.
+        weights: ``[Q, K]`` tensor or array; colours diverge around 0 if numbers are negative.
+        rows, columns: names of tokens; ``columns`` are the rows by default. Of more than 96 the indices are written.
     """
     values = np.asarray(array(weights) if hasattr(weights, "detach") else weights, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
@@ -326,17 +318,17 @@ def matrix(
 
 # -- a strip -----------------------------------------------------------------------------------------------------
 def strip(made: Strip) -> Figure:
-    """The picture with more and more removed, from left to right: the highest scores first, then the lowest first.
+    """Return a figure of a picture with more and more removed: the highest scores first, then the lowest first.
 
-    Under each picture stands the probability of the class, with a bar, and in red what the model says instead; of a
-    number its value.
+    Below each picture stand the probability of the class with a bar and, in red, another predicted class; for a
+    regression the value.
     """
     cell, left, top, foot, gap = 1.15, 0.5, 0.5, 0.36, 0.05  # inches
     orders, steps, high, wide, _ = made.pictures.shape
     tall = cell * min(3.0, max(1 / 3, high / wide))
     paper = Paper(left + steps * (cell + gap), top + orders * (tall + foot))
-    what = "value" if made.numeric else "probability"
-    title = f"{made.target}: {what} as pixels are removed by {made.method} (replaced by {made.baseline})"
+    quantity = "value" if made.numeric else "probability"
+    title = f"{made.target}: {quantity} as pixels are removed by {made.method} (replaced by {made.baseline})"
     paper.write(short(visible(title), int(paper.width * 11)), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)
@@ -346,15 +338,15 @@ def strip(made: Strip) -> Figure:
             x = left + column * (cell + gap)
             paper.picture(made.pictures[row, column], x, y, cell, tall)
             if row == 0:
-                said = f"{100 * fraction:.3g} % removed" if column else "unchanged"
-                paper.write(said, x + cell / 2, y - 0.04, 7, ha="center", va="bottom")
+                label = f"{100 * fraction:.3g} % removed" if column else "unchanged"
+                paper.write(label, x + cell / 2, y - 0.04, 7, ha="center", va="bottom")
             share, predicted = float(made.probabilities[row, column]), made.predicted[row][column]
             bars = ((1.0, "#e4e4e4"), (share, colours.code(colours.POSITIVE)))
             for filled, colour in () if made.numeric else bars:
                 paper.box(x, below + 0.03, filled * cell, 0.05, colour)
-            written = figure_of(share) if made.numeric else f"{100 * share:.1f}%"
-            paper.write(written, x, below + 0.11, 7, ha="left", va="top")
+            value = format_score(share) if made.numeric else f"{100 * share:.1f}%"
+            paper.write(value, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
-                said = short(visible(predicted), 13)
-                paper.write(said, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
+                label = short(visible(predicted), 13)
+                paper.write(label, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
     return paper.figure

@@ -1,4 +1,4 @@
-"""Several pictures that units of a model answer to, side by side in one figure."""
+"""Galleries of pictures that maximize units of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from whyformer.errors import InputError
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import printable
-from whyformer.show.words import figure_of, short
+from whyformer.show.words import format_score, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,44 +20,44 @@ _PAGE, _GAP, _TOP = 7.2, 0.06, 0.2
 
 
 class Maximum(Protocol):
-    """What :func:`whyformer.maximize_activation` returns."""
+    """The result of :func:`whyformer.maximize_activation`."""
 
     @property
     def shown(self) -> Any:
-        """uint8 ``[H, W, 3]``."""
+        """Picture, uint8 ``[H, W, 3]``."""
 
     @property
     def unit(self) -> str:
-        """What was maximised."""
+        """Name of the unit."""
 
     @property
     def activation(self) -> float:
-        """Of the picture."""
+        """Activation of the unit by the picture."""
 
 
 def gallery(found: Iterable[Maximum], columns: int | None = None) -> Figure:
-    """A picture for each unit, in order, under its name and its activation.
+    """Return a figure with a picture for each unit, in order, below its name and activation.
 
     Args:
-        found: outcomes of :func:`whyformer.maximize_activation`.
-        columns: pictures side by side; about as many as rows by default.
+        found: results of :func:`whyformer.maximize_activation`.
+        columns: number of pictures side by side; by default about the number of rows.
     """
-    shown = list(found)
-    if not shown:
+    maxima = list(found)
+    if not maxima:
         raise InputError("there is no picture to show")
     if columns is None:
-        columns = math.ceil(math.sqrt(len(shown)))
+        columns = math.ceil(math.sqrt(len(maxima)))
     if isinstance(columns, bool) or not isinstance(columns, int) or columns < 1:
         raise InputError(f"columns must be a whole number of at least 1, not {columns!r}")
-    columns = min(columns, len(shown))
+    columns = min(columns, len(maxima))
     wide = min(1.9, max(0.7, _PAGE / columns - _GAP))
-    high = wide * max(one.shown.shape[0] / one.shown.shape[1] for one in shown)
-    rows = math.ceil(len(shown) / columns)
+    high = wide * max(m.shown.shape[0] / m.shown.shape[1] for m in maxima)
+    rows = math.ceil(len(maxima) / columns)
     paper = Paper(_GAP + columns * (wide + _GAP), _GAP + rows * (high + _TOP))
-    for i, one in enumerate(shown):
+    for i, maximum in enumerate(maxima):
         x, y = _GAP + i % columns * (wide + _GAP), _TOP + i // columns * (high + _TOP)
-        paper.picture(np.asarray(one.shown), x, y, wide, high)
-        label = short(printable(one.unit), max(8, int(wide * 19) - 8))
-        value = figure_of(float(f"{one.activation:.3g}"))
+        paper.picture(np.asarray(maximum.shown), x, y, wide, high)
+        label = short(printable(maximum.unit), max(8, int(wide * 19) - 8))
+        value = format_score(float(f"{maximum.activation:.3g}"))
         paper.write(f"{label}  {value}", x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
     return paper.figure

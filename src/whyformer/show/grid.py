@@ -1,4 +1,4 @@
-"""A generated text as a figure: rows are what was written, columns the tokens before it."""
+"""Explained answers as a matrix: rows are generated tokens, columns the tokens before them."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from whyformer.show.answers import Conversation
 
 _CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
-_MOST = 90  # columns; beyond that words, then sentences
+_MOST = 90  # columns, beyond which tokens are merged
 _ROLES, _LINE, _EDGE = 0.24, 0.14, 0.1  # inches: roles below the columns, a line of notes, the margin at the left
 _NARROWEST = 3.8  # inches
 
 
-def claim(talk: Conversation) -> str:
-    """What the colours of the matrix mean, and what is left out of it."""
-    said = f"{colours.legend(talk.signed, 'what was written')}; weak rows are paler"
-    return f"{said}; not shown: {aside}" if (aside := talk.aside(None)) else said
+def legend(talk: Conversation) -> str:
+    """Return the meaning of the colours, and the share of tokens that are left out."""
+    text = f"{colours.legend(talk.signed, 'what was written')}; weak rows are paler"
+    return f"{text}; not shown: {special}" if (special := talk.special_note(None)) else text
 
 
 def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
-    """The matrix, each row on the scale of its step; in words, or sentences, where there are too many tokens to read.
+    """Return the matrix of an answer, each row on the scale of its step.
 
     Args:
-        most: columns, beyond which words are merged.
-        bare: without title, legend and remarks, for a page that writes them beside it.
+        most: number of columns, beyond which tokens are merged into words, sentences or turns.
+        bare: leave out title, legend and remarks, for a page that has them.
     """
     return drawn(answers.conversation(g, most), bare)
 
 
 def drawn(talk: Conversation, bare: bool = False) -> Figure:
-    """:func:`figure` of what is shown already."""
-    talk = talk.narrow()
+    """Return :func:`figure` of a conversation."""
+    talk = talk.compact()
     g = talk.g
-    names = [short(answers.shown(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
-    shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
+    names = [short(answers.one_line(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
+    shown = len(names) - 1 if len(names) > 1 else len(names)  # the last token has no scores
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25
     top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.6)
     wide, high = shown * _CELL, len(g) * _CELL
@@ -54,8 +54,8 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
         paper = Paper(left + wide + 0.1, under + 0.1)
     else:
         width = max(left + wide, _NARROWEST) + 0.2
-        lines = [(line, colours.SOFT) for line in textwrap.wrap(claim(talk), int(width * 20))]
-        lines += [(line, colours.WARN) for one in answers.remarks(g) for line in textwrap.wrap(one, int(width * 20))]
+        lines = [(line, colours.SOFT) for line in textwrap.wrap(legend(talk), int(width * 20))]
+        lines += [(line, colours.WARN) for note in answers.remarks(g) for line in textwrap.wrap(note, int(width * 20))]
         paper = Paper(width, under + 0.15 + _LINE * len(lines))
         paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
         paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
@@ -77,10 +77,10 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
 
 
 def _roles(paper: Paper, talk: Conversation, left: float, y: float, columns: int) -> None:
-    """A line below the columns of each message, and whose it is, where there is room for it."""
+    """Draw a line below the columns of each message, with its role if it fits."""
     for message in talk.messages:
         first, end = message.first, min(message.end, columns)
-        if end <= first or (end == first + 1 and message.folded):  # its column has its name
+        if end <= first or (end == first + 1 and message.collapsed):  # the column is titled by the role
             continue
         x, wide = left + first * _CELL, (end - first) * _CELL
         paper.box(x + 0.02, y + 0.05, wide - 0.04, 0.012, colours.SOFT)

@@ -1,4 +1,4 @@
-"""Relevance of heads, blocks and neurons, as one figure."""
+"""Figure of the relevance of heads, blocks and neurons."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from whyformer.inside import Inside
 
 
-def figure(found: Inside, sample: int = 0, k: int = 10) -> Figure:
+def figure(inside: Inside, sample: int = 0, k: int = 10) -> Figure:
     """See :meth:`whyformer.inside.Inside.figure`."""
     from matplotlib.figure import Figure
 
-    rows = max(len(found.attention_blocks), found.blocks, k, 4)
-    made = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white")
-    heads, layers, neurons = made.subplots(1, 3, width_ratios=(1, 0.8, 0.8))
-    title = f"Where does “{short(found.target_names[sample], 60)}” come from? ({found.composite})"
-    made.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False)
-    _heads(heads, found, sample)
-    _layers(layers, found, sample)
-    _neurons(neurons, found, sample, k)
-    dress(made)
-    return made
+    rows = max(len(inside.attention_blocks), inside.blocks, k, 4)
+    drawing = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white")
+    heads, layers, neurons = drawing.subplots(1, 3, width_ratios=(1, 0.8, 0.8))
+    title = f"Where does “{short(inside.target_names[sample], 60)}” come from? ({inside.composite})"
+    drawing.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False)
+    _heads(heads, inside, sample)
+    _layers(layers, inside, sample)
+    _neurons(neurons, inside, sample, k)
+    dress(drawing)
+    return drawing
 
 
 def _named(axes: Axes, title: str) -> None:
@@ -40,9 +40,9 @@ def _named(axes: Axes, title: str) -> None:
         edge.set_color(colours.LIGHT["line"])
 
 
-def _heads(axes: Axes, found: Inside, sample: int) -> None:
+def _heads(axes: Axes, inside: Inside, sample: int) -> None:
     _named(axes, "Attention heads")
-    scores = colours.array(found.heads[sample])
+    scores = colours.array(inside.heads[sample])
     if not scores.size:
         axes.text(0.5, 0.5, "no attention heads", ha="center", color=colours.SOFT, fontsize=8, transform=axes.transAxes)
         return
@@ -52,7 +52,7 @@ def _heads(axes: Axes, found: Inside, sample: int) -> None:
     pixels = colours.paint(scale.unit(np.where(unknown, 0, scores)), scale.signed)
     shown = np.concatenate([pixels, ~unknown[..., None]], -1)
     axes.imshow(shown, aspect="auto", interpolation="none")
-    numbers = found.attention_blocks
+    numbers = inside.attention_blocks
     names = [str(b) if b not in numbers[:i] else "" for i, b in enumerate(numbers)]
     step = max(1, len(numbers) // 24)
     axes.set_yticks(range(0, len(numbers), step), names[::step])
@@ -61,24 +61,24 @@ def _heads(axes: Axes, found: Inside, sample: int) -> None:
     axes.set_xlabel(f"head (full colour: ±{scale.ends[1]})", fontsize=8)
 
 
-def _layers(axes: Axes, found: Inside, sample: int) -> None:
+def _layers(axes: Axes, inside: Inside, sample: int) -> None:
     _named(axes, "Attention and MLP of each block")
-    places = np.arange(found.blocks)
-    for own, label, colour in zip(found.layers(sample), ("attention", "MLP"), ("#333333", "#999999"), strict=True):
-        axes.plot(colours.array(own), places, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
+    places = np.arange(inside.blocks)
+    for scores, label, colour in zip(inside.layers(sample), ("attention", "MLP"), ("#333333", "#999999"), strict=True):
+        axes.plot(colours.array(scores), places, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
     axes.axvline(0, color=colours.LIGHT["line"], linewidth=0.8)
-    axes.set_yticks(places[:: max(1, found.blocks // 24)])
-    axes.set_ylim(found.blocks - 0.5, -0.5)
+    axes.set_yticks(places[:: max(1, inside.blocks // 24)])
+    axes.set_ylim(inside.blocks - 0.5, -0.5)
     axes.set_xlabel("relevance", fontsize=8)
     axes.legend(fontsize=7, frameon=False)
 
 
-def _neurons(axes: Axes, found: Inside, sample: int, k: int) -> None:
+def _neurons(axes: Axes, inside: Inside, sample: int, k: int) -> None:
     _named(axes, "Neurons")
-    best = found.top_neurons(k, sample)
-    inks = [colours.code(colours.ink(one.relevance, True)) for one in best]
-    axes.barh(range(len(best)), [one.relevance for one in best], color=inks)
+    best = inside.top_neurons(k, sample)
+    inks = [colours.code(colours.colour_of(neuron.relevance, True)) for neuron in best]
+    axes.barh(range(len(best)), [neuron.relevance for neuron in best], color=inks)
     axes.axvline(0, color=colours.LIGHT["line"], linewidth=0.8)
-    axes.set_yticks(range(len(best)), [f"block {one.block}, {one.index}" for one in best])
+    axes.set_yticks(range(len(best)), [f"block {neuron.block}, {neuron.index}" for neuron in best])
     axes.set_ylim(max(k, 1) - 0.5, -0.5)
     axes.set_xlabel(colours.legend(True), fontsize=8)

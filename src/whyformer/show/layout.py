@@ -1,4 +1,4 @@
-"""Which explanation goes where when several are shown: one section an input, one row a method, one column a target."""
+"""Layout of several explanations: a section for each input, a row for each method, a column for each target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """Explanations of one input; ``cells[row][column]`` is a single sample, or None where there is none.
+    """Explanations of an input; ``cells[row][column]`` is a single sample, or None.
 
     Attributes:
-        methods: what the rows are called: the method, with the settings in which rows of one method differ.
-        targets: what the columns are called. A map of no class is in one of them only.
+        methods: titles of the rows: the method, with the settings in which rows of the same method differ.
+        targets: titles of the columns. A class-agnostic map is in one of them only.
     """
 
     methods: list[str]
@@ -29,34 +29,39 @@ class Section:
     cells: list[list[Explanation | None]]
 
     @property
+    def explanations(self) -> list[Explanation]:
+        """All explanations, row by row."""
+        return [e for row in self.cells for e in row if e is not None]
+
+    @property
     def first(self) -> Explanation:
-        return next(e for row in self.cells for e in row if e is not None)
+        return self.explanations[0]
 
     @property
     def heads(self) -> list[Explanation]:
-        """For each column an explanation that names its class, if there is one."""
+        """For each column an explanation that names its class, or else the first."""
         columns = ([e for e in column if e is not None] for column in zip(*self.cells, strict=True))
         return [next((e for e in column if not agnostic(e)), column[0]) for column in columns]
 
     @property
     def columns(self) -> list[tuple[Explanation, list[tuple[str, Explanation]]]]:
-        """For each class (an explanation that names it; name and explanation of each row), then all of no class."""
+        """For each class (an explanation that names it, [(row title, explanation)]); class-agnostic maps last."""
         named = list(zip(self.methods, self.cells, strict=True))
-        found = []
+        columns = []
         for column in range(len(self.targets)):
             rows = [(m, e) for m, row in named if (e := row[column]) is not None and not agnostic(e)]
-            found += [(rows[0][1], rows)] if rows else []
+            columns += [(rows[0][1], rows)] if rows else []
         rest = [(m, e) for m, row in named for e in row if e is not None and agnostic(e)]
-        return found + ([(rest[0][1], rest)] if rest else [])
+        return columns + ([(rest[0][1], rest)] if rest else [])
 
 
 def sections(
     explanations: Explanation | Iterable[Explanation], smooth: float | None = None, *, alike: bool = False
 ) -> list[Section]:
-    """Sort explanations (of any number of samples and inputs) by input, method and target, each in order of appearance.
+    """Group explanations by input, method and target, each in order of appearance.
 
     Args:
-        alike: leave out a model's further inputs that are of another kind than the first (pictures beside a text).
+        alike: leave out inputs of a model that are of another kind than its first (pictures beside a text).
     """
     groups: dict[Hashable, list[Explanation]] = {}
     for sample in samples(explanations):
@@ -69,41 +74,44 @@ def sections(
 
 
 def samples(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
-    """The single samples of one explanation, or of several."""
-    # an Explanation is itself iterable (over its samples), so ask what makes it one
-    found: Any = [explanations] if hasattr(explanations, "scores") else explanations
-    return [sample for e in found for sample in e]
+    """Return the single samples of one explanation, or of several."""
+    # an Explanation is iterable over its samples, too
+    several: Any = [explanations] if hasattr(explanations, "scores") else explanations
+    return [sample for e in several for sample in e]
 
 
-def listed(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Explanation]:
-    """The single samples of one explanation or several, each as it is drawn (:func:`laid_out`)."""
-    return [laid_out(sample, smooth) for sample in samples(explanations)]
+def prepared_samples(
+    explanations: Explanation | Iterable[Explanation], smooth: float | None = None
+) -> list[Explanation]:
+    """Return the single samples of one explanation or several, each ready to draw (:func:`prepared`)."""
+    return [prepared(sample, smooth) for sample in samples(explanations)]
 
 
 def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:
-    """The explanations of each input of the model as they are drawn (:func:`laid_out`), that of the first one first.
-    Where there are several, each is called by its input, with the share of all |scores| that it holds:
-    :func:`whyformer.show.words.method_name`.
+    """Return an explanation for each input of the model, ready to draw (:func:`prepared`), in the order of the inputs.
+
+    Of several inputs each has its share of all |scores| in ``diagnostics``, which
+    :func:`whyformer.show.words.method_name` shows.
 
     Args:
-        e: of one sample.
+        e: of a single sample.
     """
     if not e.parts:
-        return [laid_out(e, smooth)]
+        return [prepared(e, smooth)]
     parts = [e.part(name) for name in e.inputs]
     sizes = [float(part.scores.abs().sum()) for part in parts]
     shares = [size / (sum(sizes) or 1.0) for size in sizes]
     return [
-        laid_out(replace(part, diagnostics={**part.diagnostics, words.PART: [number, share]}), smooth)
+        prepared(replace(part, diagnostics={**part.diagnostics, words.INPUT_SHARE: [number, share]}), smooth)
         for number, (part, share) in enumerate(zip(parts, shares, strict=True))
     ]
 
 
-def laid_out(e: Explanation, smooth: float | None = None) -> Explanation:
-    """As it is drawn: a sound by stretches that have a name, a video as its frames side by side, pixels smoothed.
+def prepared(e: Explanation, smooth: float | None = None) -> Explanation:
+    """Prepare an explanation for drawing: name the segments of a sound, unroll a video, smooth scores of pixels.
 
     Args:
-        smooth: see :class:`~whyformer.show.look.Look`. What has been smoothed is left as it is.
+        smooth: see :class:`~whyformer.show.look.Look`. Smoothed scores are not smoothed twice.
     """
     if e.rate is not None and e.tokens is None:
         return e.over_time()
@@ -112,9 +120,9 @@ def laid_out(e: Explanation, smooth: float | None = None) -> Explanation:
 
 
 def smoothed(e: Explanation, sigma: float | None = None) -> Explanation:
-    """Scores of single pixels with a sign, convolved with a Gaussian, because speckles of both signs show nothing.
+    """Convolve signed scores of pixels with a Gaussian: speckles of both signs are not readable.
 
-    ``e.diagnostics["smoothed"]`` holds σ, which is ``sigma`` or 1/64 of the shorter side (0 below 64 pixels).
+    ``e.diagnostics["smoothed"]`` is σ: ``sigma``, or 1/64 of the shorter side (0 below 64 pixels).
     """
     from whyformer.explanation import views
 
@@ -127,7 +135,7 @@ def smoothed(e: Explanation, sigma: float | None = None) -> Explanation:
 
 
 def input_of(e: Explanation) -> Hashable:
-    """What two explanations of one input have in common: the text, or the picture as the model saw it."""
+    """Return the identity of the input: the text, or the bytes of the picture or sound."""
     if e.texts is not None:
         return e.texts[0]
     if e.pictures is not None:
@@ -140,22 +148,22 @@ def input_of(e: Explanation) -> Hashable:
 
 
 def method_names(explanations: Sequence[Explanation]) -> list[str]:
-    """Their methods, followed by the settings in which those of one method differ."""
+    """Return the title of each method, followed by the settings in which explanations of that method differ."""
     names = []
     for e in explanations:
         twins = [other.settings for other in explanations if other.method == e.method]
         differing = {k: v for k, v in e.settings.items() if any(str(twin.get(k)) != str(v) for twin in twins)}
-        names.append(visible(f"{method_name(e)} ({written(differing)})" if differing else method_name(e)))
+        names.append(visible(f"{method_name(e)} ({format_settings(differing)})" if differing else method_name(e)))
     return names
 
 
-def written(settings: Mapping[str, Any]) -> str:
-    """Settings as they would be written in a call."""
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """Format settings like keyword arguments of a call."""
     return ", ".join(f"{k}={v}" for k, v in settings.items())
 
 
 def _section(group: list[Explanation]) -> Section:
-    """Rows by method and settings, columns by target; maps of no class stand once, from the first column on."""
+    """Return rows by method and settings, columns by target; class-agnostic maps start at the first column."""
     rows: dict[tuple[str, str], list[Explanation]] = {}
     for e in group:
         rows.setdefault((e.method, json.dumps(e.settings, sort_keys=True, default=str)), []).append(e)
@@ -163,12 +171,12 @@ def _section(group: list[Explanation]) -> Section:
     cells: list[list[Explanation | None]] = []
     for row in rows.values():
         if agnostic(row[0]):
-            cells.append(list(_different(row)))
+            cells.append(list(_distinct(row)))
             continue
         by_target: dict[str, Explanation] = {}
         for e in row:
             column = target_name(e)
-            while column in by_target:  # two explanations of one method, settings and target: both are shown
+            while column in by_target:  # same method, settings and target: both are shown
                 column += " "
             by_target[column] = e
             targets += [] if column in targets else [column]
@@ -179,10 +187,11 @@ def _section(group: list[Explanation]) -> Section:
     return Section(method_names([row[0] for row in rows.values()]), targets, cells)
 
 
-def _different(maps: Sequence[Explanation]) -> list[Explanation]:
-    """Those whose scores differ: a map of no class was made once for each class that was asked for."""
-    found: list[Explanation] = []
+def _distinct(maps: Sequence[Explanation]) -> list[Explanation]:
+    """Return maps with different scores: a class-agnostic map was computed once for each class."""
+    distinct: list[Explanation] = []
     for e in maps:
-        if not any(e.scores.shape == one.scores.shape and bool((e.scores == one.scores).all()) for one in found):
-            found.append(e)
-    return found
+        twins = (other.scores for other in distinct if other.scores.shape == e.scores.shape)
+        if not any(bool((e.scores == scores).all()) for scores in twins):
+            distinct.append(e)
+    return distinct

@@ -1,4 +1,4 @@
-"""How a map is laid over a picture: opacity, colours, contour lines, or a mask that keeps only what matters."""
+"""Options of drawings of maps on pictures: opacity, colours, contour lines, masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPACITY = 1.0
 
 @dataclass(frozen=True)
 class Look:
-    """The options of every drawing of a map on a picture.
+    """Options of a drawing of a map on a picture.
 
     Attributes:
         opacity: of the map, 0 (picture alone) to 1.
@@ -43,14 +43,14 @@ class Look:
         if self.smooth is not None and not 0 <= self.smooth <= 1000:
             raise InputError(f"smooth must be a number of pixels from 0 (each as it is) to 1000, not {self.smooth!r}")
         if self.keep is not None and self.above is not None:
-            raise InputError("keep and above are two ways to say what to show: give one of them")
+            raise InputError("keep and above exclude each other: pass one of them")
         for name, share in (("keep", self.keep), ("above", self.above)):
             if share is not None and not 0 < share <= 1:
                 raise InputError(f"{name} must be a share of more than 0 and at most 1, not {share!r}")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Look:
-        """A look of options by name; an unknown one is refused."""
+        """Return the look with these options; unknown names raise :class:`~whyformer.errors.InputError`."""
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
@@ -59,12 +59,12 @@ class Look:
 
     @property
     def masked(self) -> bool:
-        """Whether parts of the picture itself are shown instead of colours."""
+        """True if parts of the picture are shown instead of colours."""
         return self.keep is not None or self.above is not None
 
     @property
     def note(self) -> str | None:
-        """What a masked view shows, in words."""
+        """Description of the part that a masked view shows."""
         if self.keep is not None:
             return f"the {100 * self.keep:.3g} % with the highest scores"
         return None if self.above is None else f"at least {self.above:.3g} of the highest score"

@@ -1,4 +1,4 @@
-"""One map over its picture, as pixels: exactly where the model saw it, at the picture's own resolution."""
+"""A map over its picture as pixels, placed where the model read them, at the resolution of the picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from whyformer.errors import InputError
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import laid_out
+from whyformer.show.layout import prepared
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
@@ -21,67 +21,74 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_SMALLEST = 336  # a 112-pixel picture is enlarged before the map is laid over it, so that the map stays smooth
-_LARGEST = 4096  # but a picture that is very long and narrow is not enlarged without end
+_SMALLEST = 336  # smaller pictures are enlarged, so that the map over them is smooth
+_LARGEST = 4096  # longest side after enlarging
 _AT_ONCE = 1_000_000  # pixels painted at a time
 _LIGHT, _DARK = 1.0, 0.08
-_PALEST, _PICTURE = 0.95, 0.42  # the grey of white under a map, and how far below it that of black is
+_PALEST, _PICTURE = 0.95, 0.42  # the grey of white under a map, and the range of greys below it
 
 
 def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **look: Any) -> NDArray[np.uint8]:
-    """The map of one sample on its original picture, ``[H, W, 3]``; of a video on its frames side by side.
+    """Draw the map of a sample on its original picture, ``[H, W, 3]``; of a video on its frames side by side.
 
-    The picture is drawn in pale grey: every colour comes from the map, which is seen equally well on dark and on white
-    pictures. colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7: 0 is the picture itself, and
-    its outlines show through the highest score. ``limit`` is the largest |score|, or of more than a hundred patches or
-    pixels the 99th percentile. With another ``cmap``, colour = (1 - a) · grey + a · map. With ``fade=False``,
-    a = opacity everywhere (as in the papers). What the model did not see (cut off by its processor) is hatched: it has
-    no score.
+    The picture is pale grey, so that every colour is the map's and shows equally on dark and white pictures:
+    colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7. A score of 0 shows the picture itself,
+    whose outlines are visible under the highest score, too. ``limit`` is the largest |score|, for more than a hundred
+    patches or pixels the 99th percentile. With another ``cmap``, colour = (1 - a) · grey + a · map; with
+    ``fade=False``, a = opacity everywhere (as in the papers). Parts that the processor cut off have no score and are
+    hatched.
 
     Args:
-        longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and
-            a small picture enlarged.
+        longest: longest side in pixels; by default that of the original, and small pictures are enlarged.
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above, smooth.
     """
     chosen = Look.of(look)
-    e = laid_out(e, chosen.smooth)
+    e = prepared(e, chosen.smooth)
     height, width = size = drawn_size(e, sample, longest)
     unit = unit_map(e, sample, size)
     scale = colours.scale_of(e, sample)
-    shown = base(e, sample)
-    pixels = None if shown is None else np.asarray(shown.resize((width, height), Image.Resampling.BICUBIC))
+    picture = plain(e, sample, longest)
+    pixels = None if picture is None else np.asarray(picture)
     least = threshold(unit, chosen)
-    # around single pixels there would be nothing but lines
+    # no contours around single pixels: they would cover the map
     lined = not (chosen.masked and e.level == "pixel")
     drawn = np.empty((height, width, 3), np.uint8)
-    rows = max(1, _AT_ONCE // width)  # a large picture strip by strip, so that it takes little memory
+    rows = max(1, _AT_ONCE // width)  # a few rows at a time, to limit memory
     for start in range(0, height, rows):
-        # one row more on either side, for the slopes of contour lines
+        # with a row on either side, for the slopes of contour lines
         low, high = max(0, start - 1), min(height, start + rows + 1)
         part = unit[low:high]
         if pixels is None:
-            made = colours.paint(np.nan_to_num(part), scale.signed, chosen.cmap)
+            colour = colours.paint(np.nan_to_num(part), scale.signed, chosen.cmap)
         else:
-            made = _on_picture(pixels[low:high] / 255, part, scale, chosen, least, (low, min(size)))
-        made = _lines(made, part, scale, chosen, least, min(size)) if lined else made
-        drawn[start : start + rows] = _bytes(made[start - low : start - low + rows])
+            colour = _on_picture(pixels[low:high] / 255, part, scale, chosen, least, (low, min(size)))
+        colour = _lines(colour, part, scale, chosen, least, min(size)) if lined else colour
+        drawn[start : start + rows] = _bytes(colour[start - low : start - low + rows])
     return drawn
 
 
 def base(e: Explanation, sample: int = 0) -> Image.Image | None:
-    """The picture to draw on: the original where the geometry is known, else as the model saw it."""
+    """Return the picture to draw on: the original if its geometry is known, else the model's input."""
     if e.originals is not None and e.geometry is not None:
         return e.originals[sample]
     return None if e.pictures is None else Image.fromarray(e.pictures[sample].numpy())
 
 
+def plain(e: Explanation, sample: int = 0, longest: int | None = None) -> Image.Image | None:
+    """Return the picture to draw on at the size of :func:`overlay`."""
+    picture = base(e, sample)
+    if picture is None:
+        return None
+    return picture.resize(drawn_size(e, sample, longest)[::-1], Image.Resampling.BICUBIC)
+
+
 def drawable(e: Explanation) -> bool:
-    """Whether the scores can be laid out as a picture."""
+    """Return True if the scores form a picture."""
     return e.frames is None and (e.level == "pixel" or (e.level == "patch" and e.grid is not None))
 
 
 def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> tuple[int, int]:
-    """(height, width) to draw at: the picture's own, a whole multiple of it if it is small, or less if asked for."""
+    """Return (height, width) of a drawing: of the picture, a multiple if it is small, at most ``longest`` pixels."""
     picture = base(e, sample)
     if picture is None and not drawable(e):
         raise InputError("these scores have no grid, so they cannot be drawn as a picture; read e.scores")
@@ -95,19 +102,19 @@ def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> t
 
 
 def unit_map(e: Explanation, sample: int, size: tuple[int, int]) -> Array:
-    """The map on the picture drawn at ``size``, -1 to 1 or 0 to 1; NaN where the model saw nothing."""
+    """Return the scaled map at ``size``, -1 to 1 or 0 to 1; NaN where the model read nothing."""
     placed, scale = array(e.placed(sample, size)), colours.scale_of(e, sample)
     unit = scale.unit(placed) if scale.limit else np.where(np.isnan(placed), np.nan, 0.0)
     return unit.astype(np.float32)
 
 
 def encoded(picture: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:
-    """A picture, or pixels ``[H, W, 3]``, as the bytes of a file; options are those of Pillow for this kind."""
-    made = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    """Encode a picture, or pixels ``[H, W, 3]``, as a file; options are those of Pillow for the format."""
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
     if kind == "PNG" and not options:
-        options = {"optimize": 3 * made.width * made.height < 3_000_000}
+        options = {"optimize": 3 * image.width * image.height < 3_000_000}
     buffer = io.BytesIO()
-    made.save(buffer, format=kind, **options)
+    image.save(buffer, format=kind, **options)
     return buffer.getvalue()
 
 
@@ -118,39 +125,40 @@ def _bytes(colour: Array) -> NDArray[np.uint8]:
 def _tinted(grey: Array, unit: Array, scale: colours.Scale, look: Look) -> Array:
     unit = np.nan_to_num(unit)
     a = look.opacity * (colours.alpha(unit) if look.fade else np.ones_like(unit))
-    # where the map fades its colours are those of the ends, but for a colour map of the user's own, of one direction
-    own = look.cmap in (None, colours.own_map(scale.signed))
-    ends = look.fade and (scale.signed or own)
+    # a map that fades has the colours of its ends alone, except with another colour map without a sign
+    default = look.cmap in (None, colours.default_cmap(scale.signed))
+    ends = look.fade and (scale.signed or default)
     tinted = colours.paint(np.where(unit < 0, -1, 1) if ends else unit, scale.signed, look.cmap)
-    laid = tinted * grey if own else tinted
-    return np.asarray((1 - a[..., None]) * grey + a[..., None] * laid)
+    colour = tinted * grey if default else tinted
+    return np.asarray((1 - a[..., None]) * grey + a[..., None] * colour)
 
 
 def _on_picture(
     colour: Array, unit: Array, scale: colours.Scale, look: Look, least: float, place: tuple[int, int]
 ) -> Array:
-    """Some rows of a picture under their part of the map; ``place`` is (first row, shorter side of the whole)."""
+    """Draw rows of the map on those of the picture; ``place`` is (index of the first row, shorter side)."""
     grey = (colour @ [0.299, 0.587, 0.114])[..., None]
-    if scale.limit and look.masked:  # in colour where scores are high, and dark and grey elsewhere
+    if scale.limit and look.masked:  # in colour where scores are high, dark grey elsewhere
         inside = np.nan_to_num(unit, nan=-1.0) >= least
-        made = np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
+        drawn = np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
     else:
-        made = _tinted(_PALEST - _PICTURE + _PICTURE * grey, unit, scale, look)
-    unseen = np.isnan(unit)
-    return np.where(unseen[..., None], _hatched(grey, place), made) if unseen.any() else made
+        drawn = _tinted(_PALEST - _PICTURE + _PICTURE * grey, unit, scale, look)
+    cut = np.isnan(unit)
+    return np.where(cut[..., None], _hatched(grey, place), drawn) if cut.any() else drawn
 
 
 def threshold(unit: Array, look: Look) -> float:
-    """The least score, in units of the largest, that a masked view shows; what is not above 0 is never shown."""
-    seen = unit[~np.isnan(unit)]
-    if not look.masked or not seen.size:
+    """Return the smallest scaled score that a masked view shows; always above 0."""
+    scored = unit[~np.isnan(unit)]
+    if not look.masked or not scored.size:
         return math.inf
-    least = float(np.quantile(seen, 1 - look.keep)) if look.keep is not None else float(seen.max()) * (look.above or 1)
-    return max(least, 1e-12)
+    if look.keep is not None:
+        return max(float(np.quantile(scored, 1 - look.keep)), 1e-12)
+    return max(float(scored.max()) * (look.above or 1), 1e-12)
 
 
 def _hatched(grey: Array, place: tuple[int, int]) -> Array:
-    """Bleached, with faint diagonal lines: seen on white and on black paper alike, and like no score's colour."""
+    """Return pale rows with diagonal lines, visible on white and on black and unlike the colours of scores."""
     first, side = place
     height, width = grey.shape[:2]
     step = max(8, side // 30)
@@ -160,7 +168,7 @@ def _hatched(grey: Array, place: tuple[int, int]) -> Array:
 
 
 def _lines(colour: Array, unit: Array, scale: colours.Scale, look: Look, least: float, side: int) -> Array:
-    """Contour lines, light with a dark rim, around equal shares of the largest score; or around what is kept."""
+    """Draw contour lines, light with a dark rim, at equal shares of the largest score, or around the masked region."""
     even = [k / (look.contours + 1) for k in range(1, look.contours + 1)]
     levels = [least] if look.masked else even
     if scale.limit == 0 or not levels or not np.isfinite(levels).all():

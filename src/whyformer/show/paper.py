@@ -1,4 +1,4 @@
-"""Paper measured in inches from its left and its top: pictures, text, colour bars; and the files made of it."""
+"""Figures with positions in inches from the upper left: pictures, text, colour bars; and their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
-from whyformer.show import colours, words
+from whyformer.show import colours, painting, words
 from whyformer.show.typeface import families, printable
 
 if TYPE_CHECKING:
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 FORMATS = ("png", "svg", "pdf")
-GENERATOR = "whyformer"  # what a file says that it was made by
+GENERATOR = "whyformer"  # in the metadata of files
 _NOTE = 0.14  # inches a line of remarks
 
 
 class Paper:
-    """A matplotlib figure on which things are placed by their upper left corners, in inches.
+    """A matplotlib figure on which objects are placed by their upper left corners, in inches.
 
-    What is said of the explanations that are ``shown`` stands at its foot, below ``height``.
+    Notes and warnings of the explanations that are ``shown`` stand below ``height``.
     """
 
     def __init__(self, width: float, height: float, shown: Iterable[Explanation] = ()) -> None:
         from matplotlib.figure import Figure
 
         shown = list(shown)
-        said = [*words.notes(shown), *words.remarks(shown)]
+        notes = [*words.input_notes(shown), *words.remarks(shown)]
         lines = [
             (cut, colours.WARN if line.startswith("warning: ") else colours.SOFT)
-            for line in said
+            for line in notes
             for cut in textwrap.wrap(line, max(24, int(width * 17)))
         ]
         self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
@@ -46,41 +46,45 @@ class Paper:
             self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color=colour)
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Axes:
-        """Axes without ticks or frame."""
+        """Add axes without ticks or frame."""
         bottom = self.height - y - high
         span = (x / self.width, bottom / self.height, wide / self.width, high / self.height)
-        made = self.figure.add_axes(span)
-        made.set_axis_off()
-        made.tick_params(labelfontfamily=families())
-        return made
+        axes = self.figure.add_axes(span)
+        axes.set_axis_off()
+        axes.tick_params(labelfontfamily=families())
+        return axes
 
     def picture(self, pixels: Any, x: float, y: float, wide: float, high: float) -> Axes:
-        """Pixels ``[H, W, 3]`` as large as their shape allows, in the middle of the place."""
+        """Draw pixels ``[H, W, 3]`` in the middle of a box, as large as their shape allows."""
         axes = self.axes(x, y, wide, high)
         axes.imshow(pixels, interpolation="antialiased")
         return axes
 
+    def plain(self, e: Explanation, longest: int, x: float, y: float, wide: float, high: float) -> None:
+        """Draw the picture of an explanation without its map, if it has a picture."""
+        picture = painting.plain(e, 0, longest)
+        if picture is not None:
+            self.picture(picture, x, y, wide, high)
+
     def write(self, text: str, x: float, y: float, size: float, **options: Any) -> None:
-        """Text taken literally: a ``$`` is no formula, and a missing glyph is a box, not a warning."""
+        """Write literal text: ``$`` starts no formula, and a missing glyph is a box, not a warning."""
         place = (x / self.width, 1 - y / self.height)
         self.figure.text(*place, printable(text), fontsize=size, parse_math=False, family=families(), **options)
 
     def hatched(self, x: float, y: float, wide: float, high: float) -> None:
-        """A hatched rectangle: what the model did not see."""
+        """Draw a hatched rectangle, for parts that the model did not read."""
+        self._rectangle(x, y, wide, high, facecolor="#f2f2f2", edgecolor="#bdbdbd", hatch="////")
+
+    def box(self, x: float, y: float, wide: float, high: float, colour: str) -> None:
+        """Draw a filled rectangle."""
+        self._rectangle(x, y, wide, high, color=colour)
+
+    def _rectangle(self, x: float, y: float, wide: float, high: float, **options: Any) -> None:
         from matplotlib.patches import Rectangle
 
         corner = (x / self.width, 1 - (y + high) / self.height)
         size = (wide / self.width, high / self.height)
-        self.figure.add_artist(
-            Rectangle(corner, *size, facecolor="#f2f2f2", edgecolor="#bdbdbd", hatch="////", linewidth=0)
-        )
-
-    def box(self, x: float, y: float, wide: float, high: float, colour: str) -> None:
-        """A filled rectangle."""
-        from matplotlib.patches import Rectangle
-
-        corner = (x / self.width, 1 - (y + high) / self.height)
-        self.figure.add_artist(Rectangle(corner, wide / self.width, high / self.height, color=colour, linewidth=0))
+        self.figure.add_artist(Rectangle(corner, *size, linewidth=0, **options))
 
     def bar(
         self,
@@ -89,8 +93,8 @@ class Paper:
         place: tuple[float, float, float, float],
         ends: tuple[str, str] | None = None,
     ) -> None:
-        """An upright colour bar at a place (x, y, width, height), with its ends named at its right: in words, or the
-        scores there."""
+        """Draw a vertical colour bar at (x, y, width, height), with labels of its ends at the right: by default the
+        scores."""
         axes = self.axes(*place)
         axes.set_axis_on()
         bottom = -1.0 if scale.signed else 0.0
@@ -107,20 +111,20 @@ class Paper:
 
 
 def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:
-    """A figure as the bytes of a PNG, SVG or PDF file, the same ones at each call."""
+    """Encode a figure as a PNG, SVG or PDF file; the same figure gives the same bytes."""
     if kind not in FORMATS:
         raise InputError(f"pictures are written as {', '.join(FORMATS)}, not {kind!r}")
     import matplotlib
 
-    facts: dict[str, Any] = {  # no dates: the same drawing is the same file
+    metadata: dict[str, Any] = {  # without dates, for reproducible files
         "png": {"Software": GENERATOR},
         "svg": {"Creator": GENERATOR, "Date": None},
         "pdf": {"Creator": GENERATOR, "CreationDate": None},
     }
     for axes in drawing.axes:
-        for shown in axes.images:  # files of vectors hold the pixels themselves, those of pixels a smooth reduction
-            shown.set_interpolation("antialiased" if kind == "png" else "none")
+        for image in axes.images:  # vector files store all pixels, PNG a smooth reduction
+            image.set_interpolation("antialiased" if kind == "png" else "none")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "whyformer", "text.hinting": "no_hinting"}):
-        drawing.savefig(buffer, format=kind, dpi=dpi, metadata=facts[kind])
+        drawing.savefig(buffer, format=kind, dpi=dpi, metadata=metadata[kind])
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""A listing of highlighted sentences as a figure: under each class, one line a method."""
+"""Figures of highlighted texts: a line for each method under each class."""
 
 from __future__ import annotations
 
@@ -13,55 +13,50 @@ from whyformer.show import colours
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import measure
-from whyformer.show.words import Word, folded, heading, right_to_left, short, unread, visible, words
+from whyformer.show.words import Word, heading, right_to_left, short, special_tokens, truncated_parts, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from whyformer.explanation.result import Explanation
 
-_WIDTH, _LEFT, _MARGIN, _KEY = 9.0, 2.1, 0.15, 4.3  # inches: page, where sentences begin, edge, width of the legend
-_SIZE, _LINE, _HEAD, _FOOT, _LEGEND = (
-    10.0,
-    0.26,
-    0.36,
-    0.42,
-    0.2,
-)  # points; inches a line, a heading, the legend, its lines
-_WORDS, _LEAST, _BESIDE = 400, 40, 8  # words in a figure and at least in each line; on either side of a strong one
-_LONGEST = 300  # characters of one word that are shown
+_WIDTH, _LEFT, _MARGIN, _KEY = 9.0, 2.1, 0.15, 4.3  # inches: page, left of the texts, edge, legend
+_SIZE = 10.0  # points
+_LINE, _HEAD, _FOOT, _LEGEND = 0.26, 0.36, 0.42, 0.2  # inches: a line, a heading, the legend, a line of the legend
+_WORDS, _LEAST, _BESIDE = 400, 40, 8  # words of a figure; at least of each text; on either side of a strong word
+_LONGEST = 300  # characters of a word that are shown
 _measure = partial(measure, size=_SIZE)
 
 
 @dataclass(frozen=True)
 class _Box:
-    """A piece of text at (x, y) inches from the left and the top of its block, ``width`` inches wide."""
+    """A piece of text at (x, y) in its block, ``width`` wide, in inches."""
 
     x: float
     y: float
     width: float
     text: str
-    ground: colours.Bytes | None = None
+    background: colours.Bytes | None = None
     unknown: bool = False
     unread: bool = False
-    quiet: bool = False
+    muted: bool = False
     mirrored: bool = False
 
     @property
     def reach(self) -> float:
-        """How far from the edge where its line begins it ends."""
+        """Distance of its end from the edge at which its line begins."""
         return _WIDTH - _LEFT - _MARGIN - self.x if self.mirrored else self.x + self.width
 
 
 def figure(parts: list[Section]) -> Figure:
-    """Each sentence under each target, one method a line, words on their colours; a legend, and the warnings."""
+    """Draw each text under each target, a line for each method, words on their colours; then legend and warnings."""
     blocks: list[tuple[str | None, str, list[_Box], float]] = []
     columns = [column for part in parts for column in part.columns]
     most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
     for named, rows in columns:
         for i, (name, e) in enumerate(rows):
             blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
-    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    shown = [e for part in parts for e in part.explanations]
     legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
     foot = _FOOT + _LEGEND * (len(legend) - 1)
     tall = foot + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
@@ -86,24 +81,23 @@ def figure(parts: list[Section]) -> Figure:
 
 
 def _place(paper: Paper, box: _Box, x: float, y: float) -> None:
-    """A piece of text on its ground; dashes under what is unknown to the model, hatching behind what was not read."""
+    """Draw a box: on its background, with dashes below unknown words, hatching behind truncated text."""
     top, high = y + 0.1 * _LINE, 0.8 * _LINE
     if box.unread:
         paper.hatched(x, top, box.width, high)
-    elif box.ground is not None:
-        paper.box(x, top, box.width, high, colours.code(box.ground))
+    elif box.background is not None:
+        paper.box(x, top, box.width, high, colours.code(box.background))
     if box.unknown:
         for at in np.arange(0, box.width, 0.07):
             paper.box(x + at, top + high, min(0.045, box.width - at), 0.016, colours.INK)
-    aside = box.unread or box.quiet
-    size, ink = (_SIZE - 2, colours.SOFT) if aside else (_SIZE, colours.INK)
+    size, ink = (_SIZE - 2, colours.SOFT) if box.unread or box.muted else (_SIZE, colours.INK)
     paper.write(box.text, x, y + _LINE / 2, size, va="center", ha="left", zorder=5, color=ink)
 
 
 def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
-    """Words laid out in lines, from the right where the sentence runs that way; and the height of it all.
+    """Return the boxes of a text in lines, from right to left if the text runs so, and their height.
 
-    Of more than ``most`` words those around the strongest are shown, and how many are not.
+    Of more than ``most`` words those around the strongest are shown, and the numbers of those left out.
     """
     pieces, rest = words(e)
     note = colours.scale_of(e).note
@@ -116,37 +110,37 @@ def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
         nonlocal x, y
         if len(text) > _LONGEST:
             text = f"{text[:_LONGEST]}… ({len(text) - _LONGEST:,} characters more)"
-        for chunk in _fitting(visible(text), room):
+        for chunk in _chunks(visible(text), room):
             wide = _measure(chunk)
             if x + wide > room and x:
                 x, y = 0.0, y + _LINE
             boxes.append(_Box(room - x - wide if mirrored else x, y, wide, chunk, mirrored=mirrored, **look))
             x += wide
 
-    cut = unread(e)
+    cut = truncated_parts(e)
     for part in (part for part in cut if part.before):
-        put(f" … {part.said} ", unread=True)
+        put(f" … {part.label} ", unread=True)
     shown, skipped = _around_the_strongest(pieces, most), 0
     for i, piece in enumerate(pieces):
         if i not in shown:
             skipped += 1
             continue
         if skipped:
-            put(f" … {skipped:,} weaker words … ", quiet=True)
+            put(f" … {skipped:,} weaker words … ", muted=True)
             skipped = 0
         gap = piece.gap
         x += _measure(" ") if gap[:1].isspace() and x else 0
         put(gap.strip())
         x += _measure(" ") if gap[-1:].isspace() and gap.strip() else 0
-        ground = colours.ground(piece.unit, piece.signed) if piece.unit else None
-        put(piece.text, ground=ground, unknown=piece.unknown)
-    put(f" … {skipped:,} weaker words" if skipped else rest.rstrip(), quiet=bool(skipped))
-    if (aside := folded(e)) is not None:
+        background = colours.background(piece.unit, piece.signed) if piece.unit else None
+        put(piece.text, background=background, unknown=piece.unknown)
+    put(f" … {skipped:,} weaker words" if skipped else rest.rstrip(), muted=bool(skipped))
+    if (special := special_tokens(e)) is not None:
         x += _measure("  ")
-        put(aside.text, quiet=True)
+        put(special.text, muted=True)
     for part in (part for part in cut if not part.before):
         x += _measure(" ")
-        put(f" {part.said} … ", unread=True)
+        put(f" {part.label} … ", unread=True)
     if note is not None:
         boxes.append(_Box(0.0, y + _LINE, 0.0, f"({note})"))
         y += _LINE
@@ -154,19 +148,19 @@ def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
 
 
 def _around_the_strongest(pieces: list[Word], most: int) -> set[int]:
-    """Numbers of the words to show: all, or the strongest with some words on either side."""
+    """Return the indices of words to show: all, or the strongest with some words on either side."""
     if len(pieces) <= most:
         return set(range(len(pieces)))
-    found: set[int] = set()
+    chosen: set[int] = set()
     for i in sorted(range(len(pieces)), key=lambda i: -abs(pieces[i].unit)):
-        found.update(range(max(0, i - _BESIDE), min(len(pieces), i + _BESIDE + 1)))
-        if len(found) >= most:
+        chosen.update(range(max(0, i - _BESIDE), min(len(pieces), i + _BESIDE + 1)))
+        if len(chosen) >= most:
             break
-    return found
+    return chosen
 
 
-def _fitting(text: str, room: float) -> list[str]:
-    """The text, cut where a single word is longer than a line."""
+def _chunks(text: str, room: float) -> list[str]:
+    """Cut a text that is longer than a line."""
     chunks = []
     while text:
         count = len(text)
@@ -178,25 +172,25 @@ def _fitting(text: str, room: float) -> list[str]:
 
 
 def _legend(shown: list[Explanation], boxes: list[_Box]) -> list[Callable[[Paper, float], None]]:
-    """A line for each kind of colours that is shown, and for dashes; each a function that draws it at a height."""
-    each = "; each line scaled by its own largest score"
-    found: dict[bool, str] = {}
+    """Return a function for each line of the legend, which draws it at a height: colours, then dashes."""
+    note = "; each line scaled by its own largest score"
+    labels: dict[bool, str] = {}
     for e in shown:
         signed = colours.scale_of(e).signed
         favour = "for the output" if e.numeric else "for the class"
-        found.setdefault(signed, (favour if signed else "mattered (no sign)") + ("" if found else each))
-    lines: list[Callable[[Paper, float], None]] = [partial(_ramp, signed=k, said=v) for k, v in found.items()]
+        labels.setdefault(signed, (favour if signed else "mattered (no sign)") + ("" if labels else note))
+    lines: list[Callable[[Paper, float], None]] = [partial(_ramp, signed=k, label=v) for k, v in labels.items()]
     if any(box.unknown for box in boxes):
         lines.append(_dashes)
     return lines
 
 
-def _ramp(paper: Paper, y: float, signed: bool, said: str) -> None:
+def _ramp(paper: Paper, y: float, signed: bool, label: str) -> None:
     axes = paper.axes(_LEFT, y, 1.4, 0.09)
     axes.imshow(np.array([colours.ramp(colours.Scale(1.0, signed), 128, words=True)], dtype=np.uint8), aspect="auto")
     if signed:
         _small(paper, "against", _LEFT - 0.06, y, ha="right")
-    _small(paper, said, _LEFT + 1.46, y)
+    _small(paper, label, _LEFT + 1.46, y)
 
 
 def _dashes(paper: Paper, y: float) -> None:

@@ -1,4 +1,4 @@
-"""A sound as a figure: its wave, and under it for each method a strip of colours over the seconds."""
+"""Figures of sounds: the waveform, and below it a strip of scores over time for each method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
-from whyformer.show.words import claims, heading, short
+from whyformer.show.words import heading, legend_labels, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from whyformer.explanation.result import Explanation
 
-_WIDTH, _LEFT, _RIGHT = 9.0, 1.7, 0.75  # inches: page, where waves begin, room for a colour bar
+_WIDTH, _LEFT, _RIGHT = 9.0, 1.7, 0.75  # inches: width of the page, left and right of the waveform
 _HEAD, _WAVE, _STRIP, _AXIS, _GAP = 0.36, 0.8, 0.3, 0.4, 0.12
 _POINTS = 1200  # columns of the wave's outline
 
 
 def figure(parts: list[Section]) -> Figure:
-    """Each sound under each target: the wave, then one strip a method, in seconds; a colour bar beside each strip."""
+    """Draw each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
     columns = [(part, *column) for part in parts for column in part.columns]
     tall = sum(_HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS for _, _, rows in columns)
-    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    shown = [e for part in parts for e in part.explanations]
     paper = Paper(_WIDTH, tall + 0.2, shown)
     y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
     for part, named, rows in columns:
@@ -49,16 +49,16 @@ def figure(parts: list[Section]) -> Figure:
             axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5, labelbottom=i == len(rows) - 1)
             paper.bar(scale, None, (_LEFT + wide + 0.08, y, 0.08, _STRIP))
             y += _STRIP
-        low, high = claims(rows[0][1])
-        favour, against = colours.CLAIMS["for"], colours.CLAIMS["against"]
-        said = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
-        paper.write(short(said, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
+        low, high = legend_labels(rows[0][1])
+        favour, against = colours.HUES["for"], colours.HUES["against"]
+        text = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
+        paper.write(short(text, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
         y += _AXIS
     return paper.figure
 
 
 def _wave(axes: Axes, e: Explanation, length: float) -> None:
-    """The outline of the wave: least and largest of each of its stretches."""
+    """Draw the outline of the waveform: minimum and maximum of each of its segments."""
     assert e.sounds is not None
     wave: Any = array(e.sounds[0])
     rate, lasts = e.features.sampling_rate or len(wave) / length, (e.features.durations or [length])[0]

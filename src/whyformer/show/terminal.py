@@ -1,4 +1,4 @@
-"""Explanations and methods in the terminal: plain text for ``print``, and colours through rich where there are any."""
+"""Explanations and methods in the terminal: plain text for ``print``, and colours with rich."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from whyformer.show.layout import by_input, sections
 from whyformer.show.painting import base, drawable, overlay
 from whyformer.show.words import (
     Word,
-    claims,
-    ends,
-    figure_of,
-    folded,
+    bar_labels,
+    format_score,
     heading,
+    input_notes,
     is_further,
+    legend_labels,
     method_name,
-    notes,
+    position_name,
     remarks,
-    unread,
+    special_tokens,
+    truncated_parts,
     values,
     visible,
     words,
@@ -45,51 +46,51 @@ if TYPE_CHECKING:
 _ROWS = 24  # words or patches in a plain listing
 _BAR = 16
 _NAME = 44  # cells for a class name
-_ASIDE = "italic rgb(90,90,90)"
-_UNREAD = f"{_ASIDE} on rgb(225,225,225)"
+_MUTED = "italic rgb(90,90,90)"
+_TRUNCATED = f"{_MUTED} on rgb(225,225,225)"
 _FACTS = ("name", "summary", "family", "level", "modality", "class_specific", "citation")  # of a method
 _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
 
 # -- plain text --------------------------------------------------------------------------------------------------
 def plain(e: Explanation, top: int = 5) -> str:
-    """Each sample as text: its top classes, then its strongest features with their scores, in order."""
+    """Return each sample as text: its top classes, then its strongest features with their scores, in order."""
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        for own in by_input(sample):
-            title = f"{visible(method_name(own))}, {heading(own)}:"
-            said = [] if is_further(own) else [*head, top_classes(own, top), ""]
-            parts.append("\n".join([*said, title, *_listing(own), *notes([own]), *remarks([own])]))
+        for part in by_input(sample):
+            title = f"{visible(method_name(part))}, {heading(part)}:"
+            above = [] if is_further(part) else [*head, top_classes(part, top), ""]
+            parts.append("\n".join([*above, title, *_listing(part), *input_notes([part]), *remarks([part])]))
     return "\n\n".join(parts)
 
 
 def top_classes(e: Explanation, k: int = 5) -> str:
-    """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns; or
-    the first k numbers of a model that gives numbers."""
+    """Format the k classes with the highest logits of the first sample in columns: index, name, logit, probability;
+    or the first k outputs of a regression model."""
     if numbers := values(e)[:k]:
-        head, wide = "Value:" if len(numbers) == 1 else "Values:", max(cell_len(_fitted(n, _NAME)) for n, _ in numbers)
-        return "\n".join([head, *(f"  {set_cell_size(_fitted(n, _NAME), wide)}  value = {v:.3f}" for n, v in numbers)])
+        head, wide = "Value:" if len(numbers) == 1 else "Values:", max(cell_len(fitted(n, _NAME)) for n, _ in numbers)
+        return "\n".join([head, *(f"  {set_cell_size(fitted(n, _NAME), wide)}  value = {v:.3f}" for n, v in numbers)])
     best = [(i, name, value, share or 0) for i, name, value, share in e.top(0, k)]
-    names = [_fitted(visible(name), _NAME) for _, name, _, _ in best]
+    names = [fitted(visible(name), _NAME) for _, name, _, _ in best]
     wide = max(map(cell_len, names), default=0)
-    written = [f"{value:.3f}" for _, _, value, _ in best]
-    digits, lengths = max(len(str(i)) for i, *_ in best), max(map(len, written))
+    logits = [f"{value:.3f}" for _, _, value, _ in best]
+    digits, lengths = max(len(str(i)) for i, *_ in best), max(map(len, logits))
     lines = [f"Top {len(best)} classes:" if len(best) > 1 else "Class:"]
-    for (index, _, _, share), name, value in zip(best, names, written, strict=True):
+    for (index, _, _, share), name, value in zip(best, names, logits, strict=True):
         padded = set_cell_size(name, wide)
         lines.append(f"  {index:>{digits}} : {padded}  value = {value:>{lengths}}  prob = {100 * share:5.1f}%")
     return "\n".join(lines)
 
 
 def _listing(e: Explanation) -> list[str]:
-    """The strongest features of one sample in order, one a line, with bars that need no colour."""
+    """Return a line for each of the strongest features of a sample, in order, with a bar."""
     scale = colours.scale_of(e)
     if scale.note is not None:
         return [f"  ({scale.note})"]
     if e.level == "token":
-        found = words(e)[0]
-        scores = [word.score for word in found]
+        pieces = words(e)[0]
+        scores = [word.score for word in pieces]
         sound, worded = e.sounds is not None, e.offsets is not None and e.texts is not None
         kind, limit = ("stretches of time" if sound else "words" if worded else "tokens"), _ROWS
     else:
@@ -98,40 +99,35 @@ def _listing(e: Explanation) -> list[str]:
     strongest = sorted(range(len(scores)), key=lambda i: -abs(scores[i]))[:limit]
     lines = []
     for i in sorted(strongest) if e.level == "token" else strongest:
-        text = _said(found[i]) if e.level == "token" else _place(e, i)
+        text = _label(pieces[i]) if e.level == "token" else position_name(e, i)
         bar = ("-" if scores[i] < 0 else "█") * round(abs(float(scale.unit(np.array(scores[i])))) * _BAR)
-        lines.append(f"  {figure_of(scores[i]):>10}  {bar:<{_BAR}}  {_fitted(text, 46)}")
+        lines.append(f"  {format_score(scores[i]):>10}  {bar:<{_BAR}}  {fitted(text, 46)}")
     if len(scores) > limit:
         lines.append(f"  ({limit} of {len(scores)} {kind} shown)")
-    low, high = claims(e)
+    low, high = legend_labels(e)
     lines.append(f"  ({'-: against, █: ' if low else '█: '}{visible(high)})")
-    aside = folded(e)
-    held = [] if aside is None else [f"  ({aside.text}: {visible(aside.sum or aside.parts[0][0])})"]
-    return lines + held + [f"  ({part.said})" for part in unread(e)]
+    if (special := special_tokens(e)) is not None:
+        lines.append(f"  ({special.text}: {visible(special.sum or special.parts[0][0])})")
+    return lines + [f"  ({part.label})" for part in truncated_parts(e)]
 
 
-def _said(word: Word) -> str:
+def _label(word: Word) -> str:
     return visible(word.text) + ("  [UNK]: unknown to the model" if word.unknown else "")
 
 
-def _place(e: Explanation, index: int) -> str:
-    shape = e.grid if e.level == "patch" else tuple(e.scores.shape[1:])
-    if shape is None:
-        return f"{e.level} {index}"
-    return f"{e.level} in row {index // shape[1]}, column {index % shape[1]}"
-
-
-def _fitted(text: str, cells: int) -> str:
+def fitted(text: str, cells: int) -> str:
+    """Cut text to at most so many cells, with an ellipsis."""
     return text if cell_len(text) <= cells else chop_cells(text, cells - 1)[0] + "…"
 
 
 # -- colours -----------------------------------------------------------------------------------------------------
 def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> RenderableType:
-    """Top classes once for each input, then the map of each method and target; fits the console it is printed on."""
+    """Render the top classes of each input, then the map of each method and target, at the width of the console."""
     shown: list[RenderableType] = []
     for part in sections(explanations):
         if top and not is_further(part.first):
-            shown += [Text(top_classes(part.first, top)), *(Text(line, style="yellow") for line in notes([part.first]))]
+            shown.append(Text(top_classes(part.first, top)))
+            shown += [Text(line, style="yellow") for line in input_notes([part.first])]
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
             shown.append(Text())
@@ -144,15 +140,14 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
                 before = [_Input(part.first, count)] if name == part.methods[0] and base(part.first) is not None else []
                 blocks = [*before, *(heat(e, heading(e), count) for e in maps)]
                 shown += [_Title(name), Columns(blocks, padding=(0, 2))]
-            if said := remarks(maps):
-                shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in said]
+            if lines := remarks(maps):
+                shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in lines]
                 shown.append(Text())
     return Group(*shown)
 
 
 def heat(e: Explanation, title: str, count: int = 1) -> RenderableType:
-    """The map of one sample under a title: words on their colours, or the map on its picture, one of ``count`` in a
-    row."""
+    """Render the map of a sample under a title: coloured words, or the map on one of ``count`` pictures in a row."""
     head = _Title(title)
     scale = colours.scale_of(e)
     if scale.note is not None:
@@ -163,7 +158,7 @@ def heat(e: Explanation, title: str, count: int = 1) -> RenderableType:
 
 @dataclass(frozen=True)
 class _Title:
-    """A line in bold, of which a console that knows ASCII alone gets that."""
+    """A bold line, in ASCII for a console without Unicode."""
 
     text: str
 
@@ -176,30 +171,30 @@ class _Title:
 
 @dataclass(frozen=True)
 class _Sentence:
-    """Words on coloured paper; a listing with bars where the console has no colours."""
+    """Words on their colours; a listing with bars on a console without colours."""
 
     e: Explanation
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if _colourless(console):
+        if colourless(console):
             yield Text(_ascii("\n".join(_listing(self.e)), options))
             return
         pieces, rest = words(self.e)
-        cut = unread(self.e)
+        cut = truncated_parts(self.e)
         text = Text(overflow="fold")
         for part in (part for part in cut if part.before):
-            text.append(f"[{part.said}] ", style=_UNREAD)
+            text.append(f"[{part.label}] ", style=_TRUNCATED)
         for piece in pieces:
             text.append(visible(piece.gap, keep="\n"))
             mark = "underline " if piece.unknown else ""
-            behind = _on(colours.ground(piece.unit, piece.signed))
-            text.append(visible(piece.text), style=f"{mark}{colours.INK} {behind}")
+            background = on_background(colours.background(piece.unit, piece.signed))
+            text.append(visible(piece.text), style=f"{mark}{colours.INK} {background}")
         text.append(visible(rest.rstrip(), keep="\n"))
-        if (aside := folded(self.e)) is not None:
-            text.append(f" [{aside.text}]", style=_ASIDE)
+        if (special := special_tokens(self.e)) is not None:
+            text.append(f" [{special.text}]", style=_MUTED)
         for part in (part for part in cut if not part.before):
-            text.append(f" [{part.said}]", style=_UNREAD)
-        # black on paper, whatever the terminal's own background: so white always means 0
+            text.append(f" [{part.label}]", style=_TRUNCATED)
+        # black on white in every terminal, so that white always means 0
         yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
         scale = colours.scale_of(self.e)
         yield _bar(*_legend(self.e, scale), colours.ramp(scale, 13, words=True))
@@ -207,49 +202,49 @@ class _Sentence:
 
 @dataclass(frozen=True)
 class _Input:
-    """The picture itself, where the console has colours; one of ``count`` in a row."""
+    """The picture without its map, on a console with colours; one of ``count`` in a row."""
 
     e: Explanation
     count: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         picture = base(self.e)
-        if picture is not None and not _colourless(console):
+        if picture is not None and not colourless(console):
             yield Text("Input", style="bold")
             yield from _half_blocks(np.asarray(picture.convert("RGB")), _cells_wide(console, self.count))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        wide = 0 if _colourless(console) else min(options.max_width, _cells_wide(console, self.count))
+        wide = 0 if colourless(console) else min(options.max_width, _cells_wide(console, self.count))
         return Measurement(wide, wide)
 
 
 def _cells_wide(console: Console, count: int) -> int:
-    """How many cells a picture takes of which there are ``count`` in a row: 24 to 40, as many as there is room for."""
+    """Return the width in cells of each of ``count`` pictures in a row: 24 to 40, as room permits."""
     return min(console.width, max(24, min(40, console.width // count - 2)))
 
 
 def _half_blocks(pixels: Any, wide: int) -> Iterator[Text]:
-    """A picture ``[H, W, 3]`` in lines of ``wide`` cells, of which each is two pixels: the upper one in ink."""
+    """Yield a picture ``[H, W, 3]`` as lines of ``wide`` cells of two pixels each, the upper as text colour."""
     high = max(1, round(wide * pixels.shape[0] / pixels.shape[1] / 2))
     small = np.asarray(Image.fromarray(pixels).resize((wide, 2 * high), Image.Resampling.BOX)).astype(int)
     for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
         line = Text(no_wrap=True)
-        for ink, ground in zip(upper, lower, strict=True):
-            line.append("▀", style="rgb({},{},{}) ".format(*ink) + _on(ground))
+        for ink, background in zip(upper, lower, strict=True):
+            line.append("▀", style="rgb({},{},{}) ".format(*ink) + on_background(background))
         yield line
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The map on its picture; shades where the console has no colours, "-" before negative ones."""
+    """The map on its picture; shades on a console without colours, with "-" before negative scores."""
 
     e: Explanation
     count: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if drawable(self.e) and not _colourless(console):
+        if drawable(self.e) and not colourless(console):
             yield from _half_blocks(overlay(self.e, longest=640), _cells_wide(console, self.count))
-            yield _bar(*ends(self.e), colours.ramp(colours.scale_of(self.e), 8))
+            yield _bar(*bar_labels(self.e), colours.ramp(colours.scale_of(self.e), 8))
             return
         cells, remark = self._cells(options.max_width // 2)
         if cells is None:
@@ -262,7 +257,7 @@ class _Blocks:
         yield Text(" to ".join(_legend(self.e, scale)) + remark, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        if drawable(self.e) and not _colourless(console):
+        if drawable(self.e) and not colourless(console):
             wide = _cells_wide(console, self.count)
         else:
             cells, _ = self._cells(options.max_width // 2)
@@ -270,13 +265,13 @@ class _Blocks:
         return Measurement(min(options.max_width, wide), min(options.max_width, wide))
 
     def _cells(self, limit: int) -> tuple[np.ndarray[Any, Any] | None, str]:
-        """(the map with at most ``limit`` columns, a remark on what its cells are); None for patches without a grid."""
+        """Return (the map in at most ``limit`` columns, a note on its cells); None for patches without a grid."""
         scores = array(self.e.scores[0])
         if not drawable(self.e):
             return None, ""
         if self.e.level == "patch":
             scores = scores.reshape(self.e.grid or ())
-        # pixels are so many that there is a choice: two such maps stand side by side in 80 columns
+        # two maps of pixels fit side by side in 80 columns
         limit = max(4, min(limit, 18 if self.e.level == "pixel" else 37))
         step = -(-scores.shape[1] // limit)
         if step == 1:
@@ -286,24 +281,26 @@ class _Blocks:
 
 
 def _legend(e: Explanation, scale: colours.Scale) -> tuple[str, str]:
-    """What the two ends of a scale are, and what they say."""
-    (low, high), (against, favour) = scale.ends, claims(e)
+    """Return the score and the meaning at both ends of a scale."""
+    (low, high), (against, favour) = scale.ends, legend_labels(e)
     return f"{against} {low}".lstrip(), f"{high} {visible(favour)}"
 
 
 def _bar(low: str, high: str, ramp: Iterable[colours.Bytes]) -> Text:
-    """A small colour bar between the words for its ends."""
+    """Return a small colour bar between the labels of its ends."""
     bar = Text(f"{low} ".lstrip(), style="dim")
     for colour in ramp:
-        bar.append(" ", style=f"not dim {_on(colour)}")
+        bar.append(" ", style=f"not dim {on_background(colour)}")
     return bar.append(f" {high}")
 
 
-def _on(colour: Sequence[int]) -> str:
+def on_background(colour: Sequence[int]) -> str:
+    """Return the style of text on a colour."""
     return "on rgb({},{},{})".format(*colour)
 
 
-def _colourless(console: Console) -> bool:
+def colourless(console: Console) -> bool:
+    """Return True if the console shows no colours."""
     return console.color_system is None or console.no_color
 
 
@@ -316,7 +313,7 @@ def _ascii(text: str, options: ConsoleOptions) -> str:
 
 # -- methods -------------------------------------------------------------------------------------------------------
 def facts(method: Method) -> dict[str, Any]:
-    """The public facts of a method as plain values, ready for JSON; a default without a JSON form becomes text."""
+    """Return the public facts of a method as JSON values; defaults without a JSON form become text."""
     settings = {name: _plain(value) for name, value in method.settings.items()}
     return {**{name: getattr(method, name) for name in _FACTS}, "settings": settings}
 
@@ -336,10 +333,10 @@ def _table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
 
 
 def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
-    """A table of methods, those to try first on top, then by family.
+    """Return a table of methods, recommended ones first, then by family.
 
     Args:
-        methods: (what :func:`facts` gives, whether its scores have a sign) of each.
+        methods: (:func:`facts`, whether scores have a sign) of each.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -358,7 +355,7 @@ def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
 
 
 def describe(method: Mapping[str, Any], *, signed: bool) -> Group:
-    """Everything a user may want to know of one method; ``signed``: whether its scores have a sign, by default."""
+    """Return the description of a method; ``signed``: whether its scores have a sign by default."""
     reads = {"both": "pictures and text", "image": "pictures", "text": "text"}[method["modality"]]
     scope = "for the class asked" if method["class_specific"] else "the same for every class"
     scope += ", with a sign" if signed else ", without a sign"

@@ -1,129 +1,122 @@
-"""A generated text in the terminal: plain, and with colours where there are any."""
+"""Explained answers in the terminal: plain text for ``print``, and colours with rich."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from whyformer.show import answers, colours
-from whyformer.show.words import figure_of, visible
+from whyformer.show.terminal import colourless, fitted, on_background
+from whyformer.show.words import format_score, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
     from whyformer.show.answers import Conversation, Message
 
 _STEPS = 40  # in a listing
-_QUIET = "rgb({},{},{})".format(*bytes.fromhex(colours.SOFT[1:]))
+_MUTED = "rgb({},{},{})".format(*bytes.fromhex(colours.SOFT[1:]))
 
 
 def plain(g: Generation) -> str:
-    """The messages, and the answer token by token: its probability, how much of its scores is on pictures, and the
-    words before it that made it so."""
+    """Return the messages as text, and each token of the answer with its probability, the share of its scores on
+    pictures, and the words with the largest |score|."""
     talk = answers.conversation(g)
     g = talk.g
     wide = max(cell_len(visible(m.label)) for m in talk.messages)
-    said = [f"  {visible(m.label):{wide}}  {_cut(answers.shown(m.text), 100)}" for m in talk.messages]
-    lines = [f"{answers.source(g)}:", *said]
-    whole = "  ".join(part for part in (talk.seen(None), _named(talk, None), talk.aside(None)) if part)
+    messages = [f"  {visible(m.label):{wide}}  {fitted(answers.one_line(m.text), 100)}" for m in talk.messages]
+    lines = [f"{answers.source(g)}:", *messages]
+    whole = "  ".join(part for part in (talk.picture_note(None), _named(talk, None), talk.special_note(None)) if part)
     names = [_name(g, t) for t in range(min(len(g), _STEPS))]
     wide = max(map(cell_len, names))
     lines += ["", f"  whole answer  {whole}", ""]
     for t, name in enumerate(names):
-        made = "  ".join(part for part in (talk.seen(t), _named(talk, t)) if part)
+        reasons = "  ".join(part for part in (talk.picture_note(t), _named(talk, t)) if part)
         share = f"{100 * g.probability(t):5.1f} %  " if g.unit == "token" else ""
-        lines.append(f"  {name}{' ' * (wide - cell_len(name))}  {share}{made}")
+        lines.append(f"  {name}{' ' * (wide - cell_len(name))}  {share}{reasons}")
     if len(g) > _STEPS:
         lines.append(f"  ({_STEPS} of {len(g)} {g.unit}s shown)")
     return "\n".join([*lines, *answers.remarks(g)])
 
 
 def _named(talk: Conversation, step: int | None) -> str:
-    return ", ".join(f"{r.text} {figure_of(r.score)}" for r in talk.reasons(step))
+    return ", ".join(f"{r.text} {format_score(r.score)}" for r in talk.reasons(step))
 
 
 def _name(g: Generation, step: int) -> str:
-    return _cut(repr(answers.shown(g.pieces[g.start + step])), 24)
-
-
-def _cut(text: str, cells: int) -> str:
-    return text if cell_len(text) <= cells else chop_cells(text, cells - 1)[0] + "…"
+    return fitted(repr(answers.one_line(g.pieces[g.start + step])), 24)
 
 
 def render(g: Generation) -> RenderableType:
-    """The messages, with what each word of the prompt did for the whole answer; then each step with its reasons."""
+    """Render the messages, the prompt coloured by its scores for the whole answer; then each step with its reasons."""
     talk = answers.conversation(g)
     notes = map(Text, answers.remarks(talk.g))
     return Group(Text(answers.source(talk.g), style="bold"), _Whole(talk), Text(), _Steps(talk), *notes)
 
 
 class _Whole:
-    """Prompt and answer as text, the prompt coloured by the sum over all steps; a line below says what they hold."""
+    """Prompt and answer as text, the prompt coloured by its scores summed over steps; below, the shares left out."""
 
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        talk, bare = self.talk, console.color_system is None or console.no_color
+        talk, bare = self.talk, colourless(console)
         text = Text(overflow="fold")
         for message in talk.messages:
             if talk.in_turns:
-                text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_QUIET)
-            if message.folded:
-                said = f"{_cut(answers.shown(message.text), 60)}  {100 * talk.share(message):.0f} %"
-                text.append(said, style=_QUIET)
+                text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_MUTED)
+            if message.collapsed:
+                line = f"{fitted(answers.one_line(message.text), 60)}  {100 * talk.share(message):.0f} %"
+                text.append(line, style=_MUTED)
             else:
                 self._write(text, message)
         if bare:
             yield Text(text.plain)
         else:
             yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
-        parts = ["colours: the whole answer", talk.seen(None), talk.aside(None)]
+        parts = ["colours: the whole answer", talk.picture_note(None), talk.special_note(None)]
         yield Text(" · ".join(part for part in parts if part), style="dim")
 
     def _write(self, text: Text, message: Message) -> None:
-        """The words of a message, those of the prompt on their colours."""
+        """Append the words of a message, those of the prompt on their colours."""
         talk, unit = self.talk, self.talk.unit(None)
         for i in message.places:
             piece = visible(talk.g.pieces[i], keep="\n")
-            # no space and no line break at either end of what stands by itself
+            # without spaces and line breaks at both ends of a message
             piece = piece.lstrip() if i == (message.first if talk.in_turns else 0) else piece
             piece = piece.rstrip() if talk.in_turns and i == message.end - 1 else piece
-            on = _on(colours.ground(float(unit[i]), talk.signed))
+            on = on_background(colours.background(float(unit[i]), talk.signed))
             text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
 
 
 class _Steps:
-    """A line a step: the token, its probability, what else was likely, and its reasons on their colours."""
+    """A row for each step: token, probability, alternatives, and reasons on their colours."""
 
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        talk, g, bare = self.talk, self.talk.g, console.color_system is None or console.no_color
+        talk, g, bare = self.talk, self.talk.g, colourless(console)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         heads = ["written", "prob", "or else", "because of"] if g.unit == "token" else ["written", "because of"]
         for head in heads:
             table.add_column(head, no_wrap=head in ("written", "prob"), justify="right" if head == "prob" else "left")
         for t in range(min(len(g), _STEPS)):
-            because = Text(f"{talk.seen(t)}  " if g.seen else "")
+            because = Text(f"{talk.picture_note(t)}  " if g.seen else "")
             for r in talk.reasons(t):
-                on = _on(colours.ground(r.unit, talk.signed))
+                on = on_background(colours.background(r.unit, talk.signed))
                 because.append(r.text, style="" if bare else f"{colours.INK} {on}")
-                because.append(f" {figure_of(r.score)}  ", style="dim")
+                because.append(f" {format_score(r.score)}  ", style="dim")
             cells = [Text(_name(g, t))]
             if g.unit == "token":
-                else_ = "  ".join(f"{visible(name)} {100 * share:.0f} %" for name, share in answers.others(g, t))
+                else_ = "  ".join(f"{visible(name)} {100 * share:.0f} %" for name, share in answers.alternatives(g, t))
                 cells += [Text(f"{100 * g.probability(t):.1f} %"), Text(else_, style="dim")]
             table.add_row(*cells, because)
         yield table
         if len(g) > _STEPS:
             yield Text(f"({_STEPS} of {len(g)} {g.unit}s shown)", style="dim")
-
-
-def _on(colour: colours.Bytes) -> str:
-    return "on rgb({},{},{})".format(*colour)

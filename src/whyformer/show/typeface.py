@@ -1,7 +1,7 @@
-"""The typeface of all that is shown, figures and pages alike: Inter, whose faces and licence lie in ``fonts``.
+"""The typeface of figures and pages: Inter 4.1, with its licence in ``fonts``.
 
-``scripts/typeface`` made these files of version 4.1: Latin, Greek and Cyrillic, with signs and arrows. matplotlib reads
-the TrueType files, and pages hold those in WOFF2.
+``scripts/typeface`` reduces its files to Latin, Greek, Cyrillic, signs and arrows. matplotlib reads the TrueType files;
+pages include those in WOFF2.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 NAME = "Inter"
 _FONTS = Path(__file__).parent / "fonts"
 FACES = {"normal": _FONTS / f"{NAME}-Regular", "bold": _FONTS / f"{NAME}-Bold"}
-"""Of each weight, as matplotlib and CSS name it, the file without its ending, ``.ttf`` or ``.woff2``."""
+"""Weight, as in matplotlib and CSS -> file without its suffix, ``.ttf`` or ``.woff2``."""
 PAGES = (NAME, "system-ui", "sans-serif")
-"""The families of pages: a browser finds by itself a typeface for a script that Inter lacks."""
+"""Font families of pages; browsers choose a typeface for scripts that Inter lacks."""
 _OTHERS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Arial Unicode MS", "WenQuanYi Zen Hei")
 
 
 @cache
 def families() -> list[str]:
-    """The families of figures: Inter, and for the characters that it lacks those of a list that are installed.
+    """Return the font families of figures: Inter, then installed ones for the characters that it lacks.
 
     DejaVu Sans comes with matplotlib.
     """
@@ -37,7 +37,7 @@ def families() -> list[str]:
 
 
 def dress(figure: Figure) -> None:
-    """Set the text of a figure in these families, with that of ticks which matplotlib makes later."""
+    """Set the font families of all text of a figure, including ticks that matplotlib adds later."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -58,19 +58,19 @@ def _coverage() -> frozenset[int]:
 
 
 def printable(text: str) -> str:
-    """The text with a box for each character that no font at hand can draw."""
+    """Replace characters that no installed font can draw by boxes."""
     return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
 
 
 @cache
 def measure(text: str, size: float) -> float:
-    """Width in inches of a text in letters of so many points."""
+    """Return the width of a text in inches at a font size in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=families(), size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(printable(text), font, ismath=False)
     if text.isspace():
-        # a path has no ink for spaces: take what the space adds between two letters
+        # a path has no width for spaces alone: measure them between two letters
         return measure(f"a{text}a", size) - measure("aa", size)
     return float(width) / 72

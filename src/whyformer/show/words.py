@@ -1,4 +1,4 @@
-"""What is written beside a map: words made of tokens, names of targets, and text that is safe to print."""
+"""Text beside a map: words merged from tokens, names of methods and targets, notes; all of it safe to print."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-PART = "part of several inputs"
-"""The name among the diagnostics of [which of several inputs this is, its share of all |scores|], while it is drawn."""
+INPUT_SHARE = "part of several inputs"
+"""Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A stretch of the sentence that is coloured as one.
+    """A part of a text that has one score and one colour.
 
     Attributes:
-        text: as it stands in the sentence, or the token where the sentence is not known.
-        score: the sum of its tokens' scores.
-        unit: the score on the scale of the map, -1 to 1.
-        parts: (token, score) of each of its tokens. places: their places in the sequence of tokens.
-        gap: what stands between the word before and this one.
-        signed: whether the map's scores have a sign; unknown: whether the model has no token for it ([UNK]).
+        text: the word as the text has it, or the token where the text is not known.
+        score: sum of its tokens' scores.
+        unit: score on the scale of the map, -1 to 1.
+        parts: (token, score) of each of its tokens. places: their positions in the sequence of tokens.
+        gap: text between the previous word and this one.
+        signed: True if scores of the map have a sign. unknown: True if the model has no token for the word ([UNK]).
     """
 
     text: str
@@ -47,43 +47,43 @@ class Word:
     unknown: bool = False
 
     @property
-    def claim(self) -> str:
-        """What its colour says: "for", "against" or "mattered"."""
+    def hue(self) -> str:
+        """The name of its colour in :data:`whyformer.show.colours.HUES`."""
         return "mattered" if not self.signed else "against" if self.unit < 0 else "for"
 
     @property
     def value(self) -> str:
-        """The score, in words."""
-        return figure_of(self.score)
+        """The score in four significant digits."""
+        return format_score(self.score)
 
     @property
     def sum(self) -> str:
-        """Its tokens with their scores; nothing for a word of one token."""
-        return " + ".join(f"{t} ({figure_of(s)})" for t, s in self.parts) if len(self.parts) > 1 else ""
+        """Its tokens with their scores; empty for a word of one token."""
+        return " + ".join(f"{t} ({format_score(s)})" for t, s in self.parts) if len(self.parts) > 1 else ""
 
     @property
-    def tip(self) -> str:
-        """What is said of it where the pointer rests on it."""
+    def tooltip(self) -> str:
+        """Score and tokens, shown where the pointer rests on the word."""
         return f"{self.value} · {self.sum or self.text}{' · unknown to the model' if self.unknown else ''}"
 
 
 @dataclass(frozen=True)
-class Unread:
-    """A part of a text that was cut off before the model saw it; ``said`` is how long it is, in words."""
+class TruncatedText:
+    """A part of a text that was cut off before the model read it; ``label`` says how long it is."""
 
     text: str
-    said: str
+    label: str
     before: bool
 
 
 def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
-    """(words of a sample in order, text after the last one); tokens become words where the offsets allow it.
+    """Return (words of a sample in order, text after the last word), with tokens merged into words.
 
-    Neither what the model did not read (:func:`unread`) nor special tokens (:func:`folded`) are among them. Without
-    offsets or sentence each token is a word of its own, and padding at the end is left out.
+    Truncated text (:func:`truncated_parts`) and special tokens (:func:`special_tokens`) are left out. Without offsets
+    or text each token is a word, and padding at the end is left out.
     """
     scores = array(e.scores[sample])
-    odd = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
+    unknown = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
     tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
     if not len(tokens) == len(offsets) == len(scores):
@@ -93,27 +93,27 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     def word(text: str, places: list[int], gap: str) -> Word:
         parts, score = tuple((tokens[i], float(scores[i])) for i in places), float(unit_scores(scores, [places])[0])
         unit = float(scale.unit(np.array(score)))
-        return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
+        return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not unknown.isdisjoint(places))
 
     groups = shown_groups(e.features, len(scores), sample)
     if e.offsets is None or e.texts is None:
         while groups and tokens[at := groups[-1][2][0]] in _PADDING and scores[at] == 0:
             groups.pop()
-        return [word(tokens[own[0]], own, " " if i else "") for i, (_, _, own) in enumerate(groups)], ""
-    text, made = e.texts[sample], []
+        return [word(tokens[p[0]], p, " " if i else "") for i, (_, _, p) in enumerate(groups)], ""
+    text, merged = e.texts[sample], []
     cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
     for begin, end, places in groups:
-        made.append(word(text[begin:end], places, text[cursor:begin]))
+        merged.append(word(text[begin:end], places, text[cursor:begin]))
         cursor = end
-    return made, text[cursor:stop]
+    return merged, text[cursor:stop]
 
 
-def folded(e: Explanation, sample: int = 0) -> Word | None:
-    """What the special tokens of a sample, and others that belong to no word (line breaks), hold together, as
-    ``special tokens 12 %``: Σ |score| of them, of that of all tokens. None where they hold nothing.
+def special_tokens(e: Explanation, sample: int = 0) -> Word | None:
+    """Return special tokens, and others outside of words (line breaks), as one word; None if their scores are 0.
 
-    The score is their sum, so that with those of all words it makes the sum of all tokens. No share is given where the
-    scores hold a 1 for the token at which the target is read (:attr:`whyformer.methods.registry.Method.identity`).
+    Its text is their share of Σ |score|, ``special tokens 12 %``, and its score their sum: with the scores of all
+    words it adds up to the sum over all tokens. The share is left out if the scores include a 1 for the token at which
+    the target is read (:attr:`whyformer.methods.registry.Method.identity`).
     """
     scores = array(e.scores[sample])
     in_words = {i for _, _, places in shown_groups(e.features, len(scores), sample) for i in places}
@@ -121,30 +121,30 @@ def folded(e: Explanation, sample: int = 0) -> Word | None:
     if e.level != "token" or not places:
         return None
     special = frozenset(e.special[sample] if e.special is not None else ())
-    said = "special tokens" if special.issuperset(places) else "tokens outside of words"
+    name = "special tokens" if special.issuperset(places) else "tokens outside of words"
     share = float(np.abs(scores[places]).sum() / np.abs(scores).sum())
-    said = share_of(said, share, e.diagnostics.get("identity") is True)
+    text = share_of(name, share, e.diagnostics.get("identity") is True)
     names = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     parts = tuple((names[i], float(scores[i])) for i in places)
-    return Word(said, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
+    return Word(text, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
 
 
 def share_of(name: str, share: float, left_out: bool = False) -> str:
-    """``special tokens 12 %``: how much of all |score| some tokens hold; "left out" where no share is given."""
+    """Format the share of Σ |score| on some tokens, ``special tokens 12 %``, or that they are left out."""
     return f"{name} left out" if left_out else f"{name} {100 * share:.0f} %" if share >= 0.01 else f"{name} < 1 %"
 
 
-def unread(e: Explanation, sample: int = 0) -> list[Unread]:
-    """What was cut off before the model saw it; it has no score, which is not the same as a score of 0."""
+def truncated_parts(e: Explanation, sample: int = 0) -> list[TruncatedText]:
+    """Return the parts of a text that the model did not read; they have no score, not a score of 0."""
     if e.texts is None or e.features.extent is None:
         return []
     text, (begin, end) = e.texts[sample], e.features.extent[sample]
     parts = unread_parts(text, begin, end)
-    return [Unread(p, f"{counted(p, text)} the model did not read", text[:begin] == p) for p in parts]
+    return [TruncatedText(p, f"{counted(p, text)} the model did not read", text[:begin] == p) for p in parts]
 
 
 def right_to_left(text: str) -> bool:
-    """Whether the first character with a direction runs from right to left (Hebrew, Arabic ...)."""
+    """Return True if the first character with a direction runs from right to left (Hebrew, Arabic ...)."""
     for character in text:
         kind = unicodedata.bidirectional(character)
         if kind in ("L", "R", "AL"):
@@ -153,15 +153,15 @@ def right_to_left(text: str) -> bool:
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Text in which control characters, lone surrogates and overrides of direction are written out, as ``\x1b``.
+    r"""Escape control characters, lone surrogates and direction overrides, as ``\x1b``.
 
-    So a token can neither move the cursor nor reorder what stands around it. Text with nothing to see at all, such as
-    a zero-width space, is written out too. ``keep`` names characters left as they are.
+    A token can then neither move the cursor nor reorder the text around it. Text without any visible character, such
+    as a zero-width space, is escaped as well. Characters in ``keep`` are left as they are.
     """
-    shown = "".join(c if c in keep or not _hidden(c) else _escape(c) for c in text)
-    if text and all(unicodedata.category(c) in ("Cf", "Mn", "Me") for c in shown):
-        return "".join(map(_escape, shown))
-    return shown
+    escaped = "".join(c if c in keep or not _hidden(c) else _escape(c) for c in text)
+    if text and all(unicodedata.category(c) in ("Cf", "Mn", "Me") for c in escaped):
+        return "".join(map(_escape, escaped))
+    return escaped
 
 
 def _hidden(character: str) -> bool:
@@ -173,101 +173,109 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def position_name(e: Explanation, index: int) -> str:
+    """Return the name of a patch or pixel: ``patch in row 0, column 3``."""
+    shape = e.grid if e.level == "patch" else tuple(e.scores.shape[1:])
+    if shape is None:
+        return f"{e.level} {index}"
+    return f"{e.level} in row {index // shape[1]}, column {index % shape[1]}"
+
+
 def agnostic(e: Explanation) -> bool:
-    """Whether the map is the same whatever class is asked for."""
+    """Return True if the map is the same for every class."""
     return e.diagnostics.get("class_specific") is False
 
 
-def measured(e: Explanation) -> dict[str, Any] | None:
-    """How far the map of one sample may be believed, where that was measured and noted in it (Trust.noted_in)."""
-    found = e.diagnostics.get("trust")
-    return found[0] if found else None
+def trust_figures(e: Explanation) -> dict[str, Any] | None:
+    """Return the figures of ``whyformer.trust`` for a single sample; None if it was not run (``Trust.noted_in``)."""
+    figures = e.diagnostics.get("trust")
+    return figures[0] if figures else None
 
 
-def claims(e: Explanation) -> tuple[str, str]:
-    """What the colours at the two ends of a map's colour bar say, in words."""
-    low, high = ends(e)
+def legend_labels(e: Explanation) -> tuple[str, str]:
+    """Return the meanings of the colours at both ends of the colour bar: ``("against", "for tabby")``."""
+    low, high = bar_labels(e)
     if not low:
         return "", f"{high} (no sign)"
     return low, high if agnostic(e) else f"{high} {target_name(e)}"
 
 
-def ends(e: Explanation) -> tuple[str, str]:
-    """:func:`claims` without the class, where a heading names it."""
+def bar_labels(e: Explanation) -> tuple[str, str]:
+    """:func:`legend_labels` without the class, where a heading names it."""
     if colours.scale_of(e).signed:
         return ("below 0", "above 0") if agnostic(e) else ("against", "for")
     return "", "mattered"
 
 
-def notes(explanations: Iterable[Explanation]) -> list[str]:
-    """What is to be known of the inputs of some explanations, each once: what was done to them, what was not read.
-
-    And that maps are drawn smoothed.
-    """
-    said = []
+def input_notes(explanations: Iterable[Explanation]) -> list[str]:
+    """Return notes on the inputs of explanations without repeats: processing, truncation, smoothing of the maps."""
+    lines = []
     for e in explanations:
         if sigma := e.diagnostics.get("smoothed"):
-            said.append(f"note: maps of single pixels are smoothed here (σ {sigma:.3g}); smooth=0 draws each")
-        done = e.diagnostics.get("input") or [[]]
-        said += [f"note: {line}" for line in done[0]] + [f"warning: {line}" for line in of_input(e.features, 0)]
-    return [visible(line) for line in dict.fromkeys(said)]
+            lines.append(f"note: maps of single pixels are smoothed here (σ {sigma:.3g}); smooth=0 draws each")
+        processing = e.diagnostics.get("input") or [[]]
+        lines += [f"note: {line}" for line in processing[0]] + [f"warning: {line}" for line in of_input(e.features, 0)]
+    return [visible(line) for line in dict.fromkeys(lines)]
 
 
-def doubts(e: Explanation) -> list[str]:
-    """What speaks against the map of one sample itself: its warnings without those that are about the input."""
-    found = measured(e)
+def warnings_of(e: Explanation) -> list[str]:
+    """Return the warnings of a single sample without those about its input."""
+    figures = trust_figures(e)
     known = of_input(e.features, 0)
-    return [line for line in (found["warnings"] if found else e.warnings) if line not in known]
+    return [line for line in (figures["warnings"] if figures else e.warnings) if line not in known]
 
 
-def made_by(e: Explanation) -> str:
-    """The method that made the map: where ``auto`` was asked for, the one that it took."""
-    taken = e.diagnostics.get("auto")
-    found = taken.get("method") if isinstance(taken, Mapping) else None
-    return found if isinstance(found, str) else e.method
+def actual_method(e: Explanation) -> str:
+    """Return the method of the map; for ``auto`` the method that it chose."""
+    choice = e.diagnostics.get("auto")
+    chosen = choice.get("method") if isinstance(choice, Mapping) else None
+    return chosen if isinstance(chosen, str) else e.method
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, or ``attnlrp (share=0.8) · chosen automatically``. Of a model
-    of several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
+    """Return the title of the method: ``gae``, or ``attnlrp (share=0.8) · chosen automatically``. For one of several
+    inputs its name and its share of all |scores| follow: ``gae · pixel_values 63 %``."""
     name = e.method
-    if made_by(e) != e.method:
+    if actual_method(e) != e.method:
         named = e.diagnostics["auto"].get("name")
-        name = f"{named if isinstance(named, str) else made_by(e)} · chosen automatically"
-    return f"{name} · {e.input} {100 * e.diagnostics[PART][1]:.0f} %" if is_part(e) else name
+        name = f"{named if isinstance(named, str) else actual_method(e)} · chosen automatically"
+    return f"{name} · {e.input} {100 * e.diagnostics[INPUT_SHARE][1]:.0f} %" if is_part(e) else name
 
 
 def is_part(e: Explanation) -> bool:
-    """Whether this is of one of several inputs of a model."""
-    return PART in e.diagnostics
+    """Return True if this is the part of an explanation for one of several inputs."""
+    return INPUT_SHARE in e.diagnostics
 
 
 def is_further(e: Explanation) -> bool:
-    """Whether this is of a further input of a model, whose first one is shown before it."""
-    return is_part(e) and e.diagnostics[PART][0] > 0
+    """Return True if this is for the second or a later input of a model."""
+    return is_part(e) and e.diagnostics[INPUT_SHARE][0] > 0
 
 
-def asides(e: Explanation) -> list[str]:
-    """What a reader of one map is to know of how it was made: what ``affinity`` does."""
+def method_notes(e: Explanation) -> list[str]:
+    """Return notes on how the map was computed: the smoothing by ``affinity``."""
     spread = e.diagnostics.get("affinity")
     return [spread] if isinstance(spread, str) else []
 
 
 def remarks(explanations: Iterable[Explanation]) -> list[str]:
-    """What was measured of several explanations and their warnings, each once, safe to print, with the map's name."""
+    """Return notes, results of ``whyformer.trust`` and warnings of explanations without repeats, safe to print.
+
+    Of several explanations each line names its map.
+    """
     shown = list(explanations)
-    said = []
+    lines = []
     for e in shown:
-        found, name = measured(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
-        said += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in asides(e)]
-        if found:
-            said.append(f"{name}measured for {followed(e, found)}: {found['verdict']}")
-        said += [f"warning: {line if found else name + line}" for line in doubts(e)]
-    return [visible(line) for line in dict.fromkeys(said)]
+        figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
+        lines += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in method_notes(e)]
+        if figures:
+            lines.append(f"{name}measured for {measured_target(e, figures)}: {figures['verdict']}")
+        lines += [f"warning: {line if figures else name + line}" for line in warnings_of(e)]
+    return [visible(line) for line in dict.fromkeys(lines)]
 
 
 def target_name(e: Explanation, sample: int = 0) -> str:
-    """What is explained, in words: the class's name, "class 7" where it has none, "any class" for maps of no class."""
+    """Return the name of the target: of its class, "class 7" without a label, "any class" for class-agnostic maps."""
     if agnostic(e):
         return "any output" if e.numeric else "any class"
     index = int(e.target[sample])
@@ -276,9 +284,9 @@ def target_name(e: Explanation, sample: int = 0) -> str:
 
 
 def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
-    """(name, value) of what the model gives where that is numbers and no classes: a regression, a target of one's own.
+    """Return (name, value) of each output of a regression model; empty for a classifier.
 
-    The number that is explained has the target's name.
+    The output that is explained has the target's name.
     """
     if not e.numeric:
         return []
@@ -289,34 +297,34 @@ def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
 
 
 def value(e: Explanation, sample: int = 0) -> float | None:
-    """The number that is explained; None for a class, and for a target that is none of the model's outputs."""
+    """Return the output that is explained; None for a class, and for a target that is not an output of the model."""
     index = int(e.target[sample])
     return float(e.logits[sample, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
 
 
-def followed(e: Explanation, found: Mapping[str, Any]) -> str:
-    """What was followed when a map was measured: a class, or the number that a regression gives."""
+def measured_target(e: Explanation, figures: Mapping[str, Any]) -> str:
+    """Return the name of the class, or of the regression output, that ``whyformer.trust`` measured."""
     if value(e) is None or e.target_names is None:
-        return e.label(found["followed"])
+        return e.label(figures["followed"])
     return e.target_names[0]
 
 
 def probability(e: Explanation, sample: int = 0) -> float | None:
-    """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
+    """Return the probability of the target's class; None for targets that are not a class and class-agnostic maps."""
     index = int(e.target[sample])
     named = e.target_names is None or e.target_names[sample] == e.label(index)
     return e.probability(index, sample) if named and not agnostic(e) else None
 
 
 def heading(e: Explanation, sample: int = 0, limit: int | None = None) -> str:
-    """The question that a map answers, ``Why “tabby”? 83.1 %``, with the probability of the class, or the value of a
-    number: ``Why “the output”? 0.339``. A map of no class is named as it is, ``any class``.
+    """Return the question that a map answers with the probability of the class, ``Why “tabby”? 83.1 %``, or the
+    value of an output, ``Why “the output”? 0.339``. For a class-agnostic map return ``any class``.
 
     Args:
-        limit: so many characters at most: the name is cut, never the figure.
+        limit: largest number of characters; the name is cut, never the number.
     """
     share, number = probability(e, sample), None if agnostic(e) else value(e, sample)
-    after = "" if number is None else f" {figure_of(number)}"
+    after = "" if number is None else f" {format_score(number)}"
     after = after if share is None else f" {100 * share:.1f} %"
     name = target_name(e, sample)
     if agnostic(e):
@@ -325,10 +333,10 @@ def heading(e: Explanation, sample: int = 0, limit: int | None = None) -> str:
 
 
 def short(text: str, limit: int) -> str:
-    """Text cut to at most ``limit`` characters, with an ellipsis."""
+    """Cut text to at most ``limit`` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
-def figure_of(number: float) -> str:
-    """A score in four significant digits."""
+def format_score(number: float) -> str:
+    """Format a score in four significant digits."""
     return "0" if number == 0 else f"{number:.4g}"

@@ -80,7 +80,7 @@ def test_perturb(tmp_path):
     (["perturb", PICTURE, *DIGITS, "--baseline", "white"], "baseline must be one of zero, black, mean, blur"),
     (["explain", PICTURE, "--keep", "a lot"], "a share is written like 0.2 or 20%"),
     (["explain", PICTURE, "--keep", "130%"], "keep must be a share"),
-    (["explain", PICTURE, "--keep", "0.2", "--above", "0.3"], "give one of them"),
+    (["explain", PICTURE, "--keep", "0.2", "--above", "0.3"], "exclude each other"),
     (["explain", PICTURE, "--opacity", "2"], "opacity must be between 0 and 1"),
     (["explain", PICTURE, "--cmap", "nope"], "unknown colour map 'nope'"),
     (["compare", PICTURE, "--contours", "44"], "contours must be"),

@@ -94,10 +94,10 @@ def generate(
             target=explained, progress=bars.track, **options.named, **settings,
         )
     from whyformer.show import files, terminal_answer
-    from whyformer.show.words import made_by
+    from whyformer.show.words import actual_method
 
     facts = files.record_of("generate", [], loaded.name, argument.title) | {"generation": answer.to_dict()}
-    stem = files.slug(argument.name[:40], made_by(answer[0]), "generated")
+    stem = files.slug(argument.name[:40], actual_method(answer[0]), "generated")
     contents = {f"{stem}.{kind}": _content(answer, kind, argument.title, facts, look) for kind in formats}
     printer.result(facts, terminal_answer.render(answer), files.write_all(out, contents))
 

@@ -15,7 +15,7 @@ from whyformer.apps.report.models import title
 from whyformer.apps.report.pictures import drawing
 from whyformer.explanation.schemas import HeldBenchmark, checked
 from whyformer.show.html import render
-from whyformer.show.words import figure_of
+from whyformer.show.words import format_score
 
 FILES = ("table.md", "table.csv", "curves.png", "records.jsonl")
 """Files of a benchmark beside its report.json."""
@@ -93,7 +93,7 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
 
 def _written(value: float | None, digits: int | None) -> str | None:
     """Return a value with ``digits`` digits after the point."""
-    return None if value is None else figure_of(value) if digits is None else f"{value:.{min(digits, 12)}f}"
+    return None if value is None else format_score(value) if digits is None else f"{value:.{min(digits, 12)}f}"
 
 
 def _errors(records: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.report.models import title
 from whyformer.show.layout import input_of, method_names
-from whyformer.show.words import figure_of, measured, short, target_name
+from whyformer.show.words import format_score, short, target_name, trust_figures
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -94,7 +94,7 @@ def once(saved: Sequence[SavedMap]) -> list[SavedMap]:
             maps.append(one)
             continue
         other = maps[same]
-        preferred = one if measured(e) and not measured(other.e) else other
+        preferred = one if trust_figures(e) and not trust_figures(other.e) else other
         files = dict.fromkeys([*other.file.split("\n"), one.file])
         maps[same] = replace(preferred, title=other.title, file="\n".join(files))
     return maps
@@ -136,4 +136,4 @@ def _brief(value: Any) -> str:
     if isinstance(value, list | tuple):
         more = f", … {len(value)} in all" if len(value) > 4 else ""
         return _brief(value[0]) if len(value) == 1 else f"[{', '.join(map(_brief, value[:4]))}{more}]"
-    return figure_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return format_score(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

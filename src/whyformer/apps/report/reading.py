@@ -28,7 +28,7 @@ from whyformer.show.answers import conversation, question
 from whyformer.show.html import curves
 from whyformer.show.html.answer import card
 from whyformer.show.layout import by_input
-from whyformer.show.words import measured, remarks, short, words
+from whyformer.show.words import remarks, short, trust_figures, words
 
 Track = Callable[..., Iterable[Any]]
 
@@ -265,7 +265,7 @@ def _check_drawing(e: Explanation) -> None:
     """Raise an exception if the values of a file do not fit together: fewer tokens than scores, or another grid."""
     e.top(0, 1)
     remarks([e])
-    if check := measured(e):
+    if check := trust_figures(e):
         curves(check)
     if e.level == "token":
         words(e)

@@ -28,7 +28,7 @@ from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.show import encode, files, film, grid
 from whyformer.show.html import answer, render
-from whyformer.show.words import made_by
+from whyformer.show.words import actual_method
 
 if TYPE_CHECKING:
     from whyformer.apps.web.handlers import Handlers
@@ -168,7 +168,7 @@ def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
     """(file name, content) of an answer as PNG (a film strip where there is a picture), HTML or JSON."""
     view, (g,) = session.view, session.results
     assert view is not None
-    name = f"{files.slug(view.source.name[:40], made_by(g[0]), 'answer')}.{kind}"
+    name = f"{files.slug(view.source.name[:40], actual_method(g[0]), 'answer')}.{kind}"
     if kind == "png":
         return name, encode(film(g) if g.seen else grid.figure(g), kind)
     if kind == "html":

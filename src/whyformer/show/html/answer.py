@@ -1,4 +1,4 @@
-"""HTML of a generated text: a card for notebooks, and a page of its own."""
+"""HTML of explained answers: a card for notebooks, a card for pages, and a document."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
     from whyformer.show.answers import Conversation
 
-_LEAST = 0.04  # of a scale, below which a word stays white
+_LEAST = 0.04  # scaled score, below which a word stays white
 _LEVELS = 12
-_COLOURED, _SERVED = 150, 24  # words of one choice: of the answer's, of the prompt's
+_COLOURED, _SERVED = 150, 24  # coloured words for a chosen word of the answer, and of the prompt
 _DOTS = 150
 _COLUMNS = 200  # of a matrix
 _MOST = 2000  # words that can be chosen
-_LONGEST = 400  # pixels of a map: there is one for each word
+_LONGEST = 400  # pixels of each map
 WHOLE, _WHOLE_NAME = "all", "the whole answer"
 
 
 def fragment(g: Generation) -> str:
-    """A card for notebooks: black on white whatever is around it; no script.
+    """Return a card for notebooks: black on white, without a script.
 
-    Each has ids of its own: a notebook may show the same answer twice.
+    Its ids are random, because a notebook may show the same answer twice.
     """
     return html.render("answer-card.html", themed=False, **_facts(g, f"g{token_hex(4)}"))
 
 
 def card(g: Generation, mark: str | None = None) -> str:
-    """A card for a page of ours, in the page's own colours, light or dark; with its matrix, and that of its words.
+    """Return a card in the light or dark colours of a page, with matrices of tokens and of words.
 
     Args:
-        mark: what ids begin with, where a page may hold the same answer twice.
+        mark: prefix of ids, for a page that may show the same answer twice.
     """
-    shown = [answers.conversation(g, _COLUMNS)]
-    if shown[0].g.unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
-        shown.append(answers.conversation(by_word, _COLUMNS))
-    figures = [(one.g.unit, grid.claim(one), *_matrix(grid.drawn(one, bare=True))) for one in shown]
+    talks = [answers.conversation(g, _COLUMNS)]
+    if talks[0].g.unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
+        talks.append(answers.conversation(by_word, _COLUMNS))
+    figures = [(talk.g.unit, grid.legend(talk), *_matrix(grid.drawn(talk, bare=True))) for talk in talks]
     return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark))
 
 
 def page(g: Generation, title: str = "whyformer") -> str:
-    """A whole document: the text, each word of which can be chosen, and the matrices."""
+    """Return an HTML document: the text, whose words can be chosen, and the matrices."""
     return html.render("answer-page.html", title=title, body=Markup(card(g)))
 
 
 def _matrix(figure: Figure) -> tuple[Markup, int]:
-    """(the picture of a matrix, its width in CSS pixels)."""
+    """Return (address of the picture of a matrix, width in CSS pixels)."""
     width = round(float(figure.get_size_inches()[0]) * 96)
     return html.data_uri(paper.encode(figure, "png", dpi=_DOTS)), width
 
@@ -66,34 +66,34 @@ def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
         "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_source": answers.source,
-        "shown": answers.shown, "others": answers.others, "answer_remarks": answers.remarks,
-        "figure_of": words.figure_of, "signed": talk.signed, "pictures": _pictures(talk),
-        "behind": _behind, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
+        "one_line": answers.one_line, "alternatives": answers.alternatives, "answer_remarks": answers.remarks,
+        "figure_of": words.format_score, "signed": talk.signed, "pictures": _pictures(talk),
+        "background": _background, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
     }  # fmt: skip
 
 
 def _name(model: str) -> str:
-    """Of a folder's path its last part: others may see the page."""
+    """Return the last part of a folder's path: a page should not show paths."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
 def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | str, str, Markup, str]]]]:
-    """Of each picture of the prompt: the picture itself, and its maps for the whole answer and for each step: (the
-    choice, its name, the map, the largest score)."""
-    g, made = talk.g, []
+    """Return (picture, maps) for each picture of the prompt. Maps are (chosen word, its text, map, largest score) for
+    the whole answer and each step."""
+    g, pictures = talk.g, []
     for name in g.seen:
-        own = {step: talk.picture(name, step) for step in (None, *range(len(g)))}
-        first = own[None]
+        explanations = {step: talk.picture(name, step) for step in (None, *range(len(g)))}
+        first = explanations[None]
         if not painting.drawable(first) and painting.base(first) is None:
             continue
         maps = []
-        for t, e in own.items():
-            choice, said = (WHOLE, _WHOLE_NAME) if t is None else (g.start + t, answers.shown(g.pieces[g.start + t]))
-            maps.append((choice, said, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e)))
-        plain = painting.base(first)
-        size = painting.drawn_size(first, 0, _LONGEST)[::-1]
-        made.append((None if plain is None else _compressed(np.asarray(plain.convert("RGB").resize(size))), maps))
-    return made
+        for t, e in explanations.items():
+            choice = WHOLE if t is None else g.start + t
+            label = _WHOLE_NAME if t is None else answers.one_line(g.pieces[g.start + t])
+            maps.append((choice, label, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e)))
+        plain = painting.plain(first, 0, _LONGEST)
+        pictures.append((None if plain is None else _compressed(np.asarray(plain.convert("RGB"))), maps))
+    return pictures
 
 
 def _compressed(pixels: Any) -> Markup:
@@ -101,7 +101,7 @@ def _compressed(pixels: Any) -> Markup:
 
 
 def style(talk: Conversation, mark: str, themed: bool) -> Markup:
-    """The rules that colour the words for each choice, and show its map: numbers and colours alone."""
+    """Return CSS rules that colour the words and show the map for each chosen word."""
     ink, g = "currentColor" if themed else colours.INK, talk.g
     rules = [
         f"#{mark} input{{position:absolute;opacity:0;pointer-events:none}}",
@@ -117,14 +117,14 @@ def style(talk: Conversation, mark: str, themed: bool) -> Markup:
     rules += _coloured(talk, mark, WHOLE, talk.sums, talk.scale_of(None), themed)
     for t in range(len(g)):
         rules += _coloured(talk, mark, g.start + t, talk.row(t), talk.scale_of(t), themed)
-    served = colours.Scale(1.0, talk.signed)
-    for j, column in enumerate(talk.served[:, : g.start].T):
-        rules += _coloured(talk, mark, j, np.concatenate([np.zeros(g.start), column]), served, themed, _SERVED)
+    scale = colours.Scale(1.0, talk.signed)
+    for j, column in enumerate(talk.column_units[:, : g.start].T):
+        rules += _coloured(talk, mark, j, np.concatenate([np.zeros(g.start), column]), scale, themed, _SERVED)
     for i in (WHOLE, *range(len(g.pieces))):
         chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~.t .k{i}"
         rules.append(f"{chosen}.t .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
         rules.append(f"{focused}{{outline:3px solid var(--accent,{colours.LIGHT['accent']})}}")
-    if g.seen:  # the map of the word under the pointer stands for that of the chosen one
+    if g.seen:  # the map of the word under the pointer replaces that of the chosen word
         steps = range(g.start, len(g.pieces))
         rules += [f"#{mark}-{i}:checked~.seen .m{i}{{visibility:visible}}" for i in (WHOLE, *steps)]
         rules.append(f"#{mark}:has(.w:hover) .seen .m{{visibility:hidden}}")
@@ -132,12 +132,12 @@ def style(talk: Conversation, mark: str, themed: bool) -> Markup:
     return Markup("\n".join(rules))
 
 
-def _behind(unit: float, signed: bool, themed: bool) -> str:
-    """What lies behind a word of this score: a colour, or in a page of ours an ink and how much of it."""
+def _background(unit: float, signed: bool, themed: bool) -> str:
+    """Return the CSS colour behind a word of a scaled score; in a themed page a variable with an opacity."""
     if not themed:
-        return colours.code(colours.ground(unit, signed))
-    ink = "mattered" if not signed else "for" if unit >= 0 else "against"
-    return f"rgb(var(--{ink})/calc({abs(unit):.2f}*var(--strong)))"
+        return colours.code(colours.background(unit, signed))
+    hue = "mattered" if not signed else "for" if unit >= 0 else "against"
+    return f"rgb(var(--{hue})/calc({abs(unit):.2f}*var(--strong)))"
 
 
 def _coloured(
@@ -149,18 +149,18 @@ def _coloured(
     themed: bool,
     most: int = _COLOURED,
 ) -> list[str]:
-    """The strongest words of one choice, so many at most, and system messages by their sums; those of like colour in
-    one rule."""
-    folded = {f"s{m.first}": float(row[m.first : m.end].sum()) for m in talk.messages if m.folded}
+    """Return a CSS rule for each colour of the ``most`` strongest words of a choice, and of collapsed messages (by the
+    sums of their scores)."""
+    collapsed = {f"s{m.first}": float(row[m.first : m.end].sum()) for m in talk.messages if m.collapsed}
     units = np.abs(scale.unit(row))
     least = max(_LEAST, float(np.sort(units)[-most - 1])) if len(units) > most else _LEAST
-    alike: dict[float, list[str]] = {}
-    scores = {f"k{i}": float(row[i]) for i in np.flatnonzero(units > least)} | folded
+    by_colour: dict[float, list[str]] = {}
+    scores = {f"k{i}": float(row[i]) for i in np.flatnonzero(units > least)} | collapsed
     for name, value in zip(scores, scale.unit(np.array([*scores.values()])).tolist(), strict=True):
         if abs(value) > _LEAST:
-            alike.setdefault(round(value * _LEVELS) / _LEVELS, []).append(name)
-    made = []
-    for value, names in alike.items():
+            by_colour.setdefault(round(value * _LEVELS) / _LEVELS, []).append(name)
+    rules = []
+    for value, names in by_colour.items():
         chosen = ",".join(f"#{mark}-{choice}:checked~.t .{name}" for name in names)
-        made.append(f"{chosen}{{background:{_behind(value, talk.signed, themed)}}}")
-    return made
+        rules.append(f"{chosen}{{background:{_background(value, talk.signed, themed)}}}")
+    return rules

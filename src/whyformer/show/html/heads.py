@@ -1,4 +1,4 @@
-"""The heads of a model as one page: choose a block and heads, point at a token, and see where it looks."""
+"""A page of attention heads: choose a block and heads, and point at a token to see its attention."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from whyformer.attention import AttentionMaps
 
 MOST_VALUES = 8_000_000
-"""Numbers in one page, two bytes each."""
+"""Largest count of numbers in a page, of two bytes each."""
 
 
 def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str:
-    """A whole HTML document that asks for nothing else: the attention of every block and head on one text.
+    """Return an HTML document with the attention of every block and head on a text; it requests nothing.
 
-    Tokens stand in two columns, lines go from the token that looks to the tokens that it looks at, one colour a head,
-    the stronger the line the larger its share. Shares are kept to 1/65535 of the largest of their block.
+    Tokens are in two columns, with lines from queries to keys, a colour for each head, and wider lines for higher
+    attention. Attention is stored in steps of 1/65535 of the largest value of the block.
 
     Args:
         maps: of :func:`whyformer.attention_maps`, for text.
-        sample: which of the batch.
+        sample: index in the batch.
 
     Raises:
         InputError: the maps are of pictures, there is no such sample, or they hold more than 8 million numbers.
     """
     if maps.tokens is None:
-        raise InputError("this page is for text; of pictures draw one map a head: show.panels(maps.each_head())")
+        raise InputError("this page is for text; for pictures draw show.panels(maps.each_head())")
     if not -len(maps.tokens) <= sample < len(maps.tokens):
         raise InputError(f"there is no sample {sample}: the batch has {len(maps.tokens)}, counted from 0")
     names = maps.tokens[sample]
@@ -43,12 +43,12 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
     total = sum(int(m.shape[1]) for m in maps.maps) * count**2
     if total > MOST_VALUES:
         raise InputError(
-            f"{count} tokens in {maps.blocks} blocks are {total / 1e6:.0f} million shares, too many for one page (at "
+            f"{count} tokens in {maps.blocks} blocks are {total / 1e6:.0f} million shares, too many for a page (at "
             f"most {MOST_VALUES // 10**6} million): take a shorter text, or draw one block with show.matrix"
         )
     blocks = [_packed(array(m[sample])[:, :count, :count]) for m in maps.maps]
-    script, own = asset("heads/page.js"), maps.explanation(0)
-    weighted = words.target_name(own[sample]) if own.method == "attention_gradient" else None
+    script, first = asset("heads/page.js"), maps.explanation(0)
+    weighted = words.target_name(first[sample]) if first.method == "attention_gradient" else None
     return render(
         "heads/page.html", title=title, names=names, blocks=blocks, script=script,
         weighted=weighted, digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
@@ -56,7 +56,7 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
 
 
 def _packed(weights: Any) -> dict[str, Any]:
-    """``[H, N, N]`` as bytes in base64, and what they were divided by."""
+    """Return ``[H, N, N]`` as 16-bit shares of the largest value, in base64."""
     largest = float(np.nanmax(weights)) or 1.0
     if not np.isfinite(weights).all():
         raise InputError("the attention maps hold NaN or infinity")
