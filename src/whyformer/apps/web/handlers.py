@@ -17,7 +17,7 @@ import gradio as gr
 
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, visitor_session
 from whyformer.apps.web.examples import START_MODEL
-from whyformer.apps.web.limits import NO_PICTURE, NO_TEXT, Catalogue, PageLimits
+from whyformer.apps.web.limits import Catalogue, PageLimits, missing
 from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
 from whyformer.apps.web.page_input import KINDS, PageInput, look_of
 from whyformer.apps.web.visitor_session import View, VisitorSession
@@ -107,7 +107,8 @@ class Handlers:
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str) -> Updates:
         """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it."""
-        session.kind, session.seen = kind, None
+        session.leave()
+        session.kind = kind
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
@@ -116,7 +117,7 @@ class Handlers:
     def example(self, session: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
         """The picture, or the sentence, of an example that was clicked; and the model that knows such examples, unless
         the visitor ``named`` one."""
-        session.seen = None
+        session.leave()
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
@@ -127,7 +128,15 @@ class Handlers:
     def uploaded(self, session: VisitorSession, named: bool) -> Updates:
         """The model for a picture of the visitor's own: none, unless the visitor ``named`` one, for the bundled ones
         would answer for any photograph as if it were handwritten digits."""
+        session.leave()
         return {} if named else {"model": gr.update(value=None)}
+
+    def leave(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
+        """End what runs for another input than the one that is entered now."""
+        with suppress(InputError):
+            if session.subject not in (None, PageInput.read(entered).subject):
+                session.leave()
+        return iter(())
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
@@ -142,9 +151,9 @@ class Handlers:
                 if session.seen == asked.subject:
                     return
                 session.seen = None
-                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
+                if message := missing(asked.kind, asked.picture, asked.sentence):
                     # in the words of Explain, for this may come after the answer to Explain
-                    yield nothing | {"status": status(NO_PICTURE if asked.kind == "image" else NO_TEXT)}
+                    yield nothing | {"status": status(message)}
                     return
                 if asked.model and not self.catalogue.has(asked.model):
                     yield {"status": self.loading(asked)}
@@ -189,12 +198,13 @@ class Handlers:
         yield from _in_sight(session, entered, self._explained(session, entered, progress))
 
     def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
-        session.begin()
+        stop = session.begin()
         began = time.monotonic()
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
+                session.subject = asked.subject
                 known = self.catalogue.has(asked.model)
                 yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
@@ -225,8 +235,11 @@ class Handlers:
                 # said again: what becomes visible while the page itself is still being built is lost
                 again = {name: around[name] for name in ("code", "more", "looks")}
                 yield again | {"status": all_of_it, "board": drawn, "trust": maps.trusted(judged)}
-        except PageError as told:
-            yield {"status": status(str(told), error=str(told) != CANCELLED)}
+        except PageError as error:
+            if stop is not session.stop:  # the input has changed, and its maps may have been cleared already
+                yield {"status": "", "board": piece("empty", words="The maps appear here.")}
+            else:
+                yield {"status": status(str(error), error=str(error) != CANCELLED)}
 
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """As ``explain``, after a change of a class or a setting; nothing of an input that is not explained yet."""

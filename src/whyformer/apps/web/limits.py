@@ -19,8 +19,6 @@ from whyformer.models import Loaded, load
 
 # "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
-NO_TEXT = "there is no text yet: type a sentence"
-NO_PICTURE = "there is no picture yet: drop one, or choose a file"
 
 
 @dataclass(frozen=True)
@@ -44,23 +42,30 @@ class PageLimits:
     seconds: float = 900.0
 
     def text(self, raw: Any) -> str:
-        """The sentence to explain."""
-        if not isinstance(raw, str) or not raw.strip():
-            raise InputError(NO_TEXT)
+        """Return the text without surrounding whitespace, checked."""
+        if message := missing("text", None, raw):
+            raise InputError(message)
         if len(raw) > self.characters:
             raise InputError(f"the text has {len(raw):,} characters; at most {self.characters:,} are taken: shorten it")
         return raw.strip()
 
     def picture(self, path: Any, folder: Path) -> Image.Image:
         """The uploaded picture; a file that does not lie in the folder of uploads is never opened."""
-        if path is None:
-            raise InputError(NO_PICTURE)
+        if message := missing("image", path, None):
+            raise InputError(message)
         found = uploaded(path, folder)
         try:
             return open_picture(found, pixels=self.pixels, size=self.size)
         except WhyformerError as error:
             # the name, not the place on this machine
             raise InputError(str(error).replace(str(found), found.name)) from error
+
+
+def missing(kind: str, picture: Any, text: Any) -> str:
+    """Return why there is nothing to explain yet, or an empty string."""
+    if kind == "image":
+        return "there is no picture yet: drop one, or choose a file" if picture is None else ""
+    return "" if isinstance(text, str) and text.strip() else "there is no text yet: type a sentence"
 
 
 def uploaded(path: Any, folder: Path) -> Path:

@@ -200,6 +200,8 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     # first, for gradio calls the listeners of an event in this order: what the others bring may not be cleared
     gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.quiet)
     model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.quiet)
+    left = [picture.clear, sentence.input, parts["truncate"].input, model.input]
+    gr.on(left, trigger_mode="multiple", **wires.enter(handlers.leave, ["status"]))
     look = wires.enter(handlers.look, _SEEN, **wires.shown)
     begin = wires.work(partial(opening.begin, handlers), sorted({*_SEEN, *_RESULTS}))
     kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)

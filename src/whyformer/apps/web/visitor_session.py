@@ -92,6 +92,7 @@ class VisitorSession:
         self.kind = "image"  # of input: which fields are shown
         self.left: float | None = None
         self.stop = threading.Event()
+        self.subject: Any = None  # of the work that runs: PageInput.subject
         self.forget()
         _SESSIONS.add(self)
 
@@ -141,10 +142,16 @@ class VisitorSession:
         self.sizes.pop(key, None)
         return self.made.pop(key, None)
 
-    def begin(self) -> None:
-        """New work begins: what still runs keeps its own flag, which stays set."""
+    def begin(self) -> threading.Event:
+        """End what runs, and return the event that ends the work that begins now."""
         self.stop.set()
-        self.stop = threading.Event()
+        self.stop, self.subject = threading.Event(), None
+        return self.stop
+
+    def leave(self) -> None:
+        """End what runs, because the input has changed."""
+        self.seen = None
+        self.begin()
 
     def visit(self, here: bool) -> None:
         """The visitor's tab is open, or gone: then work ends, and what was made is forgotten after a while."""
