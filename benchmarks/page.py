@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 from whyformer.apps.web import Catalogue, PageLimits, serve
-from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.handlers import Handlers
+from whyformer.apps.web.page_input import CONTROLS
 from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import open_picture
@@ -60,23 +61,13 @@ def function(handlers: Handlers, kind: str, given: list[str], clock: Callable[[]
     session, times = VisitorSession(), []
     for one in given:
         picture, sentence = ({"path": one}, "") if kind == "image" else (None, one)
-        entered = (
-            kind,
-            picture,
-            sentence,
-            MODELS[kind],
-            ["transformer_attribution"],
-            [],
-            False,
-            "colours",
-            0.8,
-            0.2,
-            "",
-        )
-        list(handlers.look(session, *entered))  # what dropping the input does before the click
+        session.kind = kind
+        entered = dict.fromkeys(CONTROLS) | {"kind": kind, "picture": picture, "sentence": sentence}
+        entered |= {"model": MODELS[kind], "methods": ["transformer_attribution"]}
+        list(handlers.look(session, entered))  # the page calls this when the input is dropped
         began = clock()
-        steps = handlers.explain(session, *entered)
-        next(s for s in steps if isinstance(s[RESULTS.index("board")], str))
+        steps = handlers.explain(session, entered)
+        next(step for step in steps if "board" in step)
         times.append(clock() - began)
         list(steps)
     return times[1:]

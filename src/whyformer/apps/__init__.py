@@ -1,4 +1,4 @@
-"""What users touch: the command line, the web page, the report. Thin; none of them imports another."""
+"""Applications: the command line, the server, the web page and the report."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from whyformer.errors import InputError
 
 INPUTS = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
 DEFAULT_MODEL = {"text": "bundled:sst2"}
-"""The model for an input of that kind where none is named. Bundled models of pictures read digits only."""
+"""Default models by kind of input. Bundled models of pictures read digits only, so they are no defaults."""
 _BUNDLED = {
     "image": "bundled:digits reads handwritten digits only",
     "both": "bundled:reader reads handwritten digits only",
@@ -16,7 +16,12 @@ _BUNDLED = {
 
 
 def model_for(kind: str, name: str | None, option: str = "--model") -> str:
-    """The model that is named, or the default for that kind of input; ``option`` is how a user names one.
+    """Return the name of a model, or the default for a kind of input.
+
+    Args:
+        kind: kind of input.
+        name: the user's choice.
+        option: option with which a user chooses a model, for the message.
 
     Raises:
         InputError: no model is named, and there is no default.
@@ -30,7 +35,7 @@ def model_for(kind: str, name: str | None, option: str = "--model") -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Return True if only this machine can reach a host."""
     import ipaddress  # not at the top: every command reads this file
 
     try:

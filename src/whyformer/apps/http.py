@@ -1,4 +1,4 @@
-"""HTTP for the server and the page: uvicorn and its limits, and what both refuse."""
+"""HTTP for the server and the page: uvicorn with limits, and checks of requests."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 def server(app: Any, connections: int, grace: float) -> uvicorn.Server:
-    """uvicorn, quiet and within limits.
+    """Return uvicorn with limits and without logs of requests.
 
     Args:
-        connections: the most at once; a request beyond is answered 503.
-        grace: seconds that requests may take to finish when the server ends.
+        app: the application.
+        connections: maximum number of connections; further requests are answered 503.
+        grace: seconds in which requests may finish when the server ends.
     """
     config = uvicorn.Config(
         app,
@@ -42,10 +43,10 @@ def server(app: Any, connections: int, grace: float) -> uvicorn.Server:
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
-    """A socket on the first of the ports that is free. Clients can connect at once.
+    """Return a listening socket on the first free port.
 
     Raises:
-        LoadError: none is.
+        LoadError: no port is free.
     """
     tried = list(ports)
     for port in tried:
@@ -61,7 +62,7 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether a page of another site made the request. Programs send neither of the two headers."""
+    """Return True if a page of another site sent the request. Programs send neither of the two headers."""
     origin = headers.get("origin")
     if headers.get("sec-fetch-site") == "cross-site":
         return True

@@ -352,6 +352,28 @@ def test_cancel_ends_long_work(site, visit):
     assert page.locator(".wf-map").count() == 3
 
 
+@pytest.mark.parametrize("change", ["example", "clear"])
+def test_a_new_input_ends_what_runs(site, visit, change):
+    page = visit(site)
+    drop(page)
+    page.get_by_text("The model says").wait_for()
+    pick(page, "#wf-methods", "occlusion", "vit_cx")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    says(page, re.compile("maps …|Reading"))
+    if change == "example":
+        page.locator(".wf-example").nth(1).click()
+        says(page, "Ready")
+    else:
+        clear(page)
+        says(page, "no picture yet")
+    assert page.locator(".wf-map").count() == 0
+    if change == "clear":
+        put(page, PICTURE)
+        says(page, "Ready")
+    explain(page)
+    assert page.locator(".wf-map").count() == 3
+
+
 def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
     busy, waiting = visit(site), visit(site)
     for page in (busy, waiting):

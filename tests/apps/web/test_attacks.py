@@ -178,14 +178,14 @@ def test_a_model_is_nobodys_memory(handlers):
 
 # -- doors beside the page -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [
-    "run/explain", "run/look", "run/look_1", "run/show_maps", "run/stop", "run/predict", "api/explain", "api/look", "run/download", "profiling/clear", "run-history/connect",
+    "run/explain", "run/look", "run/look_1", "run/show_maps", "run/stop", "run/predict", "api/explain", "api/look", "run/download", "call/look",
+    "call/v2/look", "profiling/clear", "run-history/connect",
 ])  # fmt: skip
 def test_functions_cannot_be_called_beside_the_queue(site, path):
-    # the others run in the browser alone
-    of_server = [one["id"] for one in httpx.get(f"{site}/config").json()["dependencies"] if one["backend_fn"]]
+    numbers = [one["id"] for one in httpx.get(f"{site}/config").json()["dependencies"]]
     for prefix in ("/gradio_api/", "/"):
         for name in (path, f"{path}/", f"/{path}"):
-            for number in of_server[:: 1 if path == "run/explain" else 10]:
+            for number in numbers[:: 1 if path == "run/explain" else 10]:
                 answer = httpx.post(f"{site}{prefix}{name}", json={"data": [], "fn_index": number, "session_hash": "x"})
                 assert answer.status_code in (403, 404, 405), (prefix, name, number)
 

@@ -200,3 +200,16 @@ def test_maps_of_an_input_that_was_left_are_not_shown(visitor):
     opening.stored(visitor.handlers, visitor.session)
     assert list(running) == []
     assert visitor.session.view.stored
+
+
+def test_a_changed_input_ends_what_runs_for_the_one_before(visitor):
+    entered = visitor.entered(SENTENCE)
+    running = visitor.handlers.explain(visitor.session, entered)
+    next(running)
+    list(visitor.handlers.leave(visitor.session, entered))  # not changed
+    assert "board" in next(running)
+    list(visitor.handlers.leave(visitor.session, entered | {"sentence": "Dull."}))
+    *_, last = running
+    assert last == {"status": "", "board": last["board"]}
+    assert "wf-word" not in last["board"]
+    assert "in all" in visitor.explain(SENTENCE)["status"]

@@ -1,4 +1,4 @@
-"""The web page, ``whyformer app``: thin, over the library's own functions; needs the extra ``whyformer[app]``."""
+"""The web page, ``whyformer app``; requires the extra ``whyformer[app]``."""
 
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.server import serve

@@ -1,4 +1,4 @@
-"""The view in the page's address (behind its #, which no server is sent): what a reload or a bookmark shows again."""
+"""The view in the fragment of the page's address, for reloads and bookmarks. Browsers send it to no server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from whyformer.show.look import OPACITY
 
 
 def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
-    """What was asked for (:class:`~whyformer.apps.web.handlers.PageInput`), and the settings that differ from the
-    defaults, as a fragment; of a picture it names the place among the uploads."""
+    """Return the fragment for an input (:class:`~whyformer.apps.web.page_input.PageInput`).
+
+    Args:
+        asked: the input; a picture is named by its path inside the uploads.
+        settings: method -> settings that differ from the defaults.
+        uploads: the folder of uploads.
+    """
     facts: dict[str, Any] = {"kind": asked.kind}
     if asked.picture is not None and asked.kind != "text":
         facts["picture"] = Path(asked.picture).resolve().relative_to(uploads.resolve()).as_posix()
@@ -29,8 +34,8 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
     else:
         facts |= {"sentence": asked.sentence} | ({"truncate": 1} if asked.truncate else {})
     facts |= {"model": asked.model, "methods": ",".join(asked.methods), "classes": ",".join(asked.classes)}
-    given = {method: own for method, own in settings.items() if own}
-    return urlencode(facts | ({"settings": json.dumps(given)} if given else {}))
+    changed = {method: values for method, values in settings.items() if values}
+    return urlencode(facts | ({"settings": json.dumps(changed)} if changed else {}))
 
 
 def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
@@ -51,7 +56,7 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
             picture = {"path": str(uploaded(uploads / facts.get("picture", ""), uploads))}
         except InputError as error:
             raise InputError("the picture of that view is no longer here: drop it again") from error
-    names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
+    names, classes = ([name for name in facts.get(key, "").split(",") if name] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
     return {
         "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""),
@@ -62,11 +67,11 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _number(given: str | None, default: int) -> int:
-    return int(given) if given is not None and given.isdecimal() and len(given) < 6 else default
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 6 else default
 
 
-def _share(given: str | None, default: float) -> float:
+def _share(text: str | None, default: float) -> float:
     with suppress(ValueError):
-        return min(1.0, max(0.0, float(given or "")))
+        return min(1.0, max(0.0, float(text or "")))
     return default

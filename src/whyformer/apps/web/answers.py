@@ -1,4 +1,4 @@
-"""Asking a model: its answer to a prompt, and what made each word of it; what a session keeps of it."""
+"""Answers of language models on the page: generate, explain, reproduce and download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import whyformer
 from whyformer.apps.web import controls
 from whyformer.apps.web.messages import piece, status
 from whyformer.apps.web.page_input import PageInput
-from whyformer.apps.web.visitor_session import Made, Track, View, VisitorSession, Watch
+from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
-    """The model and everything that was asked of it, checked."""
+    """Return the model and the view, checked."""
     if len(asked.methods) != 1:
         raise InputError("an answer is explained by one method: choose one")
     method = find(asked.methods[0])
@@ -59,7 +59,7 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
 
 
 def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Watch) -> Iterator[dict[str, Any]]:
-    """Values of parts of the page: while the model answers, and then the answer."""
+    """Yield updates: the text while it is generated, then the explained answer."""
     began = time.monotonic()
     loaded, view = view_of(handlers, asked)
     yield {"status": status(f"{view.model} answers …", busy=True)}
@@ -78,14 +78,14 @@ def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Wa
 
 
 def as_written(
-    make: Callable[[Track], Made], watch: Watch, shown: Callable[[str], dict[str, Any]]
-) -> Generator[dict[str, Any], None, Made]:
-    """Run ``make`` in a thread and return its result; until then yield parts of the page with the text that the model
-    has written so far.
+    make: Callable[[Track], Value], watch: Watch, shown: Callable[[str], dict[str, Any]]
+) -> Generator[dict[str, Any], None, Value]:
+    """Run ``make`` in a thread and return its result; meanwhile yield updates with the text generated so far.
 
     Args:
-        make: called with the function that it reports its progress to.
-        shown: text -> values of parts of the page.
+        make: called with a progress bar.
+        watch: ends the work.
+        shown: returns the updates for a text.
     """
     texts: SimpleQueue[str | None] = SimpleQueue()
 
@@ -102,16 +102,16 @@ def as_written(
             while (text := texts.get()) is not None:
                 yield shown(text)
         finally:
-            if not future.done():  # nobody waits for it any longer
+            if not future.done():  # this generator was closed
                 watch.stop.set()
     return future.result()
 
 
 def _writing(view: View, text: str) -> dict[str, Any]:
-    """The prompt and the answer so far, where the answer will be."""
+    """Return updates with the prompt and the text generated so far."""
     labels = ("User", "Assistant") if view.chat else ("Prompt", "Answer")
-    said = zip(labels, (view.source.content, text), strict=True)
-    return {"board": render("web/writing.html", messages=list(said)), "trust": "", "code": ""}
+    messages = list(zip(labels, (view.source.content, text), strict=True))
+    return {"board": render("web/writing.html", messages=messages), "trust": "", "code": ""}
 
 
 def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
@@ -127,18 +127,18 @@ def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
 
 
 def _key(view: View) -> str:
-    seen = None if view.picture is None else view.picture.digest
-    return view.key("answer", seen, view.length, view.chat, *view.methods)
+    picture = None if view.picture is None else view.picture.digest
+    return view.key("answer", picture, view.length, view.chat, *view.methods)
 
 
-# -- the same elsewhere ----------------------------------------------------------------------------------------------
+# -- reproduction ---------------------------------------------------------------------------------------------------
 def recipe(view: View) -> str:
-    """The snippet and the command line, each with a button that copies it."""
+    """Return the snippet and the command line as HTML, with buttons that copy them."""
     return piece("code", blocks={"Python": snippet(view), "Command line": command(view)})
 
 
 def snippet(view: View) -> str:
-    """Python that ends with ``g``, the same answer with the same scores."""
+    """Return Python code that computes the same answer, ``g``, with the same scores."""
     ((method, settings),) = view.methods
     text = str(view.source.content)
     given: dict[str, Any] = {"method": method}
@@ -149,7 +149,7 @@ def snippet(view: View) -> str:
 
 
 def command(view: View) -> str:
-    """The same as a command line."""
+    """Return a command line that computes the same answer."""
     ((method, settings),) = view.methods
     text = str(view.source.content)
     parts = ["whyformer", "generate", "-", "--model", view.place, "-n", str(view.length), "--method", method]
@@ -158,14 +158,14 @@ def command(view: View) -> str:
     for key, value in settings.items():
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     plain = " " in text and "\n" not in text and not text.startswith("-") and not text.lower().endswith(".txt")
-    if plain:  # else it could be read as an option or a file
+    if plain:  # cannot be read as an option or a file
         parts[2] = text
     line = shlex.join(parts)
     return line if plain else f"printf %s {shlex.quote(text)} | {line}"
 
 
 def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
-    """(file name, content) of an answer as PNG (a film strip where there is a picture), HTML or JSON."""
+    """Return (file name, content) of an answer as PNG (a film strip if there is a picture), HTML or JSON."""
     view, (g,) = session.view, session.results
     assert view is not None
     name = f"{files.slug(view.source.name[:40], actual_method(g[0]), 'answer')}.{kind}"

@@ -1,4 +1,4 @@
-"""The one endpoint for programs: ``/explain``, documented in docs/app.md. It remembers nothing."""
+"""The endpoint for programs, ``/explain``, documented in docs/app.md. It stores nothing between calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whyformer.evaluation.trust import warnings
 
 
 def endpoint(handlers: Handlers) -> Any:
-    """The function behind ``/explain``; its signature and words are what a client sees."""
+    """Return the function behind ``/explain``. Clients see its signature and docstring."""
 
     @sentences()
     def explain(
@@ -29,7 +29,7 @@ def endpoint(handlers: Handlers) -> Any:
         truncate: bool = False,
         measure: bool = False,
     ) -> dict:  # type: ignore[type-arg]
-        """Explain a text or an uploaded picture: all maps asked for, and how to repeat them."""
+        """Explain a text or an uploaded picture. The answer has all maps, and code that repeats them."""
         if bool(text) == bool(picture):
             raise PageError("give either text or picture")
         kind = "image" if picture else "text"
@@ -44,27 +44,28 @@ def endpoint(handlers: Handlers) -> Any:
         loaded, view = handlers.full_view(session, asked)
         says = visitor_session.predict(session, loaded, view)
         figure = "value" if says.numeric else "probability"
-        found = list(visitor_session.explain(session, loaded, view, track))
-        results = [e for e in found if not isinstance(e, Refusal)]
+        maps = list(visitor_session.explain(session, loaded, view, track))
+        results = [e for e in maps if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
             "model": view.model,
             "top": [{"class": i, "name": n, figure: number} for i, n, number in says.top()],
             "explanations": [e.to_dict() for e in results],
-            "refusals": {one.method: str(one.error) for one in found if isinstance(one, Refusal)},
+            "refusals": {e.method: str(e.error) for e in maps if isinstance(e, Refusal)},
             "warnings": list(dict.fromkeys(w for e in results for w in warnings(e))),
             "python": reproduce.snippet(view),
             "command": reproduce.command(view),
         }
         if measure:
-            judged = [found for _, found in visitor_session.judge(session, loaded, view, results, track)]
             answer["faithfulness"] = [
-                {
-                    "deletion": None if isinstance(found, str) else float(found.areas[0]),
-                    "random": [] if isinstance(found, str) else found.chance[:, 0].tolist(),
-                    "curve": None if isinstance(found, str) else found.curves[0].tolist(),
-                    "refusal": found if isinstance(found, str) else None,
+                {"deletion": None, "random": [], "curve": None, "refusal": trust}
+                if isinstance(trust, str)
+                else {
+                    "deletion": float(trust.areas[0]),
+                    "random": trust.chance[:, 0].tolist(),
+                    "curve": trust.curves[0].tolist(),
+                    "refusal": None,
                 }
-                for found in judged
+                for _, trust in visitor_session.judge(session, loaded, view, results, track)
             ]
         return answer
 

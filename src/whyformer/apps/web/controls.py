@@ -1,4 +1,4 @@
-"""The settings of methods as a form, made from the registry alone: defaults, choices and bounds are read off it."""
+"""The form of the methods' settings. Defaults, choices and bounds come from the registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ Given = Mapping[str, Mapping[str, Any]]
 
 
 def form(methods: Sequence[str], given: Given, blocks: int) -> str:
-    """One group a method; ``given`` are settings chosen before, ``blocks`` the number of the model's blocks (or 0)."""
+    """Return the form as HTML, with a group of fields for each method.
+
+    Args:
+        methods: names of methods.
+        given: method -> values that were chosen.
+        blocks: number of the model's blocks; 0 if unknown.
+    """
     groups = []
     for name in methods:
         method, chosen = find(name), dict(given.get(name, {}))
@@ -29,7 +35,7 @@ def form(methods: Sequence[str], given: Given, blocks: int) -> str:
 
 
 def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
-    """One setting as the template draws it: its kind, and what that kind needs."""
+    """Return the kind of field and its values for the template."""
     check, default = method.checks.get(key), method.settings[key]
     named = {"key": key, "name": key.replace("_", " "), "hint": check[0] if check else "", "value": value}
     if check is AGGREGATION:
@@ -55,21 +61,21 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
 
 
 def _choices(values: Sequence[Any], chosen: Any, first: str = "none") -> list[tuple[str, str, bool]]:
-    """(value as JSON, what it is called, whether it is chosen) of each."""
+    """Return (value as JSON, name, True if chosen) of each choice."""
     names = [first if v is None else str(v).replace("_", " ") for v in values]
     same = [v == chosen and type(v) is type(chosen) for v in values]
     return list(zip(map(json.dumps, values), names, same, strict=True))
 
 
 def blocks_of(loaded: Loaded) -> int:
-    """How many blocks a model has; 0 where they cannot be told, so that their numbers are typed."""
+    """Return the number of a model's blocks, or 0 if unknown; then their indices are typed."""
     with suppress(WhyformerError):
         return len(find_blocks(loaded.model))
     return 0
 
 
 def read_form(raw: Any) -> dict[str, dict[str, Any]]:
-    """Method -> settings, from what a browser (or a client) sent: a JSON object, or its text."""
+    """Read {method: settings} from a JSON object or its text."""
     try:
         given = json.loads(raw) if isinstance(raw, str) and raw.strip() else raw or {}
     except ValueError as error:
@@ -80,17 +86,17 @@ def read_form(raw: Any) -> dict[str, dict[str, Any]]:
 
 
 def changed(name: str, given: Mapping[str, Any], blocks: int) -> dict[str, Any]:
-    """The settings that differ from the method's defaults, checked; the block −1 of four is 3."""
+    """Return the settings that differ from the method's defaults, checked. Block -1 of four equals block 3."""
     method = find(name)
     full = method.complete(dict(given))
-    found = {}
+    different = {}
     for key, value in full.items():
         default = method.settings[key]
         if method.checks.get(key) in (BLOCK, OPTIONAL_BLOCK) and blocks and isinstance(value, int):
-            inside = -blocks <= value < blocks  # a number outside the model is the method's to refuse
+            inside = -blocks <= value < blocks  # the method refuses an index outside the model
             same = isinstance(default, int) and inside and value % blocks == default % blocks
         else:
             same = value == default and isinstance(value, bool) == isinstance(default, bool)
         if not same:
-            found[key] = value
-    return found
+            different[key] = value
+    return different

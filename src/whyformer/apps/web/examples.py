@@ -1,4 +1,4 @@
-"""What a visitor can try at once: pictures that come with the page, and sentences."""
+"""Examples of the page: pictures, sentences and prompts."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from whyformer.show.html import data_uri, render
 
 # scenes 1, 6 and 10 of ``digit_scenes(14, seed=11, max_digits=3)``, of digits that the bundled model never saw
 START_MODEL = {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}
-"""The model that knows the examples of a kind, which stands in the page's field until another is chosen."""
+"""Default models by kind of input; the examples are made for them."""
 ABOUT = {
     "bundled:digits": "demo: handwritten digits only",
     "bundled:sst2": "demo: film reviews",
     "bundled:reader": "demo: reads handwritten digits only",
 }
 FOLDER = "examples"
-"""Of the copies of examples, among the uploads."""
+"""Name of the folder, inside the uploads, with copies of the examples."""
 PHOTOGRAPH = Path(__file__).parent / "examples" / "coffee.jpg"
 STORED_MODEL = "facebook/deit-tiny-patch16-224"
-"""The model that made the stored result of the photograph."""
+"""The model of the stored result of the photograph."""
 PICTURES = tuple(sorted((Path(__file__).parent / "examples").glob("*.png")))
 SENTENCES = (
     "An utterly charming film, though it drags.",
     "Warm, funny, and full of life.",
-    "It is a masterpiece of boredom.",  # which the bundled model takes for praise
+    "It is a masterpiece of boredom.",  # the bundled model predicts "positive"
 )
-
-PROMPTS = ("what is on the left ?", "read from left to right :", "read from right to left :")  # one to each picture
+PROMPTS = ("what is on the left ?", "read from left to right :", "read from right to left :")  # one for each picture
 
 
 def offered(kind: str) -> str:
-    """Buttons, one an example of this kind."""
+    """Return the buttons of the examples of a kind as HTML."""
     pictures = [(p.stem, data_uri(p.read_bytes())) for p in PICTURES]
     asked = [(*picture, prompt) for picture, prompt in zip(pictures, PROMPTS, strict=True)]
     shown: Sequence[Any] = {"image": pictures, "text": SENTENCES, "answer": asked}[kind]
@@ -46,7 +45,7 @@ def offered(kind: str) -> str:
 
 
 def entered(kind: str, number: Any, uploads: Path) -> dict[str, Any]:
-    """Values of the fields that hold the example of that number, by name; none if there is no such example."""
+    """Return the values of the fields for an example, by name; none if there is no such example."""
     if not isinstance(number, int) or not 0 <= number < len(PICTURES):
         return {}
     if kind == "text":
@@ -56,7 +55,7 @@ def entered(kind: str, number: Any, uploads: Path) -> dict[str, Any]:
 
 
 def copied(picture: Path, uploads: Path) -> Path:
-    """A copy of a picture among the uploads, from where alone pictures are read."""
+    """Copy a picture to the uploads, the only folder from which pictures are read, and return its path."""
     folder = uploads / FOLDER
     folder.mkdir(exist_ok=True)
     place = folder / picture.name
@@ -68,7 +67,7 @@ def copied(picture: Path, uploads: Path) -> Path:
 
 
 def untouched(asked: PageInput, uploads: Path) -> bool:
-    """Whether the fields hold nothing that the visitor entered: they are empty, or hold an example."""
+    """Return True if the fields are empty or hold an example."""
     entered = asked.picture is not None and Path(str(asked.picture)).parent != uploads / FOLDER
     typed = asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
     return not (entered and asked.kind != "text") and not (typed and asked.kind != "image")
@@ -76,6 +75,6 @@ def untouched(asked: PageInput, uploads: Path) -> bool:
 
 @cache
 def stored() -> Explanation:
-    """The result with which the page opens, of a model that is not bundled; ``scripts/pictures --deit`` makes it."""
+    """Return the result with which the page opens. Written by ``scripts/pictures --deit``; the model is not bundled."""
     facts = json.loads(PHOTOGRAPH.with_suffix(".json").read_text(encoding="utf-8"))
     return Explanation.from_dict(facts).with_features(originals=[open_picture(PHOTOGRAPH)])

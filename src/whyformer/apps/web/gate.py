@@ -1,4 +1,4 @@
-"""An ASGI middleware before gradio: other sites, guessed passwords, fetched addresses, large bodies, full disks."""
+"""ASGI middleware in front of gradio: refuses other sites, guessed passwords and large bodies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from whyformer.apps.http import is_foreign, read_body
 
 MOST_JSON = 2 * 2**20
 PATIENCE = 30.0
-"""Seconds that a body may take to arrive, and an upload to send its next part."""
+"""Seconds for a body to arrive, and for each part of an upload."""
 _TRIES, _LONGEST_WAIT, _CLIENTS = 3, 300.0, 10_000
-# where gradio would fetch an address, or send the browser to it
+# paths for which gradio fetches an address, or sends the browser to it
 _FETCHED = re.compile(r".*(file|proxy)=/*(https?|ftp|data):.*", re.IGNORECASE | re.DOTALL)
+# paths that call a function beside the queue, or by a name that is not public
+_DIRECT = re.compile(r".*/((run|api)/.*|call/(?!(v2/)?explain$).*)", re.IGNORECASE | re.DOTALL)
 _HEADERS = {
-    # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
+    # all that the page needs comes from the page itself
     "content-security-policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
@@ -37,24 +39,27 @@ _HEADERS = {
 
 
 class PageGate:
-    """Refuses before gradio sees the request:
+    """Refuses requests before gradio reads them:
 
-    * a POST that comes from another site, by its ``Origin`` or ``Sec-Fetch-Site`` (403);
-    * where a login is set, a login after too many wrong ones (429);
-    * whatever may make the server fetch an address: gradio's proxy, and files named by one (403);
-    * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and those that are
-      no JSON object or, of an upload, no form (400);
-    * an upload where there is no room (507).
+    * POST requests from another site, by ``Origin`` or ``Sec-Fetch-Site`` (403), and direct calls of functions (403);
+    * logins after too many wrong passwords (429);
+    * requests that make the server fetch an address: gradio's proxy, and files named by an address (403);
+    * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and bodies that are
+      no JSON object or, in an upload, no form (400);
+    * uploads while the folder of uploads is full (507).
 
     Args:
-        room: whether a further upload may be kept.
-        visits: told of each visitor's identifier when a tab opens (True) and when it is gone (False).
+        app: the application.
+        room: return True if another upload fits.
+        visits: called with the visitor's identifier when a tab opens (True) and when it closes (False).
     """
 
     def __init__(
-        self, app: Any, room: Callable[[], bool] = lambda: True,
+        self,
+        app: Any,
+        room: Callable[[], bool] = lambda: True,
         visits: Callable[[str, bool], None] = lambda visitor, here: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.app, self.room, self.visits = app, room, visits
         self.wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
@@ -63,36 +68,34 @@ class PageGate:
             await self.app(scope, receive, send)
             return
         path = "/" + scope.get("path", "").replace("\\", "/").strip("/")
-        status, body = self._refused(scope, path), None
         upload = path.endswith("/upload")
+        body = None
         try:
-            if status != 200:
-                raise HTTPException(status, "not on this page")
+            self._check_head(scope, path)
             if scope["method"] == "POST" and not upload:
                 body = await read_body(scope, receive, MOST_JSON, PATIENCE)
             if body and path != "/login":
-                _judge(body)
+                _check_body(body)
         except HTTPException as error:
             await PlainTextResponse(error.detail, error.status_code)(scope, receive, send)
             return
         except ClientDisconnect:
             return
-        waiting = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Any:
-            """The body that was read, and then whatever comes."""
-            if waiting:
-                return waiting.pop()
+        async def replay() -> Any:
+            if messages:
+                return messages.pop()
             return await asyncio.wait_for(receive(), PATIENCE) if upload else await receive()
 
-        begun = False
+        started = False
 
-        async def sealed(message: Any) -> None:
-            nonlocal begun
+        async def send_with_headers(message: Any) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
+                started = True
                 if path == "/login" and scope["method"] == "POST":
-                    self._tried(_client(scope), message["status"] < 400)
+                    self._record_login(_client(scope), message["status"] < 400)
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
@@ -102,33 +105,39 @@ class PageGate:
         if visitor is not None:
             self.visits(visitor, True)
         try:
-            await self.app(scope, again, sealed)
+            await self.app(scope, replay, send_with_headers)
         except ClientDisconnect:
-            pass  # in the middle of an upload
+            pass  # during an upload
         except TimeoutError:
             await PlainTextResponse("too slow", 408)(scope, receive, send)
         except (ValueError, TypeError, KeyError, AttributeError):
-            if not upload or begun:
+            if not upload or started:
                 raise
-            # what gradio's reader of forms stumbles over
+            # gradio raises these for a malformed form
             await PlainTextResponse("this is no form with a file that can be read", 400)(scope, receive, send)
         finally:
             if visitor is not None:
                 self.visits(visitor, False)
 
-    def _refused(self, scope: Any, path: str) -> int:
-        """The status with which a request is refused by what stands in its head; 200 if it is not."""
-        posted = scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if _FETCHED.fullmatch(path) or (posted and is_foreign(Headers(scope=scope))):
-            return 403
-        if posted and path == "/login" and time.monotonic() < self.wrong.get(_client(scope), (0, 0.0))[1]:
-            return 429
-        return 507 if posted and path.endswith("/upload") and not self.room() else 200
+    def _check_head(self, scope: Any, path: str) -> None:
+        """Raise the status with which a request is refused before its body is read."""
+        status = 200
+        if _FETCHED.fullmatch(path):
+            status = 403
+        elif scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            if is_foreign(Headers(scope=scope)) or _DIRECT.fullmatch(path):
+                status = 403
+            elif path == "/login" and time.monotonic() < self.wrong.get(_client(scope), (0, 0.0))[1]:
+                status = 429
+            elif path.endswith("/upload") and not self.room():
+                status = 507
+        if status != 200:
+            raise HTTPException(status, "not on this page")
 
-    def _tried(self, client: str, right: bool) -> None:
-        """After three wrong passwords each further one has to wait, twice as long as the one before."""
+    def _record_login(self, client: str, success: bool) -> None:
+        """After three wrong passwords, double the waiting time of a client with each further one."""
         count = self.wrong.pop(client, (0, 0.0))[0] + 1
-        if not right:
+        if not success:
             wait = 0.0 if count < _TRIES else min(_LONGEST_WAIT, 2.0 ** (count - _TRIES))
             self.wrong[client] = count, time.monotonic() + wait
             while len(self.wrong) > _CLIENTS:
@@ -139,19 +148,19 @@ def _client(scope: Any) -> str:
     return str((scope.get("client") or ("",))[0])
 
 
-def _judge(body: bytes) -> None:
+def _check_body(body: bytes) -> None:
     """Refuse a body that is no JSON object (400), and one with an address as a file, which gradio would fetch (403)."""
-    places: list[Any] = []
+    paths: list[Any] = []
 
-    def seen(found: dict[str, Any]) -> dict[str, Any]:
-        places.append(found.get("path"))
-        return found
+    def collect(value: dict[str, Any]) -> dict[str, Any]:
+        paths.append(value.get("path"))
+        return value
 
     try:
-        fine = isinstance(json.loads(body.decode(), object_hook=seen), dict)
+        is_object = isinstance(json.loads(body.decode(), object_hook=collect), dict)
     except (ValueError, RecursionError):
-        fine = False
-    if not fine:
+        is_object = False
+    if not is_object:
         raise HTTPException(400, "the body is no JSON object")
-    if any(isinstance(place, str) and "://" in place[:16] for place in places):
+    if any(isinstance(path, str) and "://" in path[:16] for path in paths):
         raise HTTPException(403, "not on this page")

@@ -1,4 +1,4 @@
-"""What happens on the page: between gradio's components and the library. One instance a server, no visitor in it."""
+"""Functions of the page, between gradio's components and the library. A visitor's state is in the session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import gradio as gr
 
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, visitor_session
 from whyformer.apps.web.examples import START_MODEL
-from whyformer.apps.web.limits import NO_PICTURE, NO_TEXT, Catalogue, PageLimits
+from whyformer.apps.web.limits import Catalogue, PageLimits, missing
 from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
 from whyformer.apps.web.page_input import KINDS, PageInput, look_of
 from whyformer.apps.web.visitor_session import View, VisitorSession
@@ -34,14 +34,22 @@ from whyformer.models.structure import class_count
 from whyformer.targets import class_index
 
 Entered = Mapping[str, Any]
-"""Values of :data:`~whyformer.apps.web.page_input.CONTROLS`, by name, as a browser sent them."""
+"""Values of :data:`~whyformer.apps.web.page_input.CONTROLS` by name, as a browser sent them."""
 Updates = dict[str, Any]
-"""New values of parts of the page, by the names of :mod:`page.toml`; all others stay as they are."""
+"""New values of components by their names in ``page.toml``; other components do not change."""
 
 
 @dataclass(frozen=True)
 class Handlers:
-    """The page's functions; ``uploads`` is the only folder that files are read from."""
+    """Functions of the page.
+
+    Attributes:
+        catalogue: the models.
+        limits: limits of inputs.
+        uploads: the only folder from which files are read.
+        visitors: sessions by the visitor's identifier.
+        ended: set when the page ends.
+    """
 
     catalogue: Catalogue
     limits: PageLimits
@@ -50,14 +58,14 @@ class Handlers:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def visits(self, visitor: str, here: bool) -> None:
-        """A visitor's tab was opened, or is gone."""
+        """Note that a visitor's tab is open or closed."""
         session = self.visitors.get(visitor)
         if session is not None:
             session.visit(here)
 
     def load_models(self) -> None:
-        """Load the bundled models, and the first of those that the page was started with, until the page ends. What
-        goes wrong is left to the visitor who asks for that model."""
+        """Load the bundled models and the first one of ``--model-dir``. An error is reported to the visitor who chooses
+        that model."""
         for name in self.catalogue.names()[: len(START_MODEL) + 1]:
             if self.ended.is_set():
                 return
@@ -65,13 +73,13 @@ class Handlers:
                 self.catalogue.load(name)
 
     def end(self) -> None:
-        """End what runs, for whomever, at its next step."""
+        """End the work of all visitors at its next step."""
         self.ended.set()
         for reference in self.visitors.valuerefs():
             if (session := reference()) is not None:
                 session.stop.set()
 
-    # -- reading what was entered --------------------------------------------------------------------------------
+    # -- reading the input ---------------------------------------------------------------------------------------
     def source(self, kind: str, picture: Any, sentence: Any) -> Argument:
         if kind == "text":
             return as_argument(self.limits.text(sentence))
@@ -79,7 +87,7 @@ class Handlers:
         return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
     def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, visitor_session.Prediction]:
-        """The model, the view without methods, and the prediction."""
+        """Return the model, the view without methods, and the prediction."""
         source = self.source(asked.kind, asked.picture, asked.sentence)
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
@@ -88,7 +96,7 @@ class Handlers:
         return loaded, view, visitor_session.predict(session, loaded, view)
 
     def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
-        """The model and everything that was asked for, checked."""
+        """Return the model and the view, checked."""
         if not asked.methods:
             raise InputError("choose at least one method")
         given = controls.read_form(asked.settings)
@@ -106,33 +114,41 @@ class Handlers:
 
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str) -> Updates:
-        """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it."""
-        session.kind, session.seen = kind, None
+        """Show the fields (:func:`fields_of`), the default model and the methods for another kind of input."""
+        session.leave()
+        session.kind = kind
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
         return updates | chosen | {"decided": False, "says": "", "examples": examples.offered(kind)}
 
     def example(self, session: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
-        """The picture, or the sentence, of an example that was clicked; and the model that knows such examples, unless
-        the visitor ``named`` one."""
-        session.seen = None
+        """Enter an example, and the model for such examples unless the visitor has chosen one (``named``)."""
+        session.leave()
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
     def chosen(self, classes: Any) -> Updates:
-        """The classes to explain after a click on a bar."""
-        return {"classes": [str(one) for one in classes]} if isinstance(classes, list) and classes else {}
+        """Choose the classes to explain after a click on a bar."""
+        return {"classes": list(map(str, classes))} if isinstance(classes, list) and classes else {}
 
     def uploaded(self, session: VisitorSession, named: bool) -> Updates:
-        """The model for a picture of the visitor's own: none, unless the visitor ``named`` one, for the bundled ones
-        would answer for any photograph as if it were handwritten digits."""
+        """Clear the model for an uploaded picture unless the visitor has chosen one (``named``): the bundled models
+        read every photograph as handwritten digits."""
+        session.leave()
         return {} if named else {"model": gr.update(value=None)}
 
+    def leave(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
+        """End the work that runs for another input."""
+        with suppress(InputError):
+            if session.subject not in (None, PageInput.read(entered).subject):
+                session.leave()
+        return iter(())
+
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
-        """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
-        before it, that the model is being loaded. Nothing of an input that was left as it was."""
-        yield from _in_sight(session, entered, self._looked(session, entered))
+        """Show the prediction for a new input, the classes to choose from and the form of settings; nothing if the
+        input has not changed."""
+        yield from _until_switched(session, entered, self._looked(session, entered))
 
     def _looked(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
@@ -142,14 +158,14 @@ class Handlers:
                 if session.seen == asked.subject:
                     return
                 session.seen = None
-                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
-                    # in the words of Explain, for this may come after the answer to Explain
-                    yield nothing | {"status": status(NO_PICTURE if asked.kind == "image" else NO_TEXT)}
+                if message := missing(asked.kind, asked.picture, asked.sentence):
+                    # the same message as that of Explain, because this may follow it
+                    yield nothing | {"status": status(message)}
                     return
                 if asked.model and not self.catalogue.has(asked.model):
                     yield {"status": self.loading(asked)}
                 if asked.kind == "answer":
-                    # checked as Explain does it: this may come after the answer to Explain, and stay
+                    # the same checks as those of Explain, because this may follow it
                     loaded, _ = answers.view_of(self, asked)
                     given = controls.read_form(asked.settings)
                     form = controls.form(asked.methods, given, controls.blocks_of(loaded))
@@ -158,43 +174,44 @@ class Handlers:
                     _, _, prediction = self.ready(session, asked)
                     yield predicted(asked, prediction) | {"status": status("Ready: press Explain.")}
                 session.seen = asked.subject
-        except PageError as told:
-            yield nothing | {"status": status(str(told), error=True)}
+        except PageError as error:
+            yield nothing | {"status": status(str(error), error=True)}
 
     def loading(self, asked: PageInput) -> str:
-        """That a model is being loaded, which may take a while."""
+        """Return the status line for a model that is being loaded."""
         self.catalogue.place(asked.model)
         return status(f"Loading {asked.model} …", busy=True)
 
     def settings(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
-        """The form of the methods now chosen, with what was set before."""
+        """Show the form of the chosen methods, with the settings chosen before."""
         try:
             with sentences():
                 asked = PageInput.read(entered)
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
-                made = form(0)  # without an input block numbers are typed instead of slid
-        except PageError as told:
-            yield {"form": status(str(told), error=True)}
+                html = form(0)  # without an input, indices of blocks are typed
+        except PageError as error:
+            yield {"form": status(str(error), error=True)}
             return
         with suppress(PageError), sentences():
             if asked.kind == "answer":
-                made = form(controls.blocks_of(self.catalogue.load(asked.model)))
+                html = form(controls.blocks_of(self.catalogue.load(asked.model)))
             else:
-                made = form(self.ready(session, asked)[2].blocks)
-        yield {"form": made}
+                html = form(self.ready(session, asked)[2].blocks)
+        yield {"form": html}
 
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
-        """Maps as they become ready, then how far they may be believed."""
-        yield from _in_sight(session, entered, self._explained(session, entered, progress))
+        """Show maps as soon as they are computed, then their faithfulness."""
+        yield from _until_switched(session, entered, self._explained(session, entered, progress))
 
     def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
-        session.begin()
+        stop = session.begin()
         began = time.monotonic()
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
+                session.subject = asked.subject
                 known = self.catalogue.has(asked.model)
                 yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
@@ -203,8 +220,8 @@ class Handlers:
                     return
                 loaded, view = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
-                for found in visitor_session.explain(session, loaded, view, track):
-                    refused.append(found) if isinstance(found, Refusal) else results.append(found)
+                for result in visitor_session.explain(session, loaded, view, track):
+                    refused.append(result) if isinstance(result, Refusal) else results.append(result)
                     drawn = maps.board(session, view, results, refused)
                     yield {"status": status(f"{len(results)} of {amount(total, 'map')} …", busy=True), "board": drawn}
                 if not results:
@@ -220,27 +237,30 @@ class Handlers:
                     results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
                     so_far = status(f"{done}; {len(judged)} measured …", busy=True)
                     yield {"status": so_far, "trust": maps.trusted(judged)}
-                drawn = maps.board(session, view, results, refused)  # with what was measured beside each map
-                all_of_it = status(f"{done}; measured, {time.monotonic() - began:.1f} s in all.")
-                # said again: what becomes visible while the page itself is still being built is lost
-                again = {name: around[name] for name in ("code", "more", "looks")}
-                yield again | {"status": all_of_it, "board": drawn, "trust": maps.trusted(judged)}
-        except PageError as told:
-            yield {"status": status(str(told), error=str(told) != CANCELLED)}
+                drawn = maps.board(session, view, results, refused)  # with the faithfulness of each map
+                finished = status(f"{done}; measured, {time.monotonic() - began:.1f} s in all.")
+                # sent again, because the browser drops updates of visibility while it builds the page
+                repeated = {name: around[name] for name in ("code", "more", "looks")}
+                yield repeated | {"status": finished, "board": drawn, "trust": maps.trusted(judged)}
+        except PageError as error:
+            if stop is not session.stop:  # the input has changed, and its maps may have been cleared already
+                yield {"status": "", "board": piece("empty", words="The maps appear here.")}
+            else:
+                yield {"status": status(str(error), error=str(error) != CANCELLED)}
 
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
-        """As ``explain``, after a change of a class or a setting; nothing of an input that is not explained yet."""
+        """Explain again after a change of a class or a setting, if the input has been explained."""
         with suppress(InputError):
             if session.asked is not None and PageInput.read(entered).subject == session.asked.subject:
                 yield from self.explain(session, entered, progress)
 
     def address(self, session: VisitorSession) -> str:
-        """What stands behind the # of the page's address."""
+        """Return the fragment of the page's address."""
         assert session.view is not None
         return address.written(session.asked, dict(session.view.methods), self.uploads)
 
     def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> Iterator[Updates]:
-        """The same maps with another look: nothing is computed again."""
+        """Draw the same maps with another look."""
         if session.view is None or session.view.source.kind == "text":  # a prompt too
             return
         session.view = replace(session.view, look=look_of(style, opacity, keep))
@@ -250,28 +270,28 @@ class Handlers:
         yield shown if session.view.stored else shown | {"address": self.address(session)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
-        """What a word attends to, and the blocks to choose from."""
+        """Show the words that a word attends to, and the blocks to choose from."""
         view = session.view
         if view is None or view.asks or not session.results or view.source.kind != "text":
             return
         try:
             with sentences():
-                found = visitor_session.attention(session, self.catalogue.load(view.model), view)
-                index = int(block) if block and block.isdecimal() and int(block) < len(found) else None
-                shown = maps.attended(session.results[0], found, int(number), index)
-        except PageError as told:
-            yield {"attended": status(str(told), error=True)}
+                matrices = visitor_session.attention(session, self.catalogue.load(view.model), view)
+                index = int(block) if block and block.isdecimal() and int(block) < len(matrices) else None
+                html = maps.attended(session.results[0], matrices, int(number), index)
+        except PageError as error:
+            yield {"attended": status(str(error), error=True)}
             return
-        choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(found)))]
-        at = "mean" if index is None else str(index)
-        yield {"attended": shown, "block": gr.update(choices=choices, value=at, visible=True)}
+        choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(matrices)))]
+        value = "mean" if index is None else str(index)
+        yield {"attended": html, "block": gr.update(choices=choices, value=value, visible=True)}
 
     def stop(self, session: VisitorSession) -> Updates:
         session.stop.set()
         return {"status": status(CANCELLED)}
 
     def download(self, session: VisitorSession, kind: str) -> dict[str, str]:
-        """A file for the browser to save, in the answer itself: nothing is written on this machine."""
+        """Return a file for the browser to save, as base64; no file is written on this machine."""
         if session.view is None or not session.results:
             return {}
         make = answers.download if session.view.asks else reproduce.download
@@ -283,17 +303,17 @@ class Handlers:
 FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
 
 
-def _in_sight(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
+def _until_switched(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
     """Yield the updates, until the visitor turns to another kind of input."""
     for update in updates:
-        # an unknown kind, which may be a value of any type, is refused by the updates themselves
+        # an unknown kind, a value of any type, is refused by the updates
         if entered["kind"] != session.kind and entered["kind"] in tuple(KINDS):
             return
         yield update
 
 
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
-    """Updates that show the fields of one kind of input, by name."""
+    """Return updates that show the fields for a kind of input and hide the others."""
     shown = {
         "image": ("picture", "classes"), "text": ("sentence", "truncate", "classes"),
         "answer": ("picture", "sentence", "length", "chat"),
@@ -308,20 +328,20 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 
 # -- pieces of the page --------------------------------------------------------------------------------------------
 def offered(kind: str) -> list[tuple[str, str]]:
-    """Methods for this kind of input, those to try first on top, then by family."""
+    """Return the methods for a kind of input: the recommended ones first, then by family."""
     wanted = "text" if kind == "answer" else kind
     families = {m.name: m.family for m in list_methods() if m.modality in ("both", wanted)}
     return [(name, name) for names in grouped(families).values() for name in names]
 
 
 def recipe(view: View) -> str:
-    """The snippet and the command line, each with a button that copies it."""
+    """Return the snippet and the command line as HTML, with buttons that copy them."""
     blocks = {"Python": reproduce.snippet(view), "Command line": reproduce.command(view)}
     return piece("code", blocks=blocks)
 
 
 def surroundings(view: View) -> Updates:
-    """What stands around the maps of a view: the looks to choose from, and what makes the same again."""
+    """Return updates of the components around the maps: looks, code and downloads."""
     looks = gr.update(visible=view.source.kind == "image")
     block = gr.update(visible=False, value="mean")
     more = gr.update(visible=True)
@@ -329,8 +349,8 @@ def surroundings(view: View) -> Updates:
 
 
 def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: str = "The model") -> Updates:
-    """What the model says of an input, the classes to choose from and the settings' form."""
-    # the five likeliest classes first, with their probabilities, then all others by number
+    """Return updates with the prediction, the classes to choose from and the form of settings."""
+    # the five most probable classes, then all others by index
     numeric = prediction.numeric
     best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
     rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}

@@ -1,4 +1,4 @@
-"""What the page takes, and where it may look: every check of what a browser sends, and the models that it may name."""
+"""Limits of the page, checks of what a browser sends, and the models that it may name."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
 
-# "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
+# "owner/name", or a name without owner; hub_id refuses "..", so it never leads out of a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
-NO_TEXT = "there is no text yet: type a sentence"
-NO_PICTURE = "there is no picture yet: drop one, or choose a file"
 
 
 @dataclass(frozen=True)
 class PageLimits:
-    """The most that is taken from a browser.
+    """Limits of the web page.
 
     Attributes:
-        pixels, size: of a picture, in pixels and bytes.
-        characters: of a text.
+        pixels: pixels of a picture.
+        size: bytes of a picture.
+        characters: characters of a text.
         maps: methods times classes in one view.
-        tokens: of an answer.
-        uploads: bytes of all uploads together; seconds: that one request may work.
+        tokens: tokens of an answer.
+        uploads: bytes of all uploads together.
+        seconds: time for one request.
     """
 
     pixels: int = 24_000_000
@@ -44,41 +44,48 @@ class PageLimits:
     seconds: float = 900.0
 
     def text(self, raw: Any) -> str:
-        """The sentence to explain."""
-        if not isinstance(raw, str) or not raw.strip():
-            raise InputError(NO_TEXT)
+        """Return the text without surrounding whitespace, checked."""
+        if message := missing("text", None, raw):
+            raise InputError(message)
         if len(raw) > self.characters:
             raise InputError(f"the text has {len(raw):,} characters; at most {self.characters:,} are taken: shorten it")
         return raw.strip()
 
     def picture(self, path: Any, folder: Path) -> Image.Image:
-        """The uploaded picture; a file that does not lie in the folder of uploads is never opened."""
-        if path is None:
-            raise InputError(NO_PICTURE)
-        found = uploaded(path, folder)
+        """Open an uploaded picture. Files outside the folder of uploads are never opened."""
+        if message := missing("image", path, None):
+            raise InputError(message)
+        file = uploaded(path, folder)
         try:
-            return open_picture(found, pixels=self.pixels, size=self.size)
+            return open_picture(file, pixels=self.pixels, size=self.size)
         except WhyformerError as error:
-            # the name, not the place on this machine
-            raise InputError(str(error).replace(str(found), found.name)) from error
+            # the message names the file without its folder on this machine
+            raise InputError(str(error).replace(str(file), file.name)) from error
+
+
+def missing(kind: str, picture: Any, text: Any) -> str:
+    """Return why there is nothing to explain yet, or an empty string."""
+    if kind == "image":
+        return "there is no picture yet: drop one, or choose a file" if picture is None else ""
+    return "" if isinstance(text, str) and text.strip() else "there is no text yet: type a sentence"
 
 
 def uploaded(path: Any, folder: Path) -> Path:
-    """The real path of an upload: a plain file inside ``folder``, links followed."""
+    """Return the resolved path of an upload, which must be a plain file inside ``folder``."""
     try:
-        found = Path(path).resolve(strict=True)
-        inside = found.is_file() and found.is_relative_to(folder.resolve(strict=True))
+        file = Path(path).resolve(strict=True)
+        inside = file.is_file() and file.is_relative_to(folder.resolve(strict=True))
     except (OSError, RuntimeError, TypeError, ValueError):
         inside = False
     if not inside:
         raise InputError("that file was not uploaded to this page: drop the picture again")
-    return found
+    return file
 
 
 def hub_id(name: str) -> str:
-    """A model's id on the hub, checked to be one and not to name a folder of this machine."""
-    odd = len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".", "-"))
-    if odd or not _HUB_ID.fullmatch(name):
+    """Return a model's id on the hub, after checking that it is one and names no folder of this machine."""
+    invalid = len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".", "-"))
+    if invalid or not _HUB_ID.fullmatch(name):
         raise InputError(
             "that is no model id: it is written owner/name. Folders of this machine are offered by name, and only "
             "those that the page was started with (--model-dir)"
@@ -93,33 +100,33 @@ def hub_id(name: str) -> str:
 
 # -- models -----------------------------------------------------------------------------------------------------------
 class Catalogue:
-    """Names of models -> loaded models, the last few of which are kept.
+    """The models of the page by name, with a cache of loaded models.
 
     Args:
-        folders: each a folder that ``save_pretrained`` wrote, or one that holds such folders. They are looked through
-            now, once: what the browser sends later is compared with names, and never becomes a path.
-        hub: whether ids of the hub are taken.
-        keep: how many models stay loaded, beside the bundled ones.
+        folders: folders that ``save_pretrained`` wrote, or folders of such folders. They are listed once, now: names
+            from the browser are compared with this list, and never become a path.
+        hub: accept ids of the hub.
+        keep: number of models that stay loaded, besides the bundled models.
     """
 
     def __init__(self, folders: Sequence[str | Path] = (), *, hub: bool = True, keep: int = 3) -> None:
         self.hub = hub
         self.folders: dict[str, Path] = {}
         for folder in folders:
-            for found in _models_in(Path(folder)):
-                name = f"folder:{re.sub(r'[^A-Za-z0-9_.-]+', '_', found.name)}"
-                again = sum(n == name or n.startswith(name + "#") for n in self.folders)
-                self.folders[f"{name}#{again + 1}" if again else name] = found
+            for path in _models_in(Path(folder)):
+                name = f"folder:{re.sub(r'[^A-Za-z0-9_.-]+', '_', path.name)}"
+                same = sum(n == name or n.startswith(name + "#") for n in self.folders)
+                self.folders[f"{name}#{same + 1}" if same else name] = path
         self.keep = keep
         self._loaded: dict[str, Loaded] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """What is offered by name."""
+        """Return the names in the list of models."""
         return [*START_MODEL.values(), *self.folders]
 
     def place(self, name: str) -> str:
-        """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""
+        """Return the folder or id that :func:`whyformer.explain` takes for a name from the browser."""
         name = name.strip() if isinstance(name, str) else ""
         if not name:
             hub = f": an id of the hub (owner/name), such as {STORED_MODEL}" if self.hub else ""
@@ -138,21 +145,21 @@ class Catalogue:
         return hub_id(name)
 
     def has(self, name: str) -> bool:
-        """Whether that model is loaded already."""
+        """Return True if the model is loaded."""
         with suppress(WhyformerError):
             return self.place(name) in self._loaded
         return False
 
     def load(self, name: str) -> Loaded:
-        """The model of that name, loaded if it is not there yet; shared by all sessions, which leave it as it is."""
+        """Return the model of that name, loaded if needed. All sessions share it and leave it unchanged."""
         place = self.place(name)
         try:
             with self._lock:
-                found = self._loaded.pop(place, None) or load(place)
-                self._loaded[place] = found  # the youngest is the last
+                loaded = self._loaded.pop(place, None) or load(place)
+                self._loaded[place] = loaded  # the last is the newest
                 for oldest in [n for n in self._loaded if n not in START_MODEL.values()][: -self.keep]:
                     self._loaded.pop(oldest)
-                return found
+                return loaded
         except LoadError as error:
             raise LoadError(str(error).replace(place, name.strip())) from error
 
@@ -165,8 +172,8 @@ def _models_in(folder: Path) -> list[Path]:
     if (real / "config.json").is_file():
         return [real]
     inside = [child.resolve() for child in sorted(real.iterdir()) if (child / "config.json").is_file()]
-    # a link out of the folder is not something the page was started with
-    found = [child for child in inside if child.is_relative_to(real)]
-    if not found:
+    # links out of the folder are skipped
+    models = [child for child in inside if child.is_relative_to(real)]
+    if not models:
         raise LoadError(f"neither {folder} nor a folder in it holds a model (config.json) that save_pretrained wrote")
-    return found
+    return models

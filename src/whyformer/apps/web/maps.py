@@ -1,4 +1,4 @@
-"""Maps as parts of the page: pictures whose values can be read cell by cell, sentences whose words can be clicked."""
+"""Maps of the page as HTML: pictures with a readable value for each cell, sentences with clickable words."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from whyformer.show.words import words
 def board(
     session: VisitorSession, view: View, results: Sequence[Explanation], refusals: Sequence[Refusal] = ()
 ) -> str:
-    """All maps side by side: a row a method, a column a class; below, those of the model's further inputs, and the
-    methods that gave none, and why.
+    """Return all maps side by side: a row for each method, a column for each class. Below are the maps of the model's
+    further inputs, and the methods without a map with the reasons.
 
-    Drawn pictures are remembered in the session, so that each is drawn once while others still come in.
+    The session caches drawn pictures, so that each is drawn once.
     """
     part, *further = sections(results) if results else [None]
     original = None if part is None else _original(part.first)
@@ -41,7 +41,7 @@ def board(
 
 
 def _original(e: Explanation) -> dict[str, Any] | None:
-    """The picture, small, and the place of a frame around what the model saw of it; None where that is all of it."""
+    """Return a small picture with a frame around the part that the model reads; None if it reads the whole picture."""
     shown = painting.base(e) if painting.drawable(e) else None
     if shown is None or (shares := _shares(e, e.boxes()[1])) == (0, 0, 1, 1):
         return None
@@ -52,18 +52,18 @@ def _original(e: Explanation) -> dict[str, Any] | None:
 
 
 def _shares(e: Explanation, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-    """(left, top, width, height) of a box on the picture, as shares of it; beyond 0..1 where it was padded."""
+    """Return (left, top, width, height) of a box as shares of the picture; outside 0..1 in padding."""
     high, wide = e.geometry[0].size if e.geometry is not None else e.image_size or e.grid or e.scores.shape[-2:]
     left, top, right, bottom = box
     return left / wide, top / high, (right - left) / wide, (bottom - top) / high
 
 
 def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) -> dict[str, Any]:
-    """The drawn map, and the values of its cells for the page's script."""
+    """Return the drawn map and the values of its cells for the page's script."""
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid or values.shape
     high, wide = painting.drawn_size(e, 0, PIXELS)
-    # the scores themselves are the key: a map drawn once is the same for whoever asks in this session
+    # the key is made of the scores, so that equal maps are drawn once in a session
     key = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, dict(look)])
     return {
         "source": session.once(key, lambda: _uri(painting.overlay(e, longest=PIXELS, **look))),
@@ -76,27 +76,27 @@ def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) 
 
 
 def _uri(picture: Any) -> Markup:
-    """Quickly made and larger: it only goes to a browser, most often on the same machine."""
+    """Return a data URI of a picture with low compression, which is fast."""
     return data_uri(painting.encoded(picture, compress_level=1))
 
 
 def trusted(judged: Sequence[tuple[Explanation, Mapping[str, Any] | str]]) -> str:
-    """How far the maps may be believed: a chart and a sentence for each, or why not, and the warnings.
+    """Return the faithfulness of the maps as HTML: a chart and a sentence for each, or the reason why there is none.
 
     Args:
-        judged: each map with the figures of its :class:`~whyformer.evaluation.trust.Trust`, or why there are none.
+        judged: each map with the figures of its :class:`~whyformer.evaluation.trust.Trust`, or the reason.
     """
-    warnings = dict.fromkeys(line for _, found in judged if not isinstance(found, str) for line in found["warnings"])
+    warnings = dict.fromkeys(line for _, trust in judged if not isinstance(trust, str) for line in trust["warnings"])
     checked = any(promises(e.diagnostics) for e, _ in judged)
     facts = {"warnings": list(warnings), "checked": checked, "steps": STEPS, "draws": len(SEEDS)}
     return render("web/trust.html", cells=judged, **facts)
 
 
 def attended(e: Explanation, maps: Tensor, word: int, block: int | None) -> str:
-    """What one word attends to: the share of each word, in the mean of all blocks or in one of them.
+    """Return the share of attention from one word to each word as HTML, in a block or in the mean of all blocks.
 
     The row of a word of several tokens is the mean of its tokens' rows; the share of a word is the sum over its tokens.
-    What special tokens ([CLS], [SEP]) take is told apart, so that all shares add up to 100 %.
+    Special tokens ([CLS], [SEP]) have a separate share, so that all shares add up to 100 %.
     """
     pieces, rest = words(e)
     if not 0 <= word < len(pieces):

@@ -1,4 +1,4 @@
-"""Views that the page shows by itself: the stored example, the first example of a kind, the view in an address."""
+"""Views that the page shows without a click: the stored example, the first example of a kind, that of an address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whyformer.methods import find
 
 
 def stored(handlers: Handlers, session: VisitorSession) -> Updates:
-    """The stored example, shown as if it had been explained just now, and the fields that ask for it."""
+    """Return updates that show the stored example and its input, as if it had just been explained."""
     e = examples.stored()
     picture = open_picture(PHOTOGRAPH)
     place = str(examples.copied(PHOTOGRAPH, handlers.uploads))
@@ -43,8 +43,8 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
 
 
 def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
-    """The fields of another kind of input, and in them the first example if the visitor has entered nothing; of
-    pictures the stored one, with its result."""
+    """Show the fields of another kind of input. If the visitor has entered nothing, they hold the first example; for
+    pictures, the stored example with its result is shown."""
     with suppress(PageError), sentences():
         asked = PageInput.read(entered)
         untouched = examples.untouched(asked, handlers.uploads)
@@ -57,7 +57,7 @@ def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Ite
 
 
 def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
-    """After :func:`switch`: the first example, explained, if the visitor has entered nothing; else the settings."""
+    """After :func:`switch`, explain the first example if the visitor has entered nothing; else show the settings."""
     with suppress(PageError), sentences():
         asked = PageInput.read(entered)
         if asked.kind == "image" or not examples.untouched(asked, handlers.uploads):
@@ -68,10 +68,9 @@ def begin(handlers: Handlers, session: VisitorSession, entered: Entered, progres
 
 
 def restore(handlers: Handlers, session: VisitorSession, given: Entered, progress: Any = None) -> Iterator[Updates]:
-    """The controls and the results of the view that an address names (in place of the settings, while the page holds
-    none); nothing without one.
+    """Show the input and the results of the view in the page's address, which is sent in place of the settings.
 
-    A model that is neither loaded nor offered by name is not loaded: a link alone never starts a download.
+    A model that is neither loaded nor in the list is not loaded: a link alone never starts a download.
     """
     try:
         with sentences():
@@ -85,10 +84,10 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
                 find(name)
             settings = controls.read_form(asked.settings)
             form = controls.form(asked.methods, settings, 0)
-    except PageError as told:
+    except PageError as error:
         session.forget()
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
-        yield nothing | {"status": status(str(told), error=True)}
+        yield nothing | {"status": status(str(error), error=True)}
         return
     shown = handlers.switch(session, asked.kind) | entered
     shown |= {"picture": asked.picture, "form": form, "decided": asked.model not in START_MODEL.values()}
@@ -99,11 +98,11 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
     shown["opacity"] = gr.update(value=shown["opacity"], visible=not kept)
     shown["keep"] = gr.update(value=shown["keep"], visible=kept)
     shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
-    shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known once the model was asked
-    if any(settings.values()):  # a folded form would not be there for what is read from it
+    shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known after the prediction
+    if any(settings.values()):  # the browser does not read a form that is folded
         shown["accordion"] = gr.update(open=True)
     there = handlers.catalogue.has(asked.model)
-    if there:  # all at once: of what comes in quick succession while the page is being built some is lost
+    if there:  # in one update, because the browser drops some while it builds the page
         *_, known = handlers.look(session, entered)
         shown |= known
     yield shown

@@ -1,4 +1,4 @@
-"""What a visitor has entered, read from whatever a browser sent."""
+"""The values of the page's controls, checked."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
 KINDS = {"image": "image", "text": "text", "answer": "both"}
-"""What may be explained, and the kind of input of the model that does it where none was named."""
-
-
+"""Kinds of explanations, and the kind of input of their default models."""
 CONTROLS = (
     "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
     "chat", "settings",
 )
-"""The controls that hold what a visitor enters; the settings come last, as the browser sends them from a form."""
+"""Names of the controls. The settings are last, because the browser reads them from a form."""
 
 
 @dataclass(frozen=True)
 class PageInput:
-    """What the visitor has entered: the values of :data:`CONTROLS`."""
+    """The values of :data:`CONTROLS`."""
 
     kind: str
     picture: str | None
@@ -38,19 +36,19 @@ class PageInput:
 
     @property
     def subject(self) -> tuple[Any, ...]:
-        """The input and the model: of another one nothing that is shown holds."""
+        """The input and the model. Results hold for one subject."""
         picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
         return self.kind, picture, sentence, self.model, self.truncate
 
     @classmethod
     def read(cls, entered: Mapping[str, Any]) -> PageInput:
-        """From what a browser sent, by the names of :data:`CONTROLS`, which may be anything."""
+        """Read the values that a browser sent, of any type, by the names of :data:`CONTROLS`."""
         kind, picture, sentence, length = (entered[name] for name in ("kind", "picture", "sentence", "length"))
         if not isinstance(kind, str) or kind not in KINDS:
             raise InputError("choose a picture, a sentence or an answer")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = (
-            # a number that came as a number is an index, whatever the classes are called
+            # a JSON number is an index, even if a class has a number as its name
             [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
             for c in (entered["methods"], entered["classes"])
         )
@@ -62,9 +60,9 @@ class PageInput:
 
 
 def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:
-    """Options of :class:`whyformer.show.look.Look` from three controls, which may hold anything."""
+    """Options of :class:`whyformer.show.look.Look` from the values of three controls, of any type."""
     if style == "kept" and isinstance(keep, int | float):
         return {"keep": min(1.0, max(0.01, float(keep)))}
-    given = min(1.0, max(0.0, float(opacity))) if isinstance(opacity, int | float) else OPACITY
-    look: dict[str, Any] = {} if given == OPACITY else {"opacity": given}
+    share = min(1.0, max(0.0, float(opacity))) if isinstance(opacity, int | float) else OPACITY
+    look: dict[str, Any] = {} if share == OPACITY else {"opacity": share}
     return look | ({"contours": 4} if style == "contours" else {})

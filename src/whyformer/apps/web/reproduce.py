@@ -1,4 +1,4 @@
-"""What makes exactly this view again elsewhere: a Python snippet, command lines, and files."""
+"""A view as a Python snippet, as command lines and as files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.inputs.pictures import SUFFIXES
+from whyformer.methods import find
 from whyformer.show import files
 from whyformer.show.html import render
 
 
 def snippet(view: View) -> str:
-    """Python that ends with ``results``, in the order shown, and the picture or page of them."""
+    """Return Python code that computes ``results`` in the order of the page and draws them."""
     return render("web/snippet.py.txt", view=view, picture=view.source.kind == "image", repr=repr)
 
 
 def command(view: View) -> str:
-    """The same as command lines: one for all methods, or one each where two of them differ in a setting they share."""
+    """Return one command line for all methods, or one for each if two of them differ in a setting of the same name."""
     if _one_line(view):
         shared = {key: value for _, settings in view.methods for key, value in settings.items()}
         verb = "explain" if len(view.methods) == 1 else "compare"
@@ -27,11 +28,8 @@ def command(view: View) -> str:
 
 
 def _one_line(view: View) -> bool:
-    """A setting given on the command line goes to each method that knows it, so all of those must agree."""
-    from whyformer.methods import find
-
-    given = {key for _, settings in view.methods for key in settings}
-    for key in given:
+    """Return True if one command line is enough: all methods that have a setting have the same value of it."""
+    for key in {key for _, settings in view.methods for key in settings}:
         values = {json.dumps(s.get(key, find(n).settings[key])) for n, s in view.methods if key in find(n).settings}
         if len(values) > 1:
             return False
@@ -41,7 +39,7 @@ def _one_line(view: View) -> bool:
 def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -> str:
     parts = ["whyformer", verb]
     source = view.source.title if view.source.kind == "image" else str(view.source.content)
-    # words that the command line could read as an option, a file or a folder go by a pipe
+    # a pipe passes text that the command line could read as an option, a file or a folder
     odd = source.startswith("-") or "\n" in source or " " not in source
     risky = view.source.kind == "text" and (odd or source.lower().endswith((*SUFFIXES, ".txt")))
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
@@ -59,11 +57,11 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
 
 
 def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
-    """(file name, content) of what is shown, as PNG, HTML or JSON; made in memory, no file is written."""
+    """Return (file name, content) of the results as PNG, HTML or JSON, without writing a file."""
     view = session.view
     assert view is not None
     command = "explain" if len(view.methods) == 1 else "compare"
     facts = files.record_of(command, session.results, view.place, view.source.title)
     look = view.look if view.source.kind == "image" else {}
-    made = files.contents(session.results, view.source.name, view.source.title, facts, [kind], **look)
-    return next(iter(made.items()))
+    contents = files.contents(session.results, view.source.name, view.source.title, facts, [kind], **look)
+    return next(iter(contents.items()))

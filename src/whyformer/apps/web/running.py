@@ -1,4 +1,4 @@
-"""The page behind uvicorn, with the limits of :mod:`whyformer.apps.http`; and a public tunnel to it."""
+"""Run the page with uvicorn and the limits of :mod:`whyformer.apps.http`, and open a public tunnel to it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from whyformer.errors import LoadError
 USER = "whyformer"
 CONNECTIONS = 256
 GRACE = 2.0
-"""Seconds that requests may take to finish when the page ends; what streams, such as progress, ends then."""
+"""Seconds in which requests may finish when the page ends. Streams, such as progress, end then."""
 
 
 def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password: str | None) -> FastAPI:
-    """The page as an ASGI application.
+    """Return the page as an ASGI application.
 
     Args:
-        hosts: names of this page, one of which a request has to call it by: another site may give its own name the
-            address of this machine (DNS rebinding).
+        handlers: functions of the page.
+        uploads: the folder of uploads.
+        hosts: accepted values of the header ``Host``: the name of another site may resolve to the address of this
+            machine (DNS rebinding).
+        password: required for a login; no login if None.
     """
     page = build(handlers)
     page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
@@ -44,18 +47,18 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(PageGate, room=uploads.room, visits=handlers.visits),
     ]
-    around: FastAPI = gr.mount_gradio_app(
+    app: FastAPI = gr.mount_gradio_app(
         FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),
         max_file_size=handlers.limits.size, allowed_paths=[], show_error=False, ssr_mode=False, pwa=False,
         mcp_server=False, enable_monitoring=False, footer_links=[], app_kwargs={"middleware": middleware}, **look(),
     )  # fmt: skip
-    return around
+    return app
 
 
 def run(app: Any, sock: socket.socket) -> Callable[[], None]:
-    """Serve in a thread; returns once requests are answered. The function that comes back ends it."""
+    """Serve in a thread, wait until requests are answered, and return a function that ends the thread."""
     running = server(app, CONNECTIONS, GRACE)
-    # no daemon, as then the threads that explain would be neither: a process that ends under one of torch's aborts
+    # not a daemon, because threads inherit this: a process aborts if it ends while a thread runs torch
     thread = threading.Thread(target=running.run, args=([sock],), name="whyformer-page")
     thread.start()
     while not running.started:
@@ -71,10 +74,10 @@ def run(app: Any, sock: socket.socket) -> Callable[[], None]:
 
 
 def open_tunnel(host: str, port: int) -> str:
-    """A public address of the page, through gradio's servers, until the process ends.
+    """Return a public address of the page through gradio's servers, valid until the process ends.
 
     Raises:
-        LoadError: there is none.
+        LoadError: gradio's servers cannot be reached.
     """
     try:
         address = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)

@@ -1,4 +1,4 @@
-"""Serve the page: on this machine alone unless asked otherwise, and then with a password."""
+"""Serve the page on this machine; for other machines a password is required."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from whyformer.errors import InputError, MissingExtra
 SHORTEST_PASSWORD = 8
 PORTS = range(7860, 7960)
 EVERYWHERE = ("0.0.0.0", "::", "")
-"""Hosts under which the page listens on every address of the machine."""
+"""Hosts for which the page listens on all addresses of the machine."""
 
 
 def check_exposure(host: str, share: bool, password: str | None) -> bool:
-    """Whether others than this machine can reach the page; refuses that without a password.
+    """Return True if other machines can reach the page, after checking that there is a password.
 
     Raises:
         InputError: no password, or one of fewer than 8 characters.
@@ -49,20 +49,23 @@ def serve(
     """Serve the page until interrupted.
 
     Args:
-        catalogue, limits: which models, and how much is taken.
-        host, port: where; the first free port from 7860 by default.
-        share: open a public tunnel (through gradio's servers); like other hosts only with a password.
-        password: asked of every visitor, together with the user name "whyformer".
+        catalogue: the models.
+        limits: limits of inputs.
+        host: address to listen on.
+        port: port to listen on; the first free port from 7860 by default.
+        share: open a public tunnel through gradio's servers; requires a password, as other hosts do.
+        password: password of all visitors; the user name is "whyformer".
         browser: open the page in the browser.
         started: called with the address once the page answers.
-        wait: return at once if False.
+        wait: False to return at once.
 
     Returns:
         A function that closes the page and deletes what was uploaded.
 
     Raises:
-        InputError: others could reach the page, and there is no password.
-        LoadError: no such port is free, or there is no tunnel. MissingExtra: gradio is not installed.
+        InputError: other machines could reach the page, and there is no password.
+        LoadError: the port is not free, or there is no tunnel.
+        MissingExtra: gradio is not installed.
     """
     public = check_exposure(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -82,7 +85,7 @@ def serve(
         sock = stack.enter_context(listen(host, PORTS if port is None else [port]))
         name = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
         handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)
-        # a page that others reach under names that it cannot know takes any
+        # the names under which others reach the page are not known, so all are accepted
         hosts = ["*"] if share or host in EVERYWHERE else [*LOCAL, name]
         stack.callback(run(application(handlers, uploads, hosts, password), sock))
         loading = threading.Thread(target=handlers.load_models, name="whyformer-models")

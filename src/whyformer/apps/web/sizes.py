@@ -11,33 +11,33 @@ from PIL import Image
 from torch import Tensor, nn
 
 
-def held(value: Any) -> dict[int, int]:
+def memory_of(value: Any) -> dict[int, int]:
     """Return the bytes of each tensor, array, picture and text in a value, by identity, so that two values that share
     memory share an entry. Models are not counted: all sessions share them."""
-    found: dict[int, int] = {}
-    _weigh(value, found)
-    return found
+    sizes: dict[int, int] = {}
+    _add(value, sizes)
+    return sizes
 
 
-def _weigh(value: Any, found: dict[int, int]) -> None:
-    if id(value) in found or value is None or isinstance(value, nn.Module | type | int | float):
+def _add(value: Any, sizes: dict[int, int]) -> None:
+    if id(value) in sizes or value is None or isinstance(value, nn.Module | type | int | float):
         return
     if isinstance(value, Tensor):
-        found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return
-    found[id(value)] = 0
+    sizes[id(value)] = 0
     if isinstance(value, np.ndarray):
-        found[id(value)] = value.nbytes
+        sizes[id(value)] = value.nbytes
     elif isinstance(value, Image.Image):
-        found[id(value)] = value.width * value.height * len(value.getbands())
+        sizes[id(value)] = value.width * value.height * len(value.getbands())
     elif isinstance(value, str | bytes):
-        found[id(value)] = len(value)
+        sizes[id(value)] = len(value)
     elif is_dataclass(value):
         for field in fields(value):
-            _weigh(getattr(value, field.name), found)
+            _add(getattr(value, field.name), sizes)
     elif isinstance(value, Mapping):
-        for own in value.values():
-            _weigh(own, found)
+        for item in value.values():
+            _add(item, sizes)
     elif isinstance(value, Iterable) and hasattr(value, "__len__"):
-        for own in value:
-            _weigh(own, found)
+        for item in value:
+            _add(item, sizes)

@@ -1,4 +1,4 @@
-"""The folder of uploads: bounded, swept while the page runs and when it starts, and gone when it ends."""
+"""The folder of uploads: limited in size, cleaned while the page runs, and deleted when it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "whyformer-app-"
 
 
 class Uploads:
-    """A folder of its own for one server; its name holds the number of the process that it belongs to.
+    """The folder of uploads of one server. Its name contains the id of the process.
 
     Args:
         most: bytes of all uploads together.
@@ -28,7 +28,7 @@ class Uploads:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_NAME}{os.getpid()}-"))
 
     def room(self) -> bool:
-        """Whether a further upload may be kept; what is too old is deleted first, but for the examples."""
+        """Delete old uploads (not the examples), and return True if another upload fits."""
         total, oldest = 0, time.time() - self.age
         for file in self.folder.rglob("*"):
             if file.is_relative_to(self.folder / FOLDER):
@@ -44,12 +44,12 @@ class Uploads:
         return total < self.most
 
     def delete(self) -> None:
-        """The folder with all that is in it."""
+        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def sweep_the_dead() -> None:
-    """Delete folders of servers that were killed and could not do it themselves."""
+    """Delete the folders of servers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
         owner = folder.name.removeprefix(_NAME).partition("-")[0]
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What one visitor has, never shared: the input, and what the library made of it, kept under what it depends on."""
+"""The session of one visitor: the input, cached results, and the work that runs. Nothing is shared between visitors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import whyformer
-from whyformer.apps.web.sizes import held
+from whyformer.apps.web.sizes import memory_of
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.forwards import activated
@@ -30,34 +30,37 @@ from whyformer.models.structure import find_blocks, refuse_unfit
 from whyformer.prepared import Prepared
 
 MOST_BYTES = 2**30
-"""Of what all visitors' sessions remember together."""
+"""Bytes that the caches of all sessions may hold together."""
 PAUSE = 0.25
-"""Seconds between two words about progress."""
+"""Seconds between two progress updates."""
 GONE = 600.0
-"""Seconds after which a visitor who left is forgotten."""
+"""Seconds after which the session of a visitor who left is emptied."""
 Track = Callable[..., Iterable[Any]]
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 _SESSIONS: weakref.WeakSet[VisitorSession] = weakref.WeakSet()
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the visitor asked for it
-    """Raised inside work that the visitor cancelled."""
+    """Raised in work that was cancelled."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything that a result depends on; the page, the files, the snippet and the command line are made of it.
+    """Everything that a result depends on. The page, files, snippet and command line are derived from it.
 
     Attributes:
-        model: as the catalogue names it; place: what ``explain`` takes.
-        methods: (name, settings that differ from the defaults), in the order shown.
-        targets: class indices, in the order shown.
-        look: how maps are drawn on pictures, options of :class:`whyformer.show.look.Look`; nothing is computed from it.
-        stored: whether the result is the stored example, which no model of this server made.
-        asks: whether ``source`` is a prompt, and its answer what is explained; then ``picture`` is what it is about,
-            ``length`` the most tokens of the answer, ``chat`` whether it is written as a message.
+        model: name in the catalogue.
+        place: name or folder for :func:`whyformer.explain`.
+        methods: (name, settings that differ from the defaults), in the order of the page.
+        targets: class indices, in the order of the page.
+        look: options of :class:`whyformer.show.look.Look` for maps on pictures; the scores do not depend on it.
+        stored: True for the stored example, which no model of this server computed.
+        asks: True if ``source`` is a prompt and its answer is explained.
+        picture: the picture that comes with a prompt.
+        length: maximum number of tokens of the answer.
+        chat: True if the prompt is a chat message.
     """
 
     model: str
@@ -74,17 +77,17 @@ class View:
     chat: bool = False
 
     def key(self, *more: Any) -> str:
-        """The name, in the session's memory, of something about this model and input."""
+        """Return the cache key of a value that depends on the model, the input and ``more``."""
         return json.dumps([self.place, self.source.digest, self.truncate, *more], sort_keys=True, default=str)
 
 
 class VisitorSession:
-    """One visitor's memory. ``made`` holds the last results by what they depend on, so nothing is computed twice.
+    """The state of one visitor. ``made`` caches results by their keys, so that nothing is computed twice.
 
-    No dataclass: gradio would take one apart to show it to the browser.
+    This is no dataclass, because gradio would convert one to JSON for the browser.
 
     Args:
-        most: bytes that are remembered; the oldest are forgotten first. All sessions together have :data:`MOST_BYTES`.
+        most: bytes of the cache; the oldest entries are dropped first. All sessions together have :data:`MOST_BYTES`.
     """
 
     def __init__(self, most: int = 2**28) -> None:
@@ -92,76 +95,82 @@ class VisitorSession:
         self.kind = "image"  # of input: which fields are shown
         self.left: float | None = None
         self.stop = threading.Event()
+        self.subject: Any = None  # of the work that runs: PageInput.subject
         self.forget()
         _SESSIONS.add(self)
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> VisitorSession:
-        # gradio copies the initial state for each visitor: the stored example comes along, and nothing else
+        # gradio copies the initial state for each visitor; the copy has the stored example only
         fresh = VisitorSession(self.most)
         fresh.asked, fresh.seen, fresh.view, fresh.results = self.asked, self.seen, self.view, list(self.results)
         return fresh
 
     def forget(self) -> None:
-        """Everything that was made for this visitor."""
+        """Remove the results and the cache."""
         self.made: dict[str, Any] = {}
         self.sizes: dict[str, dict[int, int]] = {}
-        self.asked: Any = None  # what the view was made of, as it was entered
-        self.seen: Any = None  # the input and the model of which the page says what the model says
+        self.asked: Any = None  # the PageInput of the view
+        self.seen: Any = None  # PageInput.subject of the prediction that the page shows
         self.view: View | None = None
         self.results: list[Any] = []  # Explanations, or one Generation
         self.used = time.monotonic()
 
-    def once(self, key: str, make: Callable[[], Made]) -> Made:
-        """What is remembered under ``key``, made now if it is not."""
-        found: Made = self.made[key] if key in self.made else make()
-        self.keep(key, found)
-        return found
+    def once(self, key: str, make: Callable[[], Value]) -> Value:
+        """Return the cached value of ``key``, computed with ``make`` if there is none."""
+        value: Value = self.made[key] if key in self.made else make()
+        self.keep(key, value)
+        return value
 
     def keep(self, key: str, value: Any) -> None:
-        """Remember something as the youngest; what there is no room for is forgotten, the oldest first."""
+        """Add a value to the cache, and drop the oldest values while it is too large."""
         self.drop(key)
-        self.made[key], self.sizes[key], self.used = value, held(value), time.monotonic()
+        self.made[key], self.sizes[key], self.used = value, memory_of(value), time.monotonic()
         while self.bytes > self.most:
             self.drop(next(iter(self.made)))
-        for other in sorted(_SESSIONS, key=lambda one: one.used):
+        for other in sorted(_SESSIONS, key=lambda session: session.used):
             gone = other.left is not None and time.monotonic() - other.left > GONE
-            if gone or (other is not self and sum(one.bytes for one in _SESSIONS) > MOST_BYTES):
+            if gone or (other is not self and sum(session.bytes for session in _SESSIONS) > MOST_BYTES):
                 other.forget()
 
     @property
     def bytes(self) -> int:
-        """What is remembered; what several results share is counted once."""
-        shared: dict[int, int] = {}
-        for own in self.sizes.values():
-            shared |= own
-        return sum(shared.values())
+        """Bytes of the cache; memory that several values share is counted once."""
+        return sum({address: size for sizes in self.sizes.values() for address, size in sizes.items()}.values())
 
     def drop(self, key: str) -> Any:
-        """Forget one thing; what it was."""
+        """Remove a value from the cache and return it, or None."""
         self.sizes.pop(key, None)
         return self.made.pop(key, None)
 
-    def begin(self) -> None:
-        """New work begins: what still runs keeps its own flag, which stays set."""
+    def begin(self) -> threading.Event:
+        """End what runs, and return the event that ends the work that begins now."""
         self.stop.set()
-        self.stop = threading.Event()
+        self.stop, self.subject = threading.Event(), None
+        return self.stop
+
+    def leave(self) -> None:
+        """End what runs, because the input has changed."""
+        self.seen = None
+        self.begin()
 
     def visit(self, here: bool) -> None:
-        """The visitor's tab is open, or gone: then work ends, and what was made is forgotten after a while."""
+        """Note that the visitor's tab is open or closed. Closing it ends what runs; the cache is emptied later."""
         self.left = None if here else time.monotonic()
         if not here:
             self.stop.set()
 
     def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Watch:
-        """What long work reports to, and is ended by once the visitor cancels it or leaves."""
+        """Return a progress bar for the work that runs, which also ends it."""
         return Watch(self.stop, progress, seconds)
 
 
 class Watch:
-    """A wrapper (iterable, description, total) around long work, which ends it once ``stop`` is set, or once it took
-    so many seconds.
+    """A progress bar, called with (iterable, description, total), that ends work when ``stop`` is set or time is up.
 
-    ``progress`` is gradio's, told of it a few times a second.
+    Args:
+        stop: ends the work when set.
+        progress: gradio's progress, updated a few times a second.
+        seconds: time limit.
     """
 
     def __init__(self, stop: threading.Event, progress: Callable[..., Any] | None, seconds: float) -> None:
@@ -173,22 +182,26 @@ class Watch:
             if self.stop.is_set():
                 raise Stopped
             if (now := time.monotonic()) > self.end:
-                long = f"{description} took more than {self.seconds:g} s"
-                raise InputError(f"{long}: choose a cheaper method or settings")
+                raise InputError(
+                    f"{description} took more than {self.seconds:g} s: choose a cheaper method or settings"
+                )
             if self.progress is not None and now - self.last > PAUSE:
                 self.last = now
                 self.progress((done, total) if total else None, desc=description)
             yield item
 
 
-# -- what the page asks of the library -------------------------------------------------------------------------------
+# -- calls of the library --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of an input: classes from the likeliest down, or the numbers of a regression.
+    """The prediction for an input: probabilities of classes, or the values of a regression.
 
     Attributes:
-        order: of the classes, from the highest logit down; of numbers as they come.
-        figures: probabilities; or, where ``numeric``, the numbers.
+        order: class indices from the highest logit down; of a regression, in the order of its outputs.
+        figures: probabilities, or values if ``numeric``.
+        labels: names of classes by index.
+        blocks: number of the model's blocks.
+        numeric: True for a regression.
     """
 
     order: tuple[int, ...]
@@ -205,7 +218,7 @@ class Prediction:
 
 
 def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
-    """The model with this input, prepared once."""
+    """Return the model prepared with the input of a view, from the cache if possible."""
 
     def make() -> Prepared:
         refuse_unfit(loaded.model)
@@ -215,7 +228,7 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
 
 def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
-    """One plain forward pass."""
+    """Return the model's prediction, from one forward pass."""
     prepared = ready(session, loaded, view)
     logits = prepared.logits().double().cpu()
     resolver = prepared.resolver()
@@ -226,24 +239,24 @@ def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
 
 
 def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
-    """The map of each method for each class, or why there is none, as each becomes ready."""
+    """Yield the map of each method for each class, or the reason why there is none, as soon as it is computed."""
 
     def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
-        same, own = view.key("map", *key[:2], "any class"), view.key("map", *key)
-        e: Explanation = session.made[same] if same in session.made else session.once(own, make)
+        any_class, this_class = view.key("map", *key[:2], "any class"), view.key("map", *key)
+        e: Explanation = session.made[any_class] if any_class in session.made else session.once(this_class, make)
         if e.diagnostics.get("class_specific") is False:
-            session.keep(same, session.drop(own) or e)
+            session.keep(any_class, session.drop(this_class) or e)
         return e
 
-    asked = [(find(name), settings) for name, settings in view.methods]
-    found = each(ready(session, loaded, view), asked, view.targets, progress=track, once=once)
-    yield from track(found, "explaining", len(asked) * len(view.targets))
+    methods = [(find(name), settings) for name, settings in view.methods]
+    results = each(ready(session, loaded, view), methods, view.targets, progress=track, once=once)
+    yield from track(results, "explaining", len(methods) * len(view.targets))
 
 
 def judge(
     session: VisitorSession, loaded: Loaded, view: View, results: list[Explanation], track: Track
 ) -> Iterator[tuple[Explanation, Trust | str]]:
-    """How far each map may be believed, or why that cannot be measured."""
+    """Yield each map with its faithfulness, or with the reason why that cannot be measured."""
     inputs, done = ready(session, loaded, view).inputs, list[Trust]()
     for e in track(results, "measuring", len(results)):
         measure = partial(whyformer.trust, e, loaded.model, inputs, loaded.processor, known=done)
@@ -256,7 +269,7 @@ def judge(
 
 
 def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
-    """``[L, N, N]`` the attention maps of all blocks on the text, averaged over heads: row = who looks."""
+    """Return the attention maps ``[L, Q, K]`` of all blocks for a text, averaged over heads."""
 
     def make() -> Tensor:
         maps = Explainer(loaded, truncate=view.truncate).attention_maps(view.source.content)
