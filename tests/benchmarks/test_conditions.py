@@ -19,7 +19,7 @@ from whyformer.benchmarks.conditions import CONDITIONS, FIGURES, tau
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study
-from whyformer.datasets.opening import open_pictures
+from whyformer.datasets.readers import open_pictures
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import Forwards
 from whyformer.inputs.removal import fill

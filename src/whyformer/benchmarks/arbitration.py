@@ -13,7 +13,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import RANDOM, Configuration, generator_for
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
-from whyformer.benchmarks.study import Batch, Benchmark, Maps, Measured, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Maps, Measured, Study
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
 from whyformer.evaluation.statistics import Interval, bootstrap
@@ -33,13 +33,13 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 
     def requests() -> Iterator[tuple[Any, int, NDArray[np.bool_], str]]:
         for (c, i), scores in maps.items():
-            if not isinstance(scores, Unusable):
+            if not isinstance(scores, Exclusion):
                 for kind, masks in _halves(batch, i, batch.features(i, scores)).items():
                     yield (c, i, kind), i, batch.covered(i, masks), batch.baseline
 
     logits = batch.outputs(requests())
     for (c, i), scores in maps.items():
-        if isinstance(scores, Unusable):
+        if isinstance(scores, Exclusion):
             yield batch.samples[i].id, c, scores
             continue
         figures = {}
@@ -78,7 +78,7 @@ def _by_single_features(batch: Batch, maps: Maps) -> Iterator[Measured]:
 
     single = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
     for (c, i), scores in maps.items():
-        if isinstance(scores, Unusable):
+        if isinstance(scores, Exclusion):
             yield batch.samples[i].id, c, scores
             continue
         features = batch.features(i, scores)

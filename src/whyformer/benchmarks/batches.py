@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whyformer.baselines import TOKENS, Filling
 from whyformer.benchmarks.configurations import generator_for, random_scores
-from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
+from whyformer.benchmarks.study import Batch, Exclusion, Scores, Study, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import padded
@@ -124,7 +124,7 @@ class PictureBatch(Batch):
 
     def truth(self, index: int) -> Scores:
         mask = self.mask(index)
-        return Unusable("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
+        return Exclusion("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
 
     def read(self, index: int, explanation: Explanation) -> Scores:
         maps = explanation.heatmap(nearest=self.nearest)
@@ -235,7 +235,7 @@ class TextBatch(Batch):
         content = self.encoded[index].content
         scores = explanation.scores[0].double().numpy()[: len(content)]
         result = usable(self.features(index, scores) if content.sum() > 1 else scores)
-        return result if isinstance(result, Unusable) else scores
+        return result if isinstance(result, Exclusion) else scores
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return scores[self.encoded[index].content]

@@ -17,7 +17,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
-from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Exclusion, Measured, Study, constant_remarks
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics import faithfulness
 from whyformer.evaluation.statistics import bootstrap
@@ -74,7 +74,7 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     logits = batch.outputs(requests())
     for c, i in next(iter(maps.values())):
         scores = [by_class[c, i][EXPLAINED] for by_class in maps.values()]
-        unusable = [map_ for map_ in scores if isinstance(map_, Unusable)]
+        unusable = [map_ for map_ in scores if isinstance(map_, Exclusion)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error

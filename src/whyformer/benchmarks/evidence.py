@@ -24,7 +24,7 @@ from whyformer.benchmarks.batches import Encoded, TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study, seconds
 from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
 from whyformer.errors import FOREIGN_ERRORS, InputError
@@ -173,7 +173,7 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
                     if prompt.id in removed:
                         figures["cost"] = (seconds(study.model) - start) / plain()
                 except FOREIGN_ERRORS as error:
-                    yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
+                    yield prompt.id, c, Exclusion("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()
                 sums = e.diagnostics.get("conservation", {})

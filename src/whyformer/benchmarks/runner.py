@@ -211,7 +211,7 @@ def _open(
     benchmark: Benchmark, model: nn.Module | str, processor: Any, device: str | None, data: str | Path | None,
     reader: str | None, split: str | None, options: dict[str, Any],
 ) -> Study:  # fmt: skip
-    from whyformer.datasets.opening import modality_of, open_pictures, open_texts
+    from whyformer.datasets.readers import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality

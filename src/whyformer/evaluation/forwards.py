@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whyformer.inputs.feed import place_of
+from whyformer.inputs.feed import device_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.readout import plain_logits
 
@@ -35,7 +35,7 @@ class Forwards:
     def place(self) -> dict[str, Any]:
         """Device and dtype of the model."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        return {"device": place_of(self.model), "dtype": parameter.dtype}
+        return {"device": device_of(self.model), "dtype": parameter.dtype}
 
     def pixels(self, pictures: Iterable[Tensor]) -> NDArray[np.float64]:
         """Return the logits ``[n, C]`` of pictures ``[C, H, W]``, which may come from a generator."""

@@ -83,7 +83,7 @@ def _required(model: nn.Module) -> set[str]:
     return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
 
 
-def place_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Return the device for a model's inputs: that of its first parameter, or, if weights are loaded for each pass
     (accelerate's offloading), the device on which its modules run."""
     first = next(model.parameters(), None)
@@ -101,7 +101,7 @@ _BESIDE = re.compile(
 )
 
 
-def stands_beside(name: str) -> bool:
+def is_auxiliary(name: str) -> bool:
     """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
     return _BESIDE.search(name) is not None
 

@@ -60,7 +60,7 @@ def connected(address: str | None, actors: int) -> Iterator[Any]:
         ray.shutdown()
 
 
-def made_by_actors(
+def actor_results(
     ray: Any, actor: type, given: tuple[Any, ...], pieces: Sequence[dict[str, Any]], *, actors: int, device: str | None
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of actors for pieces, in order; Ray limits the number of results that wait for this process.

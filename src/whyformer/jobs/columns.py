@@ -14,7 +14,7 @@ import torch
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import Explained, Failure
+from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import numbered
 from whyformer.jobs.rows import needed
 
@@ -59,7 +59,7 @@ class Rows:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
-    def add(self, explained: Explained) -> None:
+    def add(self, explained: RowResult) -> None:
         """Add the explanations and failures of one input."""
         self.failures += explained.failures
         for e in explained.explanations:
@@ -87,7 +87,7 @@ class Rows:
         known = schema(self.scores)
         return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in known}, schema=known)
 
-    def _row(self, explained: Explained, e: Explanation) -> dict[str, Any]:
+    def _row(self, explained: RowResult, e: Explanation) -> dict[str, Any]:
         flat = e.scores[0].flatten().float().numpy()
         target = int(e.target[0])
         order = np.argsort(-np.abs(flat), kind="stable")

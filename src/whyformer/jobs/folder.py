@@ -19,7 +19,7 @@ from whyformer.jobs import lines
 from whyformer.jobs.attempts import notes_name, notes_of
 from whyformer.jobs.disk import checksum, durable, refusing, write_table
 from whyformer.jobs.manifest import FAILURES, FORMAT, JOURNAL, MANIFEST, Part, job_id, sealed
-from whyformer.jobs.ownership import OVERLAYS, Holdings, holdings
+from whyformer.jobs.ownership import OVERLAYS, JobFiles, holdings
 from whyformer.jobs.parts import stamped
 
 _LOCK = ".lock"
@@ -63,11 +63,11 @@ class Folder(ExitStack):
             self.close()
             raise
 
-    def _begin(self, contents: Holdings, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, contents: JobFiles, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Remove temporary files of a killed run, and restore the journal and a lost manifest."""
         done = {notes_name(name) for name in self.parts}
         notes = [path for path in notes_of(self.path) if path.name in done]
-        for path in [*contents.passing, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
+        for path in [*contents.temporary, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
             path.unlink()
         manifest = contents.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
         if contents.sizes:

@@ -41,7 +41,7 @@ _HEAD = 2**16
 
 
 @dataclass
-class Holdings:
+class JobFiles:
     """The files of one job in a folder.
 
     Attributes:
@@ -49,17 +49,17 @@ class Holdings:
         parts: intact parts by name.
         sizes: batch size of each part by its number, if there is no manifest.
         damaged: names of damaged files, and descriptions of other damage.
-        passing: temporary files that a killed run left.
+        temporary: temporary files that a killed run left.
     """
 
     manifest: dict[str, Any] | None = None
     parts: dict[str, Part] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
-    passing: list[Path] = field(default_factory=list)
+    temporary: list[Path] = field(default_factory=list)
 
 
-def holdings(folder: Path, facts: Mapping[str, Any]) -> Holdings:
+def holdings(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """Return the files of a job in a folder, without changing them.
 
     Args:
@@ -69,7 +69,7 @@ def holdings(folder: Path, facts: Mapping[str, Any]) -> Holdings:
     Raises:
         InputError: the folder contains another job, other files, or files that cannot be identified.
     """
-    contents, job = Holdings(), job_id(facts)
+    contents, job = JobFiles(), job_id(facts)
     paths = [p for p in sorted(folder.iterdir()) if not _is_hidden(p.name)] if folder.is_dir() else []
     contents.manifest = _manifest(folder, facts)
     if not paths:
@@ -107,7 +107,7 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _listed(folder: Path, contents: Holdings) -> dict[str, Part]:
+def _listed(folder: Path, contents: JobFiles) -> dict[str, Part]:
     """Return the parts in the manifest and the journal by name."""
     journal, damaged = journal_parts(folder)
     contents.damaged += ["a line of the journal"] * damaged
@@ -115,13 +115,13 @@ def _listed(folder: Path, contents: Holdings) -> dict[str, Part]:
     return {part.file: part for part in [*in_manifest, *journal]}
 
 
-def _sort(contents: Holdings, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
+def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
     """Classify the files: intact parts, damaged files, and temporary files of a killed run."""
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
             contents.damaged.append(path.name)
         elif _PASSING.fullmatch(path.name):
-            contents.passing.append(path)
+            contents.temporary.append(path)
         elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
             intact = verified(path, scores)
             if intact is None:

@@ -99,7 +99,7 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
         )
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
-    once = _Once(data) if isinstance(data, Iterator) else None
+    once = _SinglePass(data) if isinstance(data, Iterator) else None
 
     def rows(start: int) -> Iterator[Row]:
         if once is not None:
@@ -127,7 +127,7 @@ HEAD = 64
 
 
 @dataclass
-class _Once:
+class _SinglePass:
     """An iterator that can be read only once, such as a generator or a stream."""
 
     data: Iterator[Any]

@@ -47,7 +47,7 @@ def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     """Record a pass, and store its end function for later passes."""
     tape, raw = record_call(model, args, kwargs)
     output = Output(model, raw, args, kwargs, samples)
-    return apart(output, end_in(tape, output), tape.__getitem__)
+    return without_end(output, end_in(tape, output), tape.__getitem__)
 
 
 def end_in(tape: Tape, output: Output) -> EndFunction | None:
@@ -58,7 +58,7 @@ def end_in(tape: Tape, output: Output) -> EndFunction | None:
     return end
 
 
-def apart(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
+def without_end(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
     """Return the output of a recorded pass with its logits before the end function.
 
     Args:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.models.walking import named_modules
 
-__all__ = ["alone", "changes", "parameters"]
+__all__ = ["changes", "parameters", "refuse_changes"]
 
 
 @contextlib.contextmanager
-def alone(model: nn.Module) -> Iterator[None]:
+def refuse_changes(model: nn.Module) -> Iterator[None]:
     """Context that raises at its end if the model was changed meanwhile.
 
     Raises:

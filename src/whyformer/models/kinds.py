@@ -82,7 +82,7 @@ def _language(output: Output) -> bool:
         return True
     if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # tokens share rounding
         return _generates(output)
-    pictures = any(n.startswith(("pixel", "image")) for n in output.given)
+    pictures = any(n.startswith(("pixel", "image")) for n in output.arguments)
     return pictures and _generates(output)
 
 
@@ -93,7 +93,7 @@ def _generates(output: Output) -> bool:
     return callable(generate) and bool(generate()) and named
 
 
-def one_a_token(output: Output, logits: Tensor) -> bool:
+def is_row_per_token(output: Output, logits: Tensor) -> bool:
     """Return whether ``[B, N]`` logits are one per token (a discriminator's), if N tokens are fed."""
     if (
         output.tokens is None
@@ -117,7 +117,7 @@ def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return _COMPARES[model]
 
 
-def takes_several(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
+def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
     """Return True if the model accepts batches of several samples, which it may not if its config has no padding token.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
 from whyformer.models.ends import forward
-from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
+from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, is_row_per_token
 from whyformer.models.output import Output
 from whyformer.models.structure import first_bad_parameter
 
@@ -75,7 +75,7 @@ def has_row(output: Output) -> bool:
         return False
     if logits.dim() == 3:
         return is_language_model(output)
-    return logits.dim() == 1 or not one_a_token(output, logits)
+    return logits.dim() == 1 or not is_row_per_token(output, logits)
 
 
 def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:

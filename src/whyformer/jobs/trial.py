@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
-from whyformer.inputs.feed import place_of
-from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
+from whyformer.inputs.feed import device_of
+from whyformer.jobs.batching import OutOfMemory, Read, RowResult, Session
 from whyformer.jobs.rows import PAIR
 from whyformer.models.memory import total_memory
 
@@ -36,7 +36,7 @@ class Trial:
         size: batch size for such rows.
     """
 
-    explained: Explained | None
+    explained: RowResult | None
     held: int
     seconds: float
     size: int
@@ -54,7 +54,7 @@ class Trial:
         return self
 
 
-def tried(
+def run_trial(
     session: Session, reads: Sequence[Read], begun: Callable[[Iterable[int]], None] = lambda rows: None
 ) -> Trial:
     """Explain the largest of some rows alone.
@@ -68,7 +68,7 @@ def tried(
         begun: as for :meth:`~whyformer.jobs.batching.Session.explain`.
     """
     usable = [read for read in reads if read.error is None]
-    place = place_of(session.model)
+    place = device_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
         return Trial(None, 0, 0.0, most)

@@ -16,7 +16,7 @@ from whyformer.inputs.pieces import pieces
 _DECODER = "decoder_input_ids"
 
 
-def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inputs:
+def with_appended(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inputs:
     """Append ``ids`` to the tokens of each sample (to the decoder's, if there is one), and a note.
 
     Raises:
