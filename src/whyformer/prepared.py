@@ -22,7 +22,7 @@ from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
-from whyformer.models.kinds import LANGUAGE, compares
+from whyformer.models.kinds import LANGUAGE, is_contrastive
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
@@ -99,7 +99,7 @@ class Prepared:
         inputs = self.inputs
         self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
-        if texts and compares(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
+        if texts and is_contrastive(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)

@@ -299,12 +299,12 @@ def died(path: Path, *steps, size: int = 4) -> Attempts:
 def test_what_is_begun_and_not_ended_is_tried_alone_and_then_set_aside(tmp_path):
     path = tmp_path / "part-000000.attempts.jsonl"
     first = died(path, ("work", range(8)), ("work", [2, 5]))
-    assert (first.suspects, first.aside, first.died) == ({2, 5}, set(), True)
+    assert (first.suspects, first.skipped, first.died) == ({2, 5}, set(), True)
     second = died(path, ("alone", 2), ("survived", 2), ("alone", 5))
-    assert (second.suspects, second.aside) == (set(), {5})
+    assert (second.suspects, second.skipped) == (set(), {5})
     with second:
         pass
-    assert Attempts(path, "job", 4).aside == {5}
+    assert Attempts(path, "job", 4).skipped == {5}
 
 
 def test_a_note_that_a_kill_cut_off_was_not_begun(tmp_path):
@@ -319,7 +319,7 @@ def test_a_note_that_a_kill_cut_off_was_not_begun(tmp_path):
 def test_a_row_that_dies_in_company_only_is_set_aside_in_the_end(tmp_path):
     path, deaths = tmp_path / "part-000000.attempts.jsonl", 0
     state = Attempts(path, "job", 4)
-    while 1 not in state.aside:
+    while 1 not in state.skipped:
         size = state.most or 4
         tries = [step for row in sorted(state.suspects) for step in (("alone", row), ("survived", row))]
         state = died(path, *tries, ("work", list(range(size))), size=size)

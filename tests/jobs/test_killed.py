@@ -37,7 +37,7 @@ def into(opened: OpenedJob, out: Path) -> OpenedJob:
 def costs_a_row(out: Path) -> bool:
     """Whether a process that dies now was in the middle of the same rows as one before: such rows are set aside."""
     found = [Attempts(path, "", 4) for path in notes_of(out)]
-    return any(one.aside or one.most is not None for one in found)
+    return any(one.skipped or one.most is not None for one in found)
 
 
 def tearing(out: Path, when: int) -> None:

@@ -111,19 +111,19 @@ def summarize(study: Study, results: Results) -> Report:
         cells.update({(label, column): Cell(figure) for column, figure in zip(columns, figures, strict=False)})
 
     if complete:
-        criterion, held = (
+        criterion, heldout = (
             np.array([[results[label][s][key] for label in choosable] for s in complete])
             for key in ("criterion", "held_out")
         )
         picks, best = criterion.argmax(1), int(criterion.mean(0).argmax())
-        prime = held[np.arange(len(held)), picks]
-        gains = {label: bootstrap(prime - held[:, n]) for n, label in enumerate(choosable)}
+        prime = heldout[np.arange(len(heldout)), picks]
+        gains = {label: bootstrap(prime - heldout[:, n]) for n, label in enumerate(choosable)}
         for n, (label, gain) in enumerate(gains.items()):
             share = 100 * float((picks == n).mean())
             chosen = Interval(share, share, share, len(complete))
-            row(label, bootstrap(held[:, n]), gain, bootstrap(criterion[:, n]), chosen)
+            row(label, bootstrap(heldout[:, n]), gain, bootstrap(criterion[:, n]), chosen)
         fixed = f"Batch (best on average: {choosable[best]})"
-        for label, figures in (("Prime (best of each sample)", prime), (fixed, held[:, best])):
+        for label, figures in (("Prime (best of each sample)", prime), (fixed, heldout[:, best])):
             rows.append(label)
             row(label, bootstrap(figures), bootstrap(prime - figures))
         if floor := list(results[RANDOM].values()):

@@ -116,7 +116,7 @@ class PictureBatch(Batch):
     def inputs(self, which: Sequence[int]) -> Tensor:
         return self.pixels[list(which)]
 
-    def drawn(self, index: int) -> NDArray[np.float64]:
+    def random_map(self, index: int) -> NDArray[np.float64]:
         """Return a uniform score for each patch (16 pixels if the patch size is unknown), resized like other maps."""
         shape = (max(1, side // patch) for side, patch in zip(self.spec.size, self.patch, strict=True))
         drawn = random_scores(self.samples[index].id, tuple(shape), self.study.seed)
@@ -151,7 +151,7 @@ class PictureBatch(Batch):
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
-    def drawn_pixels(self, pixels: Tensor) -> Tensor:
+    def random_pixels(self, pixels: Tensor) -> Tensor:
         """Return uniform numbers in 0..1 ``[B, C, H, W]``, seeded by the ids of the samples."""
         shape = tuple(pixels.shape[1:])
         drawn = [generator_for(f"{s.id}/noise", self.study.seed).random(shape) for s in self.samples]
@@ -159,8 +159,8 @@ class PictureBatch(Batch):
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
         black, white = ((level - self.spec.mean) / self.spec.std for level in (0, 1))
-        filling = Filling(self.pixels, black=black, white=white, uniform=self.drawn_pixels)
-        empty = cache(partial(fill, given=filling))
+        filling = Filling(self.pixels, black=black, white=white, uniform=self.random_pixels)
+        empty = cache(partial(fill, filling=filling))
 
         def perturbed() -> Iterator[Tensor]:
             for index, removed, baseline in jobs:
@@ -221,7 +221,7 @@ class TextBatch(Batch):
         ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in tensors)
         return {"input_ids": ids, "attention_mask": mask}
 
-    def drawn(self, index: int) -> NDArray[np.float64]:
+    def random_map(self, index: int) -> NDArray[np.float64]:
         encoded = self.encoded[index]
         drawn = random_scores(self.samples[index].id, (len(encoded.ids),), self.study.seed)
         return np.where(encoded.content, drawn, 0.0)

@@ -132,9 +132,9 @@ def _verdict(labels: Sequence[str], names: Sequence[str], ahead: list[dict[tuple
     """Describe differences that are significant in all conditions, and pairs whose order depends on the condition."""
     lines = []
     for i, label in enumerate(labels):
-        behind = [labels[j] for j in range(len(labels)) if i != j and all(pairs[i, j] for pairs in ahead)]
-        if behind:
-            lines.append(f"- in every condition {label} is ahead of {', '.join(behind)}")
+        worse = [labels[j] for j in range(len(labels)) if i != j and all(pairs[i, j] for pairs in ahead)]
+        if worse:
+            lines.append(f"- in every condition {label} is ahead of {', '.join(worse)}")
     for i, j in combinations(range(len(labels)), 2):
         first, second = ([n for n, pairs in zip(names, ahead, strict=True) if pairs[pair]] for pair in ((i, j), (j, i)))
         if first and second:

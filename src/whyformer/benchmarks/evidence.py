@@ -31,7 +31,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
 from whyformer.evaluation.statistics import Interval
 from whyformer.methods.task import Scores
-from whyformer.models.kinds import last_row_alone
+from whyformer.models.kinds import last_row_only
 from whyformer.targets import Contrast, LogProbability, token_ids
 
 Array = NDArray[np.float64]
@@ -179,7 +179,7 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
                 sums = e.diagnostics.get("conservation", {})
                 figures["error"] = sums["error"][0] / max(abs(sums["start"][0]), 1e-12) if "sum" in sums else None
             else:
-                scores = batch.drawn(i)
+                scores = batch.random_map(i)
             figures |= _places(prompt, batch.encoded[i].spans, scores)
             if prompt.twin is not None:
                 figures |= _twin(batch, i, scores, target)
@@ -262,7 +262,7 @@ def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float
     start = seconds(model)
     with torch.enable_grad():
         embedded = table(ids).detach().requires_grad_()
-        value = target(model(inputs_embeds=embedded, use_cache=False, **last_row_alone(model)).logits[:, -1])
+        value = target(model(inputs_embeds=embedded, use_cache=False, **last_row_only(model)).logits[:, -1])
         torch.autograd.grad(value.sum(), embedded)
     return seconds(model) - start
 

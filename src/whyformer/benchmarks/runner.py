@@ -134,12 +134,12 @@ def run_benchmark(
         missing = sum(map(len, todo.values()))
         if store.dropped:
             lines = amount(store.dropped, "damaged line")
-            beside = ", and records measured with them," if store.torn else ""
-            say(f"{lines} of {store.path.name} ignored: these records{beside} are measured again")
+            together = ", and records measured with them," if store.torn else ""
+            say(f"{lines} of {store.path.name} ignored: these records{together} are measured again")
         if missing < total:
             say(f"{total - missing} of {total} records of an earlier run found")
         if todo:
-            say(bill(benchmark, _trial(study, todo), todo, track))
+            say(estimated_cost(benchmark, _trial(study, todo), todo, track))
             measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
             _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
         by_label = {
@@ -243,7 +243,7 @@ def _trial(study: Study, todo: Todo) -> Batch:
 
 
 # -- estimate of the cost ---------------------------------------------------------------------------
-def bill(
+def estimated_cost(
     benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
 ) -> str:  # fmt: skip
     """Return the estimated cost of the remaining work, by measuring each configuration on the trial samples.

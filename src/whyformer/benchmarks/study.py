@@ -182,7 +182,7 @@ class Batch:
         logits: ``[B, C]`` of the clean samples.
         baseline: replacement of features in :meth:`without`.
         inputs: (indices of samples) -> inputs of the model.
-        drawn: (index) -> random map, the floor.
+        random_map: (index) -> random map, the floor.
         truth: (index) -> map of the ground truth, the ceiling.
         read: (index, explanation) -> its map.
         features: (index, map) -> scores ``[n]`` of removable features.
@@ -195,7 +195,7 @@ class Batch:
     logits: NDArray[np.float64]
     baseline: ClassVar[str]
     inputs: ClassVar[Callable[..., Any]]
-    drawn: ClassVar[Callable[..., NDArray[np.float64]]]
+    random_map: ClassVar[Callable[..., NDArray[np.float64]]]
     truth: ClassVar[Callable[..., Scores]]
     read: ClassVar[Callable[..., Scores]]
     features: ClassVar[Callable[..., NDArray[np.float64]]]
@@ -216,7 +216,7 @@ class Batch:
 
     def count(self, index: int) -> int:
         """Return the number of removable features."""
-        return self.features(index, self.drawn(index)).size
+        return self.features(index, self.random_map(index)).size
 
     def explanations(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
@@ -246,7 +246,7 @@ class Batch:
     ) -> list[Scores]:
         """Return the maps, ``[H, W]`` for pictures and ``[N]`` for texts, or the reasons for having none."""
         if configuration.kind in (RANDOM, TRUTH):
-            reference = self.drawn if configuration.kind == RANDOM else self.truth
+            reference = self.random_map if configuration.kind == RANDOM else self.truth
             return [reference(i) for i in range(len(self.samples))]
         results = enumerate(self.explanations(configuration, targets, sharing))
         return [result if isinstance(result, Exclusion) else self.read(i, result) for i, result in results]

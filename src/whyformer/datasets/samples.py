@@ -98,10 +98,10 @@ def require_file(path: str | Path, expected: str) -> Path:
     return file
 
 
-def wrong_layout(place: Path, expected: str, found: str | None = None) -> LayoutError:
-    """Return the error for a wrong layout, which lists the content of a folder unless ``found`` describes it."""
-    beside = "" if place.is_file() else f" ({listing(place)})"
-    return LayoutError(f"{place}: expected {expected}; found {found + beside if found else listing(place)}")
+def wrong_layout(place: Path, expected: str, actual: str | None = None) -> LayoutError:
+    """Return the error for a wrong layout, which lists the content of a folder unless ``actual`` describes it."""
+    content = "" if place.is_file() else f" ({listing(place)})"
+    return LayoutError(f"{place}: expected {expected}; found {actual + content if actual else listing(place)}")
 
 
 def needed(package: str, purpose: str) -> Any:

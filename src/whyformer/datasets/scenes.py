@@ -165,7 +165,7 @@ def _place(
 
 
 def _scene(digits: list[int], split: Split, generator: np.random.Generator, clutter: float, wobble: float) -> Scene:
-    """Draw one scene with the given digits."""
+    """Draw one scene with these digits."""
     images = [_images(split)[digit][generator.integers(len(_images(split)[digit]))] for digit in digits]
     largest = float(LARGEST)
     while True:

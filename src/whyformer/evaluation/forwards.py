@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whyformer.inputs.feed import device_of
-from whyformer.models.kinds import last_row_alone
+from whyformer.models.kinds import last_row_only
 from whyformer.models.readout import plain_logits
 
 
@@ -52,12 +52,12 @@ class Forwards:
         """
         order, device = sorted(range(len(rows)), key=lambda i: len(rows[i])), self.place["device"]
         results: list[NDArray[np.float64]] = []
-        alone = last_row_alone(self.model)
-        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if alone else [order]
+        last_only = last_row_only(self.model)
+        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if last_only else [order]
         chunks = [group[i : i + self.batch_size] for group in groups for i in range(0, len(group), self.batch_size)]
         for chunk in chunks:
             ids, mask = padded([rows[i] for i in chunk], self.pad)
-            arguments: dict[str, Any] = alone or {"attention_mask": mask.to(device)}
+            arguments: dict[str, Any] = last_only or {"attention_mask": mask.to(device)}
             results.append(self._run(input_ids=ids.to(device), **arguments))
         return np.concatenate(results)[np.argsort(order)] if results else np.zeros((0, 0))
 

@@ -55,9 +55,9 @@ def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
     """
     from whyformer.explanation.schemas import ExplanationSchema, FeaturesSchema, ResultSchema, checked
 
-    held = vars(checked(ExplanationSchema, _with_activation(facts, outputs), "this explanation"))
-    arguments = {name: held[name] for name in ResultSchema.model_fields}
-    features = {name: held[name] for name in FeaturesSchema.model_fields}
+    values = vars(checked(ExplanationSchema, _with_activation(facts, outputs), "this explanation"))
+    arguments = {name: values[name] for name in ResultSchema.model_fields}
+    features = {name: values[name] for name in FeaturesSchema.model_fields}
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
     return {**arguments, "features": Features(**features)}

@@ -12,12 +12,12 @@ from pathlib import Path
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount, in_bytes
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import OutOfMemory, Read, read_one
+from whyformer.jobs.batching import OutOfMemory, RowContent, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
 from whyformer.jobs.disk import write_parquet
 from whyformer.jobs.local import OpenedJob, open_job
-from whyformer.jobs.ownership import holdings
+from whyformer.jobs.ownership import job_files
 from whyformer.jobs.trial import run_trial
 from whyformer.models.memory import total_memory
 from whyformer.models.structure import class_names
@@ -89,7 +89,7 @@ def estimate(job: Job) -> Cost:
         WhyformerError: the job cannot run.
     """
     opened = open_job(job)
-    finished = _there(opened)
+    finished = _finished_rows(opened)
     spread = list(islice(opened.rows(0), 1000))
     chosen = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
     reads = [read_one(row) for row in chosen]
@@ -108,7 +108,7 @@ def estimate(job: Job) -> Cost:
     return Cost(
         rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
         reason=reason,
-        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.held * size,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.graph_bytes * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
         bytes=None if left is None else part * left // len(reads),
@@ -116,13 +116,13 @@ def estimate(job: Job) -> Cost:
     )  # fmt: skip
 
 
-def _there(opened: OpenedJob) -> int:
+def _finished_rows(opened: OpenedJob) -> int:
     """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
-    contents = holdings(Path(opened.job.out), opened.facts)
+    contents = job_files(Path(opened.job.out), opened.facts)
     return sum(part.rows for part in contents.parts.values())
 
 
-def _timed(opened: OpenedJob, reads: list[Read], size: int) -> tuple[float, Rows]:
+def _timed(opened: OpenedJob, reads: list[RowContent], size: int) -> tuple[float, Rows]:
     """Read rows again and explain them in batches; return the duration in seconds and the rows."""
     while True:
         rows = Rows(opened.job.scores, class_names(opened.session.model)[0])

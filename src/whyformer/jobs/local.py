@@ -15,12 +15,12 @@ import torch
 
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
-from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, set_aside
+from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Session, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.folder import Folder
-from whyformer.jobs.manifest import FAILURES, Part, described, job_id, part_name
+from whyformer.jobs.manifest import FAILURES, Part, job_facts, job_id, part_name
 from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
 from whyformer.jobs.parts import PartFacts, failures_of, write_part
@@ -84,7 +84,7 @@ class OpenedJob:
         cursor = self.cursor
         for index in range(cursor.index, cursor.index + count):
             if index in attempts.unfetched:
-                cursor.rest, row = self.rows(index + 1), set_aside(index, str(index))
+                cursor.rest, row = self.rows(index + 1), skipped_row(index, str(index))
             else:
                 attempts.fetch(index)
                 taken = next(cursor.rest, None)
@@ -115,7 +115,7 @@ class OpenedJob:
         # without paths: a job may resume after its files were moved
         job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input")}
         source = {"rows": self.count, "sha256": self.source.digest}
-        return described(job, description, source)
+        return job_facts(job, description, source)
 
     def trial(self, attempts: Attempts) -> Trial:
         """Explain the largest of the first :data:`TRIED` rows as a trial."""

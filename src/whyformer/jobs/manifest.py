@@ -27,7 +27,7 @@ _IDENTITY = ("job", "model", "source", "versions")
 
 
 # -- identity of a job ----------------------------------------------------------------------------------------------
-def described(job: Mapping[str, Any], model: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def job_facts(job: Mapping[str, Any], model: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that determine the bytes of a job's parts."""
     pa = needed("pyarrow", "a job")
     return {"job": dict(job), "model": dict(model), "source": dict(source),
@@ -146,7 +146,7 @@ class Manifest(BaseModel):
     batch_sizes: list[tuple[Natural, Natural]] | None = None
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
     """Return the bytes of a manifest with its checksum."""
     facts = {name: value for name, value in manifest.items() if name != _CHECKSUM}
     return (json.dumps({**facts, _CHECKSUM: _digest_of(facts)}, indent=1, ensure_ascii=False) + "\n").encode()

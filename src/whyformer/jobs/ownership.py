@@ -35,7 +35,7 @@ from whyformer.jobs.rows import needed
 
 OVERLAYS = "overlays"
 _LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}|{NOTES}"
-_PASSING = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
+_TEMPORARY = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
 _OVERLAY = re.compile(r"[0-9]{8,}-[0-9]+-.*\.(png|html)")
 _HEAD = 2**16
 
@@ -59,12 +59,12 @@ class JobFiles:
     temporary: list[Path] = field(default_factory=list)
 
 
-def holdings(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
+def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """Return the files of a job in a folder, without changing them.
 
     Args:
         folder: the folder.
-        facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.described`.
+        facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.job_facts`.
 
     Raises:
         InputError: the folder contains another job, other files, or files that cannot be identified.
@@ -120,7 +120,7 @@ def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[st
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
             contents.damaged.append(path.name)
-        elif _PASSING.fullmatch(path.name):
+        elif _TEMPORARY.fullmatch(path.name):
             contents.temporary.append(path)
         elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
             intact = verified(path, scores)
@@ -140,7 +140,7 @@ def _id_in(path: Path) -> str | None:
     name = path.name
     if name == OVERLAYS and path.is_dir():
         return None if all(_OVERLAY.fullmatch(p.name) or _is_hidden(p.name) for p in path.iterdir()) else ""
-    temporary = _PASSING.fullmatch(name)
+    temporary = _TEMPORARY.fullmatch(name)
     if not path.is_file() or temporary:
         return temporary[1] if temporary else ""
     if name == FAILURES or re.fullmatch(PART, name):

@@ -42,7 +42,7 @@ class PartFacts(BaseModel):
 
 def stamped(table: Any, **facts: Any) -> Any:
     """Return a table with the metadata ``facts``, which include ``job``, and their checksum."""
-    return table.replace_schema_metadata({_KEY: lines.written(facts)})
+    return table.replace_schema_metadata({_KEY: lines.encoded(facts)})
 
 
 def stamp_of(table_schema: Any) -> dict[str, Any] | None:

@@ -32,10 +32,10 @@ class PartActor:
         ``part`` is the journal entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
         input ended with the previous part.
         """
-        records = [self._made(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
+        records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
         return {name: [record[name] for record in records] for name in records[0]}
 
-    def _made(self, number: int, size: int) -> dict[str, Any]:
+    def _record(self, number: int, size: int) -> dict[str, Any]:
         explained = make_part(self.opened, number, size)
         record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
         if explained is None or (not explained.count and number):

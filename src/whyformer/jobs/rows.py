@@ -99,13 +99,13 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
         )
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
-    once = _SinglePass(data) if isinstance(data, Iterator) else None
+    single_pass = _SinglePass(data) if isinstance(data, Iterator) else None
 
     def rows(start: int) -> Iterator[Row]:
-        if once is not None:
-            items: Iterator[Any] = once.items(start)
+        if single_pass is not None:
+            items: Iterator[Any] = single_pass.items(start)
         elif loader:
-            items = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
+            items = itertools.islice(itertools.chain.from_iterable(map(_samples_of, data)), start, None)
         elif is_sliced(data):
             items = sliced(data, start)
         elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
@@ -132,7 +132,7 @@ class _SinglePass:
 
     data: Iterator[Any]
     head: list[Any] = field(default_factory=list)
-    taken: int = 0
+    count: int = 0
 
     def items(self, start: int) -> Iterator[Any]:
         """Yield the items from index ``start``.
@@ -141,17 +141,17 @@ class _SinglePass:
             InputError: an item was read before and is not stored.
         """
         for at in itertools.count(start):
-            if at >= len(self.head) and at < self.taken:
+            if at >= len(self.head) and at < self.count:
                 raise InputError(
                     f"item {at} of an iterator cannot be read twice: pass a list or a Dataset instead"
                 )
-            while at >= self.taken:
+            while at >= self.count:
                 try:
                     item = next(self.data)
                 except StopIteration:
                     return
-                self.taken += 1
-                if self.taken <= HEAD:
+                self.count += 1
+                if self.count <= HEAD:
                     self.head.append(item)
             yield self.head[at] if at < len(self.head) else item
 
@@ -171,7 +171,7 @@ def _from(data: Any, start: int) -> Iterator[Any]:
         yield item
 
 
-def _apart(batch: Any) -> Iterator[Any]:
+def _samples_of(batch: Any) -> Iterator[Any]:
     """Yield the samples of one batch of a ``DataLoader``."""
     if isinstance(batch, Mapping):
         names, columns = list(batch), [list(_each(v)) for v in batch.values()]
@@ -226,7 +226,7 @@ def _as_row(
     if isinstance(item, Mapping) and any(isinstance(v, Tensor) for v in item.values()):
         columns = {k: _plain(v) for k, v in item.items() if k in ("label", "labels", "id")}
         item = {k: v for k, v in item.items() if k not in columns}
-    return Row(index, str(columns.get("id", index)), partial(_taken, item), columns)
+    return Row(index, str(columns.get("id", index)), partial(_content, item), columns)
 
 
 def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
@@ -253,7 +253,7 @@ def read_bytes(data: bytes, name: str) -> Any:
         raise InputError(f"{name} is not UTF-8 text") from error
 
 
-def _taken(item: Any) -> Any:
+def _content(item: Any) -> Any:
     """Convert an item to a picture, a text or a mapping; tensors get a batch axis of 1."""
     if isinstance(item, bytes):
         return open_picture(io.BytesIO(item))

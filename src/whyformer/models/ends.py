@@ -40,11 +40,6 @@ def forward(
             plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
         if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
             return plain.with_end(_plain_end(plain))
-    return _recorded(model, args, kwargs, samples)
-
-
-def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], samples: Tensor | None) -> Output:
-    """Record a pass, and store its end function for later passes."""
     tape, raw = record_call(model, args, kwargs)
     output = Output(model, raw, args, kwargs, samples)
     return without_end(output, end_in(tape, output), tape.__getitem__)

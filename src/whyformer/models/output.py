@@ -135,8 +135,8 @@ class Output:
             if isinstance(self.arguments.get(name), Tensor):
                 return name, self.arguments[name]
         ids = ((n, t) for n, t in self.arguments.items() if isinstance(t, Tensor) and t.dim() == 2)
-        beside = ("mask", "type", "position")
-        return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(b in n for b in beside)), None)
+        others = ("mask", "type", "position")
+        return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(o in n for o in others)), None)
 
     def rows(self, value: Tensor) -> Tensor:
         """Reshape a tensor ``[C]`` or a scalar to ``[1, C]`` if a single sample was fed; return others unchanged."""
