@@ -17,12 +17,12 @@ from PIL import Image
 from whyformer.datasets.samples import (
     Picture,
     layout_errors,
-    needed,
     pictures_in,
     require_file,
     require_folder,
     wrong_layout,
 )
+from whyformer.errors import import_optional
 from whyformer.inputs.pictures import open_picture
 
 SAMPLE, VALIDATION = r"\d{4}_n\d{8}\.(?:jpe?g|png)$", r"ILSVRC2012_val_\d{8}\.jpe?g$"
@@ -115,7 +115,8 @@ def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path
 
 def _class_of_id(meta: Path) -> dict[int, int]:
     """Return ILSVRC2012_ID -> class index in sorted synsets."""
-    rows = needed("scipy.io", "reading the devkit's meta.mat").loadmat(str(meta), squeeze_me=True)["synsets"]
+    scipy_io = import_optional("scipy.io", "reading the devkit's meta.mat", "data")
+    rows = scipy_io.loadmat(str(meta), squeeze_me=True)["synsets"]
     synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
     order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}
     return {number: order[wnid] for number, wnid in synsets.items()}

@@ -10,8 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from whyformer.errors import InputError, LoadError
-from whyformer.jobs.rows import needed
+from whyformer.errors import InputError, LoadError, import_optional
 
 ENGINES = ("local", "ray")
 RETRIES = 100
@@ -43,8 +42,8 @@ def connected(address: str | None, actors: int) -> Iterator[Any]:
         MissingExtra: Ray is not installed.
         LoadError: the cluster does not answer.
     """
-    ray = needed("ray", 'engine = "ray"')
-    needed("ray.data", 'engine = "ray"')
+    ray = import_optional("ray", 'engine = "ray"', "ray")
+    import_optional("ray.data", 'engine = "ray"', "ray")
     if ray.is_initialized():
         yield ray
         return

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Session, open_session, read_one
@@ -25,7 +25,7 @@ from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
 from whyformer.jobs.parts import PartFacts, failures_of, write_part
 from whyformer.jobs.reading import Maps
-from whyformer.jobs.rows import Row, Source, needed
+from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
 from whyformer.jobs.threads import BackgroundWriter, ahead
 from whyformer.jobs.trial import TRIED, Trial, run_trial
@@ -130,7 +130,7 @@ def open_job(job: Job) -> OpenedJob:
     Raises:
         WhyformerError: the model or the input is missing or invalid.
     """
-    needed("pyarrow", "a job")
+    import_optional("pyarrow", "a job")
     source = open_source(job.input, job.column, job.id_column)
     session = open_session(job.model, job.processor, job.methods, job.targets, **job.options.named)
     return OpenedJob(job, session, source)
@@ -326,7 +326,7 @@ class Run(ExitStack):
         )
 
     def _failures(self) -> Iterator[Failure]:
-        pq = needed("pyarrow.parquet", "a job")
+        pq = import_optional("pyarrow.parquet", "a job")
         for name in sorted(self.folder.parts):
             if self.folder.parts[name].failed:
                 yield from failures_of(pq.read_schema(self.folder.path / name))

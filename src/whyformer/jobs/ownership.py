@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.jobs.attempts import NOTES
 from whyformer.jobs.manifest import (
     FAILURES,
@@ -31,7 +31,6 @@ from whyformer.jobs.manifest import (
     read_part,
 )
 from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
-from whyformer.jobs.rows import needed
 
 OVERLAYS = "overlays"
 _LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}|{NOTES}"
@@ -153,7 +152,7 @@ def _id_in(path: Path) -> str | None:
 
 
 def _id_in_table(path: Path) -> str | None:
-    pq, arrow = needed("pyarrow.parquet", "a job"), needed("pyarrow", "a job")
+    pq, arrow = import_optional("pyarrow.parquet", "a job"), import_optional("pyarrow", "a job")
     try:
         table_schema = pq.read_schema(path)
     except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types

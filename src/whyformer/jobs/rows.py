@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError
 from whyformer.inputs.argument import checksum, read_file
 from whyformer.inputs.normalize import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
@@ -60,22 +60,6 @@ class Source:
     rows: Callable[[int], Iterator[Row]]
     count: int | None = None
     digest: str | None = None
-
-
-def needed(package: str, purpose: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingExtra: it is not installed; the message names the command that installs it.
-    """
-    import importlib
-
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.partition(".")[0]
-        extra = name if name == "ray" else "jobs"
-        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[{extra}]"') from error
 
 
 # -- Python objects ---------------------------------------------------------------------------------------
