@@ -9,7 +9,7 @@ import pytest
 
 from whyformer.baselines import BASELINES
 from whyformer.benchmarks import BENCHMARKS
-from whyformer.datasets.opening import PICTURE_READERS
+from whyformer.datasets.readers import PICTURE_READERS
 from whyformer.errors import UnknownOperation
 from whyformer.evaluation import METRICS
 from whyformer.methods import METHODS

@@ -58,10 +58,10 @@ class Placement:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacementApart:
+class SeparatePlacements:
     """Placements of samples that cannot be batched, and each sample's slice of the rows of the longest."""
 
-    each: list[Placement | PlacementApart]
+    each: list[Placement | SeparatePlacements]
     spans: list[slice]
     padding: str
     left: bool
@@ -86,7 +86,7 @@ class AttentionMaps:
     maps: list[Tensor]
     readout: Tensor
     tokens: list[list[str]] | None
-    _placement: Placement | PlacementApart
+    _placement: Placement | SeparatePlacements
 
     def __repr__(self) -> str:
         shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
@@ -207,7 +207,7 @@ def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMap
         tokens.append([*more, *words] if left else [*words, *more])
 
     placements = [single._placement for single in each]
-    return AttentionMaps(maps, readout, tokens, PlacementApart(placements, spans, padding, left))
+    return AttentionMaps(maps, readout, tokens, SeparatePlacements(placements, spans, padding, left))
 
 
 def _refuse_many(total: int) -> None:

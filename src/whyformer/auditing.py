@@ -170,7 +170,7 @@ def audit(
 
     Args:
         model, processor, target, progress, **options: as for :func:`whyformer.explain`.
-        inputs: as for :func:`whyformer.explain`; for a model that is given by name, the default is a picture of noise,
+        inputs: as for :func:`whyformer.explain`; for a model that is loaded by name, the default is a picture of noise,
             a short sentence, or both.
 
     Returns:
@@ -181,7 +181,7 @@ def audit(
     """
     if inputs is None:
         if not isinstance(model, str):
-            raise InputError("audit needs inputs for a model that is not given by name: pass the inputs of its forward")
+            raise InputError("audit needs inputs for a module: pass the inputs of its forward")
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
         image = Image.fromarray(noise)

@@ -11,7 +11,7 @@ from whyformer.defaults import COMPARED
 from whyformer.errors import InputError, WhyformerError, without_frames
 from whyformer.explaining import open_model
 from whyformer.explanation.candidates import Candidates, likeliest
-from whyformer.explanation.displayed import Displayed
+from whyformer.explanation.display import Displayable
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
@@ -38,7 +38,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Displayed):
+class Comparison(Displayable):
     """The result of :func:`compare`: explanations, ordered by method and then by target, and refusals."""
 
     explanations: list[Explanation]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class WhyformerError(Exception):
@@ -42,6 +44,24 @@ class LoadError(WhyformerError, OSError):
 
 class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
+
+
+def import_optional(package: str, purpose: str, extra: str = "jobs") -> Any:
+    """Import an optional dependency.
+
+    Args:
+        package: the module to import.
+        purpose: the feature that needs it, for the error message.
+        extra: the extra of whyformer that installs it.
+
+    Raises:
+        MissingExtra: it is not installed; the message names the command that installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[{extra}]"') from error
 
 
 FOREIGN_ERRORS = (

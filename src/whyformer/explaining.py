@@ -19,7 +19,7 @@ from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
 from whyformer.methods.settings import OptionsAndSettings, Settings
-from whyformer.models.kinds import compares
+from whyformer.models.kinds import is_contrastive
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords, Options, shows_options, split
@@ -176,6 +176,6 @@ def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
 def _with_pictures_first(model: nn.Module, inputs: Inputs) -> Inputs:
     """Make packed picture patches the main input if the model compares pictures with texts."""
     patches = next((name for name, other in inputs.others.items() if other.modality == "tensor"), None)
-    if patches is None or inputs.modality != "text" or not compares(model, *inputs.feed):
+    if patches is None or inputs.modality != "text" or not is_contrastive(model, *inputs.feed):
         return inputs
     return inputs.with_main(patches)

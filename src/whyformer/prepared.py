@@ -14,15 +14,15 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerErro
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
+from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
-from whyformer.inputs.longer import lengthened
 from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
-from whyformer.models.kinds import LANGUAGE, compares
+from whyformer.models.kinds import LANGUAGE, is_contrastive
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
@@ -99,7 +99,7 @@ class Prepared:
         inputs = self.inputs
         self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
-        if texts and compares(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
+        if texts and is_contrastive(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
@@ -190,7 +190,7 @@ class Prepared:
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
-        return replace(self, inputs=lengthened(self.inputs, ids, tokenizer, note), _logits=[])
+        return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits=[])
 
     @contextmanager
     def explaining_errors(self, task: Task) -> Iterator[None]:
@@ -198,12 +198,12 @@ class Prepared:
         try:
             yield
         except Exception as error:
-            explained = self.as_own_error(error, task)
+            explained = self.converted_error(error, task)
             if explained is None:
                 raise
             raise explained from error
 
-    def as_own_error(self, error: Exception, task: Task) -> WhyformerError | None:
+    def converted_error(self, error: Exception, task: Task) -> WhyformerError | None:
         """Convert an error of another library to one of whyformer; return None if the model, the target or the caller
         raised it."""
         if is_out_of_memory(error):

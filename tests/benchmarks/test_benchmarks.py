@@ -19,8 +19,8 @@ from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.perturbation import topk_mask
 from whyformer.benchmarks.published import PUBLISHED
 from whyformer.benchmarks.runner import run_benchmark
-from whyformer.benchmarks.study import Study, Unusable
-from whyformer.datasets.opening import open_pictures, open_texts
+from whyformer.benchmarks.study import Exclusion, Study
+from whyformer.datasets.readers import open_pictures, open_texts
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import Forwards, activated
 from whyformer.prepared import Prepared
@@ -448,5 +448,5 @@ def test_what_fails_among_methods_that_share_is_told_of_its_own_sample(tmp_path,
     with pytest.raises(InputError, match="not this one"):  # then each sample is measured by itself
         batch.maps(chosen, [0, 1])
     found = [batch.some([i]).maps(chosen, [i]) for i in (0, 1)]
-    failed = [(c.label, i, one.message) for i, maps in enumerate(found) for (c, _), one in maps.items() if isinstance(one, Unusable)]
+    failed = [(c.label, i, one.message) for i, maps in enumerate(found) for (c, _), one in maps.items() if isinstance(one, Exclusion)]
     assert failed == [("gae", 1, "InputError: not this one")]

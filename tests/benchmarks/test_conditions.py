@@ -19,7 +19,7 @@ from whyformer.benchmarks.conditions import CONDITIONS, FIGURES, tau
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study
-from whyformer.datasets.opening import open_pictures
+from whyformer.datasets.readers import open_pictures
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import Forwards
 from whyformer.inputs.removal import fill
@@ -69,7 +69,7 @@ def test_noise_is_of_each_sample_and_within_the_range_of_pixels(batch: PictureBa
 
     def noise(some: PictureBatch) -> torch.Tensor:
         black, white = ((level - mean[0]) / std[0] for level in (0, 1))
-        filling = Filling(some.pixels, black=black[:, 0, 0], white=white[:, 0, 0], uniform=some.drawn_pixels)
+        filling = Filling(some.pixels, black=black[:, 0, 0], white=white[:, 0, 0], uniform=some.random_pixels)
         return fill("noise", filling)
 
     drawn = noise(batch) * std + mean

@@ -33,7 +33,7 @@ from whyformer.datasets import (
     sst2,
     tweeteval,
 )
-from whyformer.datasets.opening import modality_of
+from whyformer.datasets.readers import modality_of
 from whyformer.errors import InputError, LoadError, MissingExtra
 
 ALL = [bace, class_folders, eraser, imagenet_samples, imagenet_segmentation, imagenet_validation, imdb, indexed_masks, meld,

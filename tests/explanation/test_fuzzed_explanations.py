@@ -21,7 +21,7 @@ from show.test_answers import made as answer
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry
-from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
 
 PLACED = picture(originals=[Image.new("RGB", (60, 40))], geometry=[Geometry((40, 60), (0.0, 0.0, 60.0, 40.0))])
@@ -38,7 +38,7 @@ EXPLANATIONS = {
 ANSWERS = {
     "an answer": replace(answer(), turns=[("user", 0, 3), ("assistant", 3, 5)], notes=["a note"]),
     "its words": answer().by("word"),
-    "with a picture": replace(answer(), seen={"pixel_values": Pictured(picture(input="pixel_values"), torch.rand(2, 24))}),
+    "with a picture": replace(answer(), seen={"pixel_values": PictureScores(picture(input="pixel_values"), torch.rand(2, 24))}),
     "of a source": replace(answer(), source=2, part="decoder_input_ids"),
 }  # fmt: skip
 TENSORS = st.sampled_from([

@@ -15,9 +15,9 @@ import whyformer
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.schemas import (
-    HeldBenchmark,
-    HeldExplanation,
-    HeldGeneration,
+    BenchmarkSchema,
+    ExplanationSchema,
+    GenerationSchema,
     checked,
 )
 from whyformer.jobs.manifest import Manifest, Part
@@ -67,7 +67,7 @@ def test_what_lacks_is_named(name: str, saved: Path, tmp_path: Path) -> None:
 
 def test_what_may_be_none_may_lack_and_tuples_are_lists(saved: Path, tmp_path: Path) -> None:
     whole = Explanation.load(saved)
-    optional = [name for name, field in HeldExplanation.model_fields.items() if not field.is_required()]
+    optional = [name for name, field in ExplanationSchema.model_fields.items() if not field.is_required()]
     facts = whole.to_dict()
     less = {name: value for name, value in facts.items() if name not in optional or value is not None}
     assert len(less) < len(facts)
@@ -93,8 +93,8 @@ BENCHMARK = {
         (Part, PART, "bytes", True), (Part, PART, "sha256", None),
         (Manifest, MANIFEST, "format", 2), (Manifest, MANIFEST, "complete", 1), (Manifest, MANIFEST, "model.labels", {"zero": "a"}),
         (Manifest, MANIFEST, "parts.0.first", "0"), (Manifest, MANIFEST, "batch_sizes.0.1", -2), (Manifest, MANIFEST, "job", []),
-        (HeldBenchmark, BENCHMARK, "figures.0.measured", "much"), (HeldBenchmark, BENCHMARK, "tables.0.rows", "m"), (HeldBenchmark, BENCHMARK, "remarks", None),
-        (HeldBenchmark, BENCHMARK, "counts.m.scored", 1.5), (HeldBenchmark, BENCHMARK, "tables.0.digits", "2"),
+        (BenchmarkSchema, BENCHMARK, "figures.0.measured", "much"), (BenchmarkSchema, BENCHMARK, "tables.0.rows", "m"), (BenchmarkSchema, BENCHMARK, "remarks", None),
+        (BenchmarkSchema, BENCHMARK, "counts.m.scored", 1.5), (BenchmarkSchema, BENCHMARK, "tables.0.digits", "2"),
     ],
 )  # fmt: skip
 def test_records_and_reports(kind: Any, whole: dict[str, Any], place: str, value: Any) -> None:
@@ -115,4 +115,4 @@ def test_records_and_reports(kind: Any, whole: dict[str, Any], place: str, value
 def test_the_kinds_of_an_answer_are_its_own() -> None:
     from whyformer.explanation.units import UNITS
 
-    assert HeldGeneration.model_fields["unit"].annotation.__args__ == UNITS
+    assert GenerationSchema.model_fields["unit"].annotation.__args__ == UNITS

@@ -83,9 +83,9 @@ def test_each_token_of_a_decoder_is_explained_by_the_source_and_the_output_befor
 
 @pytest.mark.parametrize("method", TOGETHER)
 def test_one_forward_pass_serves_all_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, lengths, alone = model("llama_lm"), [], Steps._alone
+    own, lengths, alone = model("llama_lm"), [], Steps._single_step
     whyformer.explain_generation(own, PROMPT, ANSWER, method)  # what is measured once a model is measured
-    monkeypatch.setattr(Steps, "_alone", lambda *a: pytest.fail("a pass for each step"))
+    monkeypatch.setattr(Steps, "_single_step", lambda *a: pytest.fail("a pass for each step"))
     hook = own.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
     whyformer.explain_generation(own, PROMPT, ANSWER, method)
     hook.remove()
@@ -175,7 +175,7 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert str(again[1]) == str(g[1])
     assert again.by("word").pieces == g.by("word").pieces
     assert torch.equal(whyformer.explain_span(again, 0, 1, model("t5")).scores, whyformer.explain_span(g, 0, 1, model("t5")).scores)
-    with pytest.raises(InputError, match="of the tokens"):
+    with pytest.raises(InputError, match="before by"):
         whyformer.explain_span(again.by("word"), 0, 1, model("t5"))
     with pytest.raises(LoadError, match="no such file"):
         Generation.load(tmp_path / "none")
@@ -218,7 +218,7 @@ def test_a_decoder_of_a_source_is_explained_at_its_inputs_by_default(name: str) 
         ({"continuation": [5000]}, "outside the model's vocabulary"),
         ({"continuation": "blue"}, "tokenizer"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"target": targets.Token(-1, 3)}, "each step is about the token"),
+        ({"target": targets.Token(-1, 3)}, "each step explains the next token"),
         ({"target": targets.LogProbability(5000)}, "out of range"),
         ({"method": "nonsense"}, "no method"),
         ({"prompt": [[{"role": "user", "content": "Hi"}]]}, "tokenizer"),
@@ -234,7 +234,7 @@ def test_a_model_that_is_no_language_model_is_refused() -> None:
     classifier, inputs = zoo.bert()
     with pytest.raises(InputError, match="cannot generate"):
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], method="lrp_ah_ln")
-    with pytest.raises(InputError, match="no language model"):
+    with pytest.raises(InputError, match="not a language model"):
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
 
 

@@ -85,9 +85,9 @@ def test_a_given_answer_and_a_span() -> None:
     span = whyformer.explain_span(g, 0, 1, model, processor, prompt="what is", images=options["images"])
     together, each = span.part("pixel_values").scores, g.seen["pixel_values"].scores
     assert torch.allclose(together[0], each.sum(0), atol=1e-6)
-    with pytest.raises(InputError, match="give prompt= and images= again"):
+    with pytest.raises(InputError, match="prompt= and images= again"):
         whyformer.explain_span(g, 0, 1, model, processor)
-    with pytest.raises(InputError, match="not the prompt"):
+    with pytest.raises(InputError, match="another prompt"):
         whyformer.explain_span(g, 0, 1, model, processor, prompt="what is the", images=options["images"])
 
 

@@ -10,7 +10,7 @@ from whyformer.jobs import ray as engine
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import Run, open_job
-from whyformer.jobs.ray import Maker, noted
+from whyformer.jobs.ray import PartActor, noted
 
 
 def test_what_actors_say_of_a_part_becomes_its_entry_in_the_journal(tmp_path):
@@ -19,7 +19,7 @@ def test_what_actors_say_of_a_part_becomes_its_entry_in_the_journal(tmp_path):
     job = Job(model=model, input=str(place), out=str(tmp_path / "ray"), methods=("gae",), rows_per_part=6, batch_size=4)
     local = run_job(Job(**{**vars(job), "out": str(tmp_path / "local")}))
     with Run(open_job(job), lambda text: None) as run:
-        columns = Maker(job)({"number": np.arange(5), "size": np.full(5, 4)})
+        columns = PartActor(job)({"number": np.arange(5), "size": np.full(5, 4)})
         table = pa.table(columns)  # as Ray carries them from one process to another
         assert noted(run, table.to_pylist()) is None
         assert [run.folder.parts[part.file] for part in local.parts] == local.parts
@@ -32,7 +32,7 @@ def test_a_part_that_did_not_fit_into_memory_is_not_noted(tmp_path, monkeypatch)
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 12)
     job = Job(model=model, input=str(place), out=str(tmp_path / "out"), methods=("gae",), rows_per_part=6, batch_size=4)
     with Run(open_job(job), lambda text: None) as run:
-        maker = Maker(job)
+        maker = PartActor(job)
         first = maker({"number": np.array([0]), "size": np.array([4])})
         monkeypatch.setattr(engine, "make_part", lambda *given: None)
         second = maker({"number": np.array([1]), "size": np.array([4])})

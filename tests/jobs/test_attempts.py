@@ -25,7 +25,7 @@ from whyformer.jobs import batching, local
 from whyformer.jobs.attempts import Attempts
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
-from whyformer.jobs.local import Opened, explain_opened, open_job
+from whyformer.jobs.local import OpenedJob, explain_opened, open_job
 from whyformer.models import load
 from zoo_evaluate import tiny_vit
 
@@ -39,8 +39,8 @@ def opened(tmp_path_factory):
     return open_job(Job(model=text_model(place / "bert"), input=str(table), out=str(place / "whole"), methods=("gae",), rows_per_part=12, batch_size=4, id_column="id"))
 
 
-def into(opened: Opened, out: Path, **changes) -> Opened:
-    return Opened(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source)
+def into(opened: OpenedJob, out: Path, **changes) -> OpenedJob:
+    return OpenedJob(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source)
 
 
 def runs_until_the_end(work, most: int = 12) -> int:
@@ -111,7 +111,7 @@ def test_rows_beside_it_are_as_in_a_job_where_it_failed(opened, tmp_path, monkey
     runs_until_the_end(lambda: explain_opened(into(opened, tmp_path / "out"), None, lambda text: None))
     monkeypatch.undo()
     table = text_table(tmp_path / "bad.jsonl", 30, bad=(5,))
-    bad = Opened(into(opened, tmp_path / "bad", input=str(table)).job, opened.session, whyformer.jobs.sources.open_source(str(table), None, "id"))
+    bad = OpenedJob(into(opened, tmp_path / "bad", input=str(table)).job, opened.session, whyformer.jobs.sources.open_source(str(table), None, "id"))
     explain_opened(bad, None, lambda text: None)
     found, wanted = (whyformer.read(tmp_path / name).table().to_pylist() for name in ("out", "bad"))
     assert found == wanted
@@ -299,12 +299,12 @@ def died(path: Path, *steps, size: int = 4) -> Attempts:
 def test_what_is_begun_and_not_ended_is_tried_alone_and_then_set_aside(tmp_path):
     path = tmp_path / "part-000000.attempts.jsonl"
     first = died(path, ("work", range(8)), ("work", [2, 5]))
-    assert (first.suspects, first.aside, first.died) == ({2, 5}, set(), True)
+    assert (first.suspects, first.skipped, first.died) == ({2, 5}, set(), True)
     second = died(path, ("alone", 2), ("survived", 2), ("alone", 5))
-    assert (second.suspects, second.aside) == (set(), {5})
+    assert (second.suspects, second.skipped) == (set(), {5})
     with second:
         pass
-    assert Attempts(path, "job", 4).aside == {5}
+    assert Attempts(path, "job", 4).skipped == {5}
 
 
 def test_a_note_that_a_kill_cut_off_was_not_begun(tmp_path):
@@ -319,7 +319,7 @@ def test_a_note_that_a_kill_cut_off_was_not_begun(tmp_path):
 def test_a_row_that_dies_in_company_only_is_set_aside_in_the_end(tmp_path):
     path, deaths = tmp_path / "part-000000.attempts.jsonl", 0
     state = Attempts(path, "job", 4)
-    while 1 not in state.aside:
+    while 1 not in state.skipped:
         size = state.most or 4
         tries = [step for row in sorted(state.suspects) for step in (("alone", row), ("survived", row))]
         state = died(path, *tries, ("work", list(range(size))), size=size)
@@ -338,14 +338,14 @@ def test_ray_actors_note_what_they_begin(opened, tmp_path, monkeypatch):
     """The driver's part is not needed: an actor that is made again goes on from its notes."""
     import numpy as np
 
-    from whyformer.jobs.ray import Maker
+    from whyformer.jobs.ray import PartActor
 
     dying_in_the_model(monkeypatch, {17})
     job = into(opened, tmp_path / "out").job
     (tmp_path / "out").mkdir()
 
     def work() -> None:
-        found = Maker(job)({"number": np.array([1]), "size": np.array([4])})
+        found = PartActor(job)({"number": np.array([1]), "size": np.array([4])})
         assert json.loads(found["part"][0])["failed"] == 1
 
     assert runs_until_the_end(work) == 2

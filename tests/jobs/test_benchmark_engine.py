@@ -127,7 +127,7 @@ def test_one_damaged_record_takes_with_it_what_was_measured_beside_it_alone(plac
 
 def test_records_of_an_older_file_which_do_not_tell_their_piece_count(tmp_path):
     old = [{"sample": s, "key": "k", "values": {"x": 1.0}} for s in "ab"]
-    (tmp_path / "r.jsonl").write_bytes(b"".join(map(lines.written, old)))
+    (tmp_path / "r.jsonl").write_bytes(b"".join(map(lines.encoded, old)))
     with RecordFile(tmp_path / "r.jsonl") as store:
         assert (len(store.records), store.dropped, store.torn) == (2, 0, 0)
 

@@ -43,7 +43,7 @@ def test_any_bytes_are_a_job_file_or_a_clear_error(tmp_path_factory, content):
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8), min_size=1, max_size=4), st.integers(0, 10_000), st.integers(1, 255))
 def test_a_line_with_one_changed_byte_is_no_record(record, place, change):
-    whole = lines.written(record)
+    whole = lines.encoded(record)
     assert lines.read(whole) == record
     damaged = bytearray(whole)
     damaged[place % (len(damaged) - 1)] ^= change

@@ -14,7 +14,7 @@ from made import contents, ended, in_a_process, text_model, text_table
 from whyformer.jobs import disk, lines
 from whyformer.jobs.attempts import Attempts, notes_of
 from whyformer.jobs.description import Job
-from whyformer.jobs.local import Opened, explain_opened, open_job
+from whyformer.jobs.local import OpenedJob, explain_opened, open_job
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +30,14 @@ def ready(tmp_path_factory):
     return opened, contents(place / "whole"), time.monotonic() - started
 
 
-def into(opened: Opened, out: Path) -> Opened:
-    return Opened(Job(**{**vars(opened.job), "out": str(out)}), opened.session, opened.source)
+def into(opened: OpenedJob, out: Path) -> OpenedJob:
+    return OpenedJob(Job(**{**vars(opened.job), "out": str(out)}), opened.session, opened.source)
 
 
 def costs_a_row(out: Path) -> bool:
     """Whether a process that dies now was in the middle of the same rows as one before: such rows are set aside."""
     found = [Attempts(path, "", 4) for path in notes_of(out)]
-    return any(one.aside or one.most is not None for one in found)
+    return any(one.skipped or one.most is not None for one in found)
 
 
 def tearing(out: Path, when: int) -> None:
@@ -63,7 +63,7 @@ def tearing(out: Path, when: int) -> None:
     disk.flush, lines.os.write = torn_file, torn_line
 
 
-def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float) -> int:
+def killed(opened: OpenedJob, generator: random.Random, out: Path, whole_job: float) -> int:
     """Run the job, which takes ``whole_job`` seconds, in a process that is killed until one ends; how often it was.
 
     Each is killed at some moment of that time or in some write.

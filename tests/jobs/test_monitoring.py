@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from made import text_model, text_table
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MissingExtra
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
+from whyformer.jobs.monitoring import Monitor
 
 
 def test_the_log_and_the_figures_for_prometheus(tmp_path, free_port):
@@ -47,3 +50,9 @@ def test_a_port_that_is_taken_is_told(tmp_path, free_port):
         job = Job(model=text_model(tmp_path / "bert"), input=str(place), out=str(tmp_path / "out"), metrics_port=door.getsockname()[1])
         with pytest.raises(InputError, match="metrics_port"):
             run_job(job)
+
+
+def test_without_prometheus_the_extra_that_installs_it_is_named(tmp_path, free_port, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtra, match=r"whyformer\[serve\]"):
+        Monitor(SimpleNamespace(path=tmp_path, job="0" * 16), free_port)

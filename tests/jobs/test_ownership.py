@@ -20,7 +20,7 @@ from whyformer.jobs import local
 from whyformer.jobs.costs import estimate
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
-from whyformer.jobs.local import Opened, explain_opened, open_job
+from whyformer.jobs.local import OpenedJob, explain_opened, open_job
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def ready(tmp_path_factory):
 def run(ready, out: Path, **changes) -> list[str]:
     """Run the job into a folder; what it says."""
     opened, said = ready[0], []
-    explain_opened(Opened(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source), None, said.append)
+    explain_opened(OpenedJob(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source), None, said.append)
     return said
 
 

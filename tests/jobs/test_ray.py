@@ -27,7 +27,7 @@ sys.modules["torchvision"] = None  # of the tests, and does not fit torch
 from whyformer.jobs import ray as engine
 from whyformer.jobs.description import Job
 
-class Dying(engine.Maker):
+class Dying(engine.PartActor):
     def __init__(self, job):
         sys.modules["torchvision"] = None
         super().__init__(job)
@@ -46,7 +46,7 @@ class Dying(engine.Maker):
             batching.Session.explain = explain
         return super().__call__(batch)
 
-engine.Maker = Dying
+engine.PartActor = Dying
 maps = engine.run_on_ray(Job(model=MODEL, input=PLACE, out=OUT, methods=("gae",), rows_per_part=6, batch_size=4, engine="ray", actors=ACTORS))
 print("finished", len(maps))
 """

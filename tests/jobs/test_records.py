@@ -59,8 +59,8 @@ DAMAGED = {
     "no checksum": lambda line: line[: line.index(b', "check"')] + b"}\n",
     "another line's key": lambda line: line.replace(b'"sample": "b"', b'"sample": "a"'),
     "two lines in one": lambda line: line.rstrip() + line,
-    "no sample": lambda line: lines.written({"key": "k", "values": {}}),
-    "a sample that is no text": lambda line: lines.written({"sample": ["b"], "key": "k", "values": {}}),
+    "no sample": lambda line: lines.encoded({"key": "k", "values": {}}),
+    "a sample that is no text": lambda line: lines.encoded({"sample": ["b"], "key": "k", "values": {}}),
 }
 
 

@@ -87,7 +87,7 @@ def test_columns_that_are_not_there_are_refused_with_those_that_are(bert, monkey
     data = kind(text="review")
     if not isinstance(data, datasets.IterableDataset) and hasattr(data, "__len__"):
         monkeypatch.setattr(many, "open_session", lambda *given, **named: pytest.fail("the model was loaded"))
-    monkeypatch.setattr(many, "tried", lambda *given, **named: pytest.fail("a row was explained"))
+    monkeypatch.setattr(many, "run_trial", lambda *given, **named: pytest.fail("a row was explained"))
     with pytest.raises(InputError, match="'label', 'review', 'name'"):
         list(whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, **wrong))
 

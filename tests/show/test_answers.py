@@ -16,7 +16,7 @@ from show.made import ATTACK
 from whyformer.explanation.features import Features
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry
-from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
 from whyformer.show import answers, grid, paper, terminal_answer
 from whyformer.show.html import answer
@@ -147,7 +147,7 @@ def seeing(matrix: list[list[float]], diagnostics: list[dict[str, object]] | Non
         matrix=torch.tensor(matrix), tokens=[p.strip() for p in pieces], pieces=pieces, ids=[0, 1, 1, 1, 1, 2, 6, 7], start=6,
         method="gae", settings={}, explained="log-probability", value=torch.zeros(2), target=torch.tensor([6, 7]),
         target_names=["'one'", "'two'"], logits=logits, labels={i: repr(p) for i, p in enumerate(pieces)},
-        seen={"pixel_values": Pictured(first, torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]))},
+        seen={"pixel_values": PictureScores(first, torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]))},
         diagnostics=diagnostics or [{}, {}],
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Report, Results, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import InputError
 
 MASKED = {title: segmentation.FIGURES[title] for title in ("Pixel accuracy ↑", "mAP ↑", "mIoU ↑")}
@@ -23,7 +23,7 @@ PERTURBED = {
 
 def prepare(study: Study) -> None:
     if study.options["masks"]:
-        from whyformer.datasets.opening import open_pictures
+        from whyformer.datasets.readers import open_pictures
 
         reader, more = open_pictures(study.options["masks"])
         study.limit()
@@ -44,9 +44,9 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     figures = {(sample, c): values for sample, c, values in perturbation.measure(batch.some(plain), configurations)}
     for sample, c, values in segmentation.measure(batch.some(masked), configurations):
         perturbed = figures.get((sample, c), {})
-        if isinstance(values, Unusable):
+        if isinstance(values, Exclusion):
             figures[sample, c] = values
-        elif not isinstance(perturbed, Unusable):
+        elif not isinstance(perturbed, Exclusion):
             figures[sample, c] = {**perturbed, "segmentation": values}
     for (sample, c), values in figures.items():
         yield sample, c, values

@@ -10,7 +10,7 @@ from whyformer.baselines import TOKENS, names_for
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Report, Results, mean, mean_lines, method_table, percent
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study
 from whyformer.evaluation.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
 
 
@@ -22,14 +22,14 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     def requests() -> Iterator[tuple[Any, int, Any, str]]:
         baseline = batch.study.options["baseline"] or batch.baseline
         for (c, i), scores in maps.items():
-            if not isinstance(scores, Unusable):
+            if not isinstance(scores, Exclusion):
                 features = batch.features(i, scores) if batch.image else scores
                 for kind, masks in (("shown", ~reveal_masks(features)), ("pruned", prune_masks(features))):
                     yield (c, i, kind), i, batch.covered(i, masks) if batch.image else masks, baseline
 
     logits = batch.outputs(requests())
     for (c, i), scores in maps.items():
-        figures = scores if isinstance(scores, Unusable) else {
+        figures = scores if isinstance(scores, Exclusion) else {
             "probability": batch.study.probabilities(logits[c, i, "shown"])[:, truth[i]].tolist(),
             "change": squared_change(batch.logits[i], logits[c, i, "pruned"]).tolist(),
             "correct_class": int(batch.predicted[i] == truth[i]),

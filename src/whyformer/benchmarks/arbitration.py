@@ -13,7 +13,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import RANDOM, Configuration, generator_for
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
-from whyformer.benchmarks.study import Batch, Benchmark, Maps, Measured, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Maps, Measured, Study
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
 from whyformer.evaluation.statistics import Interval, bootstrap
@@ -33,13 +33,13 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 
     def requests() -> Iterator[tuple[Any, int, NDArray[np.bool_], str]]:
         for (c, i), scores in maps.items():
-            if not isinstance(scores, Unusable):
+            if not isinstance(scores, Exclusion):
                 for kind, masks in _halves(batch, i, batch.features(i, scores)).items():
                     yield (c, i, kind), i, batch.covered(i, masks), batch.baseline
 
     logits = batch.outputs(requests())
     for (c, i), scores in maps.items():
-        if isinstance(scores, Unusable):
+        if isinstance(scores, Exclusion):
             yield batch.samples[i].id, c, scores
             continue
         figures = {}
@@ -78,7 +78,7 @@ def _by_single_features(batch: Batch, maps: Maps) -> Iterator[Measured]:
 
     single = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
     for (c, i), scores in maps.items():
-        if isinstance(scores, Unusable):
+        if isinstance(scores, Exclusion):
             yield batch.samples[i].id, c, scores
             continue
         features = batch.features(i, scores)
@@ -111,19 +111,19 @@ def summarize(study: Study, results: Results) -> Report:
         cells.update({(label, column): Cell(figure) for column, figure in zip(columns, figures, strict=False)})
 
     if complete:
-        criterion, held = (
+        criterion, heldout = (
             np.array([[results[label][s][key] for label in choosable] for s in complete])
             for key in ("criterion", "held_out")
         )
         picks, best = criterion.argmax(1), int(criterion.mean(0).argmax())
-        prime = held[np.arange(len(held)), picks]
-        gains = {label: bootstrap(prime - held[:, n]) for n, label in enumerate(choosable)}
+        prime = heldout[np.arange(len(heldout)), picks]
+        gains = {label: bootstrap(prime - heldout[:, n]) for n, label in enumerate(choosable)}
         for n, (label, gain) in enumerate(gains.items()):
             share = 100 * float((picks == n).mean())
             chosen = Interval(share, share, share, len(complete))
-            row(label, bootstrap(held[:, n]), gain, bootstrap(criterion[:, n]), chosen)
+            row(label, bootstrap(heldout[:, n]), gain, bootstrap(criterion[:, n]), chosen)
         fixed = f"Batch (best on average: {choosable[best]})"
-        for label, figures in (("Prime (best of each sample)", prime), (fixed, held[:, best])):
+        for label, figures in (("Prime (best of each sample)", prime), (fixed, heldout[:, best])):
             rows.append(label)
             row(label, bootstrap(figures), bootstrap(prime - figures))
         if floor := list(results[RANDOM].values()):

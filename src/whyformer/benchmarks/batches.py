@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whyformer.baselines import TOKENS, Filling
 from whyformer.benchmarks.configurations import generator_for, random_scores
-from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
+from whyformer.benchmarks.study import Batch, Exclusion, Scores, Study, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import padded
@@ -116,7 +116,7 @@ class PictureBatch(Batch):
     def inputs(self, which: Sequence[int]) -> Tensor:
         return self.pixels[list(which)]
 
-    def drawn(self, index: int) -> NDArray[np.float64]:
+    def random_map(self, index: int) -> NDArray[np.float64]:
         """Return a uniform score for each patch (16 pixels if the patch size is unknown), resized like other maps."""
         shape = (max(1, side // patch) for side, patch in zip(self.spec.size, self.patch, strict=True))
         drawn = random_scores(self.samples[index].id, tuple(shape), self.study.seed)
@@ -124,7 +124,7 @@ class PictureBatch(Batch):
 
     def truth(self, index: int) -> Scores:
         mask = self.mask(index)
-        return Unusable("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
+        return Exclusion("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
 
     def read(self, index: int, explanation: Explanation) -> Scores:
         maps = explanation.heatmap(nearest=self.nearest)
@@ -151,7 +151,7 @@ class PictureBatch(Batch):
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
-    def drawn_pixels(self, pixels: Tensor) -> Tensor:
+    def random_pixels(self, pixels: Tensor) -> Tensor:
         """Return uniform numbers in 0..1 ``[B, C, H, W]``, seeded by the ids of the samples."""
         shape = tuple(pixels.shape[1:])
         drawn = [generator_for(f"{s.id}/noise", self.study.seed).random(shape) for s in self.samples]
@@ -159,8 +159,8 @@ class PictureBatch(Batch):
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
         black, white = ((level - self.spec.mean) / self.spec.std for level in (0, 1))
-        filling = Filling(self.pixels, black=black, white=white, uniform=self.drawn_pixels)
-        empty = cache(partial(fill, given=filling))
+        filling = Filling(self.pixels, black=black, white=white, uniform=self.random_pixels)
+        empty = cache(partial(fill, filling=filling))
 
         def perturbed() -> Iterator[Tensor]:
             for index, removed, baseline in jobs:
@@ -221,7 +221,7 @@ class TextBatch(Batch):
         ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in tensors)
         return {"input_ids": ids, "attention_mask": mask}
 
-    def drawn(self, index: int) -> NDArray[np.float64]:
+    def random_map(self, index: int) -> NDArray[np.float64]:
         encoded = self.encoded[index]
         drawn = random_scores(self.samples[index].id, (len(encoded.ids),), self.study.seed)
         return np.where(encoded.content, drawn, 0.0)
@@ -235,7 +235,7 @@ class TextBatch(Batch):
         content = self.encoded[index].content
         scores = explanation.scores[0].double().numpy()[: len(content)]
         result = usable(self.features(index, scores) if content.sum() > 1 else scores)
-        return result if isinstance(result, Unusable) else scores
+        return result if isinstance(result, Exclusion) else scores
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return scores[self.encoded[index].content]

@@ -21,7 +21,7 @@ from whyformer.benchmarks.batches import TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
 from whyformer.evaluation.statistics import Interval, bootstrap
@@ -90,11 +90,11 @@ def prepare(study: Study) -> None:
 def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     explained = batch.study.options["explained"]
     for (c, i), scores in batch.maps(configurations, [explained] * len(batch.samples)).items():
-        figures = scores if isinstance(scores, Unusable) else _figures(batch, i, scores, explained)
+        figures = scores if isinstance(scores, Exclusion) else _figures(batch, i, scores, explained)
         yield batch.samples[i].id, c, figures
 
 
-def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explained: int) -> Values | Unusable:
+def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explained: int) -> Values | Exclusion:
     encoded = batch.encoded[index]
     start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
     words = np.zeros(encoded.count)
@@ -105,7 +105,7 @@ def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explaine
             if first < int(end) and last > int(start):
                 in_term.add(word)
     if not in_term:
-        return Unusable("failed", "the term was truncated")
+        return Exclusion("failed", "the term was truncated")
     places = sorted(in_term)
     relevance, scale = float(words[places].sum()), float(np.abs(words).sum())
     return {

@@ -17,7 +17,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
-from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Exclusion, Measured, Study, constant_remarks
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics import faithfulness
 from whyformer.evaluation.statistics import bootstrap
@@ -74,7 +74,7 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     logits = batch.outputs(requests())
     for c, i in next(iter(maps.values())):
         scores = [by_class[c, i][EXPLAINED] for by_class in maps.values()]
-        unusable = [map_ for map_ in scores if isinstance(map_, Unusable)]
+        unusable = [map_ for map_ in scores if isinstance(map_, Exclusion)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error
@@ -132,9 +132,9 @@ def _verdict(labels: Sequence[str], names: Sequence[str], ahead: list[dict[tuple
     """Describe differences that are significant in all conditions, and pairs whose order depends on the condition."""
     lines = []
     for i, label in enumerate(labels):
-        behind = [labels[j] for j in range(len(labels)) if i != j and all(pairs[i, j] for pairs in ahead)]
-        if behind:
-            lines.append(f"- in every condition {label} is ahead of {', '.join(behind)}")
+        worse = [labels[j] for j in range(len(labels)) if i != j and all(pairs[i, j] for pairs in ahead)]
+        if worse:
+            lines.append(f"- in every condition {label} is ahead of {', '.join(worse)}")
     for i, j in combinations(range(len(labels)), 2):
         first, second = ([n for n, pairs in zip(names, ahead, strict=True) if pairs[pair]] for pair in ((i, j), (j, i)))
         if first and second:

@@ -10,7 +10,7 @@ import numpy as np
 from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Report, Results, Values, method_table
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, usable
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study, usable
 from whyformer.evaluation.metrics.relevance import conservation_fit, relevance_sum
 from whyformer.evaluation.statistics import Interval
 from whyformer.explanation.result import Explanation
@@ -23,14 +23,14 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
             random_logit = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
             result = _summed(explanations[i]) if explanations else {"sum": float(random_logit), "source": "drawn"}
             logit = {"logit": float(batch.logits[i].max())}
-            yield sample.id, c, result if isinstance(result, Unusable) else {**result, **logit}
+            yield sample.id, c, result if isinstance(result, Exclusion) else {**result, **logit}
 
 
-def _summed(explanation: Explanation | Unusable) -> Values | Unusable:
-    if isinstance(explanation, Unusable):
+def _summed(explanation: Explanation | Exclusion) -> Values | Exclusion:
+    if isinstance(explanation, Exclusion):
         return explanation
     checked = usable(explanation.scores[0].double().numpy())
-    if isinstance(checked, Unusable):
+    if isinstance(checked, Exclusion):
         return checked
     total, source = relevance_sum(explanation)
     return {"sum": total, "source": source}

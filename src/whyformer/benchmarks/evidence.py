@@ -24,14 +24,14 @@ from whyformer.benchmarks.batches import Encoded, TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study, seconds
 from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
 from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
 from whyformer.evaluation.statistics import Interval
 from whyformer.methods.task import Scores
-from whyformer.models.kinds import last_row_alone
+from whyformer.models.kinds import last_row_only
 from whyformer.targets import Contrast, LogProbability, token_ids
 
 Array = NDArray[np.float64]
@@ -173,13 +173,13 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
                     if prompt.id in removed:
                         figures["cost"] = (seconds(study.model) - start) / plain()
                 except FOREIGN_ERRORS as error:
-                    yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
+                    yield prompt.id, c, Exclusion("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()
                 sums = e.diagnostics.get("conservation", {})
                 figures["error"] = sums["error"][0] / max(abs(sums["start"][0]), 1e-12) if "sum" in sums else None
             else:
-                scores = batch.drawn(i)
+                scores = batch.random_map(i)
             figures |= _places(prompt, batch.encoded[i].spans, scores)
             if prompt.twin is not None:
                 figures |= _twin(batch, i, scores, target)
@@ -262,7 +262,7 @@ def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float
     start = seconds(model)
     with torch.enable_grad():
         embedded = table(ids).detach().requires_grad_()
-        value = target(model(inputs_embeds=embedded, use_cache=False, **last_row_alone(model)).logits[:, -1])
+        value = target(model(inputs_embeds=embedded, use_cache=False, **last_row_only(model)).logits[:, -1])
         torch.autograd.grad(value.sum(), embedded)
     return seconds(model) - start
 

@@ -17,7 +17,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Table, Values, method_table
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, seconds
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study, seconds
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.metrics import faithfulness
 from whyformer.evaluation.metrics.faithfulness import au_mse, auac
@@ -72,7 +72,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     first = batch.samples[0].id if batch.samples else None
     costs = {c: _cost(batch, c) for c in configurations if c.kind == "method"}
     for sample, c, values in _measured(batch, configurations):
-        if sample == first and not isinstance(values, Unusable):
+        if sample == first and not isinstance(values, Exclusion):
             values = {**values, **costs.get(c, {})}
         yield sample, c, values
 
@@ -84,7 +84,7 @@ def _measured(batch: Batch, configurations: Sequence[Configuration]) -> Iterator
         yield from ablation.measure(batch, configurations)
     else:
         for sample, c, values in segmentation.measure(batch, configurations):
-            if isinstance(values, Unusable):
+            if isinstance(values, Exclusion):
                 yield sample, c, values
             else:
                 constant = {k: values[k] for k in ("constant",) if k in values}

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from whyformer.benchmarks.batches import read_batch, read_pixels
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
 from whyformer.evaluation.forwards import Forwards
-from whyformer.jobs.actors import connected, made_by_actors
+from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.records import Record, plain
-from whyformer.jobs.threads import Behind, ahead
+from whyformer.jobs.threads import BackgroundWriter, ahead
 from whyformer.models.loading import fingerprint, opened
 
 Read = Tensor | None | Exception
@@ -112,20 +112,20 @@ class Measurer:
     def _record(self, identity: str, configuration: Configuration, values: Any) -> Record:
         label = configuration.label
         record: Record = {"sample": identity, "configuration": label, "key": self.keys[label]}
-        if isinstance(values, Unusable):
+        if isinstance(values, Exclusion):
             return record | {"error": values.message, "kind": values.kind}
         return record | {"values": values}
 
 
 def _failed(sample: Any, configurations: Sequence[Configuration], error: Exception) -> list[Measured]:
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return [(sample.id, c, Unusable("failed", reason)) for c in configurations]
+    return [(sample.id, c, Exclusion("failed", reason)) for c in configurations]
 
 
 class Actor:
     """An actor that loads the model once and measures pieces one after another."""
 
-    def __init__(self, sent: Sent) -> None:
+    def __init__(self, sent: ActorMessage) -> None:
         self.sent, self.measurer = sent, sent.opened()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
@@ -136,7 +136,7 @@ class Actor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class ActorMessage:
     """The message to an actor, which loads a model that is sent by name.
 
     Attributes:
@@ -176,7 +176,7 @@ def measured(
     """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
     if engine.engine == "local":
         reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
-        with Behind() as writer:
+        with BackgroundWriter() as writer:
             for piece, read in reads:
                 writer.write(keep, measurer.records(piece, read))
                 yield piece
@@ -184,12 +184,12 @@ def measured(
         return
     study, forwards = measurer.study, measurer.study.forwards
     bare = replace(study, model=nn.Identity(), forwards=Forwards(nn.Identity(), forwards.batch_size, forwards.pad))
-    sent = Sent(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
+    sent = ActorMessage(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
     numbers = [{"number": number} for number in range(len(pieces))]
     place = str(forwards.place["device"])  # a module on a GPU needs a GPU in the actor
     with (
         connected(engine.address, engine.actors) as ray,
-        closing(made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as results,
+        closing(actor_results(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as results,
     ):
         for result in results:
             keep(json.loads(result["records"]))

@@ -16,7 +16,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
-from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Exclusion, Measured, Scores, Study, constant_remarks
 from whyformer.evaluation.metrics import faithfulness
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS
 from whyformer.evaluation.statistics import Interval, bootstrap
@@ -38,7 +38,7 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     maps = maps_by_class(batch, configurations)
     logits = batch.outputs(requests(batch, maps, options))
     for (c, i), by_class in maps.items():
-        unusable = [map_ for map_ in by_class.values() if isinstance(map_, Unusable)]
+        unusable = [map_ for map_ in by_class.values() if isinstance(map_, Exclusion)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error
@@ -54,7 +54,7 @@ def requests(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) ->
     """Yield requests for ``Batch.outputs`` with keys (configuration, index of the sample, explained class, measure)."""
     for (c, i), by_class in maps.items():
         for explained, map_ in by_class.items():
-            scores = map_.scores if isinstance(map_, Unusable) else map_
+            scores = map_.scores if isinstance(map_, Exclusion) else map_
             if scores is None:
                 continue
             for name in options["measures"]:

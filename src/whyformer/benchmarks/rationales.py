@@ -12,7 +12,7 @@ from whyformer.benchmarks.batches import TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics.faithfulness import SHARES, rationale_masks
 from whyformer.evaluation.metrics.plausibility import TOP_K, auprc, f1, token_counts, top_words, word_scores
@@ -28,7 +28,7 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
     words = {
         (c, i): word_scores(np.maximum(s, 0) if options["clamp"] else s, batch.encoded[i].words, batch.encoded[i].count)
         for (c, i), s in maps.items()
-        if not isinstance(s, Unusable)
+        if not isinstance(s, Exclusion)
     }
 
     def requests() -> Iterator[tuple[Any, int, Any, str]]:
@@ -44,7 +44,7 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
     logits = batch.outputs(requests())
     for (c, i), map_ in maps.items():
         sample, top = batch.samples[i], batch.predicted[i]
-        if isinstance(map_, Unusable):
+        if isinstance(map_, Exclusion):
             yield sample.id, c, map_
             continue
         scores, truth = words[c, i], np.asarray(sample.rationale)

@@ -134,12 +134,12 @@ def run_benchmark(
         missing = sum(map(len, todo.values()))
         if store.dropped:
             lines = amount(store.dropped, "damaged line")
-            beside = ", and records measured with them," if store.torn else ""
-            say(f"{lines} of {store.path.name} ignored: these records{beside} are measured again")
+            together = ", and records measured with them," if store.torn else ""
+            say(f"{lines} of {store.path.name} ignored: these records{together} are measured again")
         if missing < total:
             say(f"{total - missing} of {total} records of an earlier run found")
         if todo:
-            say(bill(benchmark, _trial(study, todo), todo, track))
+            say(estimated_cost(benchmark, _trial(study, todo), todo, track))
             measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
             _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
         by_label = {
@@ -211,7 +211,7 @@ def _open(
     benchmark: Benchmark, model: nn.Module | str, processor: Any, device: str | None, data: str | Path | None,
     reader: str | None, split: str | None, options: dict[str, Any],
 ) -> Study:  # fmt: skip
-    from whyformer.datasets.opening import modality_of, open_pictures, open_texts
+    from whyformer.datasets.readers import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
@@ -243,7 +243,7 @@ def _trial(study: Study, todo: Todo) -> Batch:
 
 
 # -- estimate of the cost ---------------------------------------------------------------------------
-def bill(
+def estimated_cost(
     benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
 ) -> str:  # fmt: skip
     """Return the estimated cost of the remaining work, by measuring each configuration on the trial samples.

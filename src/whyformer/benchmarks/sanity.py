@@ -15,7 +15,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, mean_of, method_table
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Scores, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Scores, Study
 from whyformer.evaluation.metrics import sanity as metrics
 from whyformer.evaluation.metrics.relevance import infidelity, random_subsets
 
@@ -25,7 +25,7 @@ CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
 def _scores(batch: Batch, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
     """Return maps ``[H, W]`` of pictures, or scores ``[N]`` of texts without special tokens."""
     maps = batch.scores(configuration, targets)
-    return [s if batch.image or isinstance(s, Unusable) else batch.features(i, s) for i, s in enumerate(maps)]
+    return [s if batch.image or isinstance(s, Exclusion) else batch.features(i, s) for i, s in enumerate(maps)]
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
@@ -46,7 +46,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
         disturbed = list(_disturbed(batch, c)) if noisy and isinstance(batch, PictureBatch) else None
         for i, sample in enumerate(batch.samples):
             map_, figures = original[c][i], values[c, i]
-            if isinstance(map_, Unusable):
+            if isinstance(map_, Exclusion):
                 yield sample.id, c, map_
                 continue
             if "class" in checks:
@@ -60,7 +60,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 
 def _compared(measure: Callable[..., Any], *maps: Scores) -> Any:
     """Return ``measure(*maps)``, or None if a map is unusable."""
-    return None if any(isinstance(map_, Unusable) for map_ in maps) else measure(*maps)
+    return None if any(isinstance(map_, Exclusion) for map_ in maps) else measure(*maps)
 
 
 def _randomized(batch: Batch, c: Configuration, stage: str, original: Sequence[Scores]) -> Sequence[Scores]:
@@ -72,7 +72,7 @@ def _randomized(batch: Batch, c: Configuration, stage: str, original: Sequence[S
     if c.kind == "method":
         return _scores(batch, c, batch.predicted)
     generators = (generator_for(f"{s.id}/{stage}", batch.study.seed) for s in batch.samples)
-    maps = [m for m in original if not isinstance(m, Unusable)]  # all maps: random numbers are never constant
+    maps = [m for m in original if not isinstance(m, Exclusion)]  # all maps: random numbers are never constant
     return [g.permutation(m.reshape(-1)).reshape(m.shape) for g, m in zip(generators, maps, strict=True)]
 
 

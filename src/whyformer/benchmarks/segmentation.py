@@ -12,7 +12,7 @@ from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Figure, Report, Results, mean, method_table, percent, scored
-from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Exclusion, Measured, Study, constant_remarks
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics import localisation
 from whyformer.evaluation.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
@@ -32,8 +32,8 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
         sample, mask = batch.samples[i], masks[i]
         right = {"correct_class": int(batch.predicted[i] == sample.label)}
         if mask is None or not mask.any():
-            yield sample.id, c, Unusable("failed", "the mask is empty")
-        elif not isinstance(map_, Unusable):
+            yield sample.id, c, Exclusion("failed", "the mask is empty")
+        elif not isinstance(map_, Exclusion):
             yield sample.id, c, {**asdict(counts(map_, mask)), **right}
         elif map_.kind == "constant":
             yield sample.id, c, {**asdict(background(mask)), "constant": 1, **right}

@@ -28,7 +28,7 @@ from whyformer.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Unusable:
+class Exclusion:
     """The reason why a sample has no figures: ``kind`` is "constant" (``scores`` is the map), "nan" or "failed"."""
 
     kind: str
@@ -36,8 +36,8 @@ class Unusable:
     scores: NDArray[np.float64] | None = None
 
 
-Scores = NDArray[np.float64] | Unusable
-Measured = tuple[str, Configuration, Values | Unusable]
+Scores = NDArray[np.float64] | Exclusion
+Measured = tuple[str, Configuration, Values | Exclusion]
 """(sample id, configuration, its measurements or the reason for having none)."""
 
 
@@ -52,9 +52,9 @@ def seconds(model: nn.Module) -> float:
 def usable(scores: NDArray[np.float64]) -> Scores:
     """Return the scores if they are finite and not all equal, otherwise the reason."""
     if not np.isfinite(scores).all():
-        return Unusable("nan", "the map holds NaN or infinity")
+        return Exclusion("nan", "the map holds NaN or infinity")
     if scores.size > 1 and scores.max() == scores.min():
-        return Unusable("constant", "all scores are equal, so they have no order", scores)
+        return Exclusion("constant", "all scores are equal, so they have no order", scores)
     return scores
 
 
@@ -182,7 +182,7 @@ class Batch:
         logits: ``[B, C]`` of the clean samples.
         baseline: replacement of features in :meth:`without`.
         inputs: (indices of samples) -> inputs of the model.
-        drawn: (index) -> random map, the floor.
+        random_map: (index) -> random map, the floor.
         truth: (index) -> map of the ground truth, the ceiling.
         read: (index, explanation) -> its map.
         features: (index, map) -> scores ``[n]`` of removable features.
@@ -195,7 +195,7 @@ class Batch:
     logits: NDArray[np.float64]
     baseline: ClassVar[str]
     inputs: ClassVar[Callable[..., Any]]
-    drawn: ClassVar[Callable[..., NDArray[np.float64]]]
+    random_map: ClassVar[Callable[..., NDArray[np.float64]]]
     truth: ClassVar[Callable[..., Scores]]
     read: ClassVar[Callable[..., Scores]]
     features: ClassVar[Callable[..., NDArray[np.float64]]]
@@ -216,11 +216,11 @@ class Batch:
 
     def count(self, index: int) -> int:
         """Return the number of removable features."""
-        return self.features(index, self.drawn(index)).size
+        return self.features(index, self.random_map(index)).size
 
     def explanations(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
-    ) -> list[Explanation | Unusable]:
+    ) -> list[Explanation | Exclusion]:
         """Explain each sample for its target in one batch; scores of padding are last.
 
         An error for a single sample is returned.
@@ -239,17 +239,17 @@ class Batch:
         except FOREIGN_ERRORS as error:
             if len(self.samples) > 1:
                 raise
-            return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
+            return [Exclusion("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
 
     def scores(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
     ) -> list[Scores]:
         """Return the maps, ``[H, W]`` for pictures and ``[N]`` for texts, or the reasons for having none."""
         if configuration.kind in (RANDOM, TRUTH):
-            reference = self.drawn if configuration.kind == RANDOM else self.truth
+            reference = self.random_map if configuration.kind == RANDOM else self.truth
             return [reference(i) for i in range(len(self.samples))]
         results = enumerate(self.explanations(configuration, targets, sharing))
-        return [result if isinstance(result, Unusable) else self.read(i, result) for i, result in results]
+        return [result if isinstance(result, Exclusion) else self.read(i, result) for i, result in results]
 
     def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
         """Return :meth:`scores` by configuration and index of the sample; methods share passes."""

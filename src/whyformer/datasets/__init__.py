@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whyformer.datasets.labelled import class_folders, imagenet_samples, imagenet_validation, mnist
 from whyformer.datasets.masks import imagenet_segmentation, indexed_masks, oxford_pets, scene_objects
-from whyformer.datasets.opening import open_pictures, open_texts
+from whyformer.datasets.readers import open_pictures, open_texts
 from whyformer.datasets.samples import LayoutError, Picture, Text, Texts
 from whyformer.datasets.saved import saved_pictures, saved_texts
 from whyformer.datasets.scenes import Scene, digit_scenes, split_indices

@@ -17,12 +17,12 @@ from PIL import Image
 from whyformer.datasets.samples import (
     Picture,
     layout_errors,
-    needed,
     pictures_in,
     require_file,
     require_folder,
     wrong_layout,
 )
+from whyformer.errors import import_optional
 from whyformer.inputs.pictures import open_picture
 
 SAMPLE, VALIDATION = r"\d{4}_n\d{8}\.(?:jpe?g|png)$", r"ILSVRC2012_val_\d{8}\.jpe?g$"
@@ -67,8 +67,8 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
         classes = {n: i for i, n in enumerate(names)}
     elif classes is None:
         named = "folders named by class numbers, or all 1000 synsets (or classes={name: index})"
-        found = f"{len(names)} folders whose names do not identify the model's classes"
-        raise wrong_layout(folder, named, found)
+        actual = f"{len(names)} folders whose names do not identify the model's classes"
+        raise wrong_layout(folder, named, actual)
     if unknown := [n for n in names if n not in classes]:
         raise wrong_layout(folder, "only folders of known classes", ", ".join(unknown[:5]))
     files = [(name, f) for name in names for f in pictures_in(folder / name)]
@@ -97,25 +97,26 @@ def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> l
     try:
         labels = [index[int(lines[int(f.stem.rpartition("_")[2]) - 1])] for f in files]
     except (IndexError, ValueError, KeyError) as error:
-        found = f"{len(lines)} entries, and {error} fails"
-        raise wrong_layout(base / TRUTH, "a class number 1..1000 in each line", found) from error
+        actual = f"{len(lines)} entries, and {error} fails"
+        raise wrong_layout(base / TRUTH, "a class number 1..1000 in each line", actual) from error
     return [Picture(f.name, partial(open_picture, f), label) for f, label in zip(files, labels, strict=True)]
 
 
 def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path:
-    beside = [folder, folder.parent, *sorted(folder.parent.glob("ILSVRC2012_devkit*"))]
-    roots = beside if devkit is None else [Path(devkit)]
+    nearby = [folder, folder.parent, *sorted(folder.parent.glob("ILSVRC2012_devkit*"))]
+    roots = nearby if devkit is None else [Path(devkit)]
     for place in (p for root in roots for p in (root / "data", root)):
         if (place / TRUTH).is_file():
             return place
     folders = ", ".join(str(r) for r in roots)
-    found = f"no {TRUTH} in {folders}, and pictures without labels cannot be scored"
-    raise wrong_layout(folder, expected, found)
+    actual = f"no {TRUTH} in {folders}, and pictures without labels cannot be scored"
+    raise wrong_layout(folder, expected, actual)
 
 
 def _class_of_id(meta: Path) -> dict[int, int]:
     """Return ILSVRC2012_ID -> class index in sorted synsets."""
-    rows = needed("scipy.io", "reading the devkit's meta.mat").loadmat(str(meta), squeeze_me=True)["synsets"]
+    scipy_io = import_optional("scipy.io", "reading the devkit's meta.mat", "data")
+    rows = scipy_io.loadmat(str(meta), squeeze_me=True)["synsets"]
     synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
     order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}
     return {number: order[wnid] for number, wnid in synsets.items()}

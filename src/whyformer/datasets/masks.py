@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, layout_errors, needed, require_file, require_folder, wrong_layout
+from whyformer.datasets.samples import Picture, layout_errors, require_file, require_folder, wrong_layout
 from whyformer.datasets.scenes import digit_scenes
-from whyformer.errors import InputError
+from whyformer.errors import InputError, import_optional
 from whyformer.inputs.pictures import open_picture
 
 
@@ -80,7 +80,7 @@ def imagenet_segmentation(path: str | Path) -> list[Picture]:
 
 
 def _h5(file: Path) -> Any:
-    return needed("h5py", "reading gtsegs_ijcv.mat").File(file, "r")
+    return import_optional("h5py", "reading gtsegs_ijcv.mat", "data").File(file, "r")
 
 
 def _gtsegs_image(file: Path, index: int) -> Image.Image:

@@ -22,7 +22,7 @@ _JOBS = listed("doctor teacher farmer lawyer nurse pilot painter singer baker wr
 _CITIES = listed("Paris London Berlin Rome Madrid Tokyo Oslo Cairo Lima Boston Dublin Vienna")
 _ROOMS = listed("kitchen garden garage bedroom office attic bathroom hall library barn basement")
 _FOODS = listed("apples bananas grapes cherries lemons pears peaches carrots tomatoes potatoes")
-_BESIDE = (
+_UNRELATED = (
     "It rained all day.", "The street was quiet.", "Everybody had slept well.", "Lunch was late again.",
     "The old clock had stopped.", "A dog barked far away.", "Nobody said a word.", "The train was on time.",
 )  # fmt: skip
@@ -113,8 +113,8 @@ def _question(rng: random.Random, kind: str) -> dict[str, Any]:
 
 def _document(rng: random.Random, facts: list[str], queried: int, answer: str) -> dict[str, Any]:
     """Return the facts between unrelated sentences."""
-    before, behind = rng.sample(_BESIDE, rng.randrange(2)), rng.sample(_BESIDE, rng.randrange(2))
-    sentences = [*before, *facts, *behind]
+    before, after = rng.sample(_UNRELATED, rng.randrange(2)), rng.sample(_UNRELATED, rng.randrange(2))
+    sentences = [*before, *facts, *after]
     text = " ".join(sentences)
     start = len(" ".join([*before, *facts[:queried], ""]))
     end = start + len(facts[queried])

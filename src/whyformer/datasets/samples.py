@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.errors import InputError, MissingExtra, WhyformerError
+from whyformer.errors import InputError, WhyformerError
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -98,23 +97,10 @@ def require_file(path: str | Path, expected: str) -> Path:
     return file
 
 
-def wrong_layout(place: Path, expected: str, found: str | None = None) -> LayoutError:
-    """Return the error for a wrong layout, which lists the content of a folder unless ``found`` describes it."""
-    beside = "" if place.is_file() else f" ({listing(place)})"
-    return LayoutError(f"{place}: expected {expected}; found {found + beside if found else listing(place)}")
-
-
-def needed(package: str, purpose: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingExtra: it is not installed; the message names the command that installs it.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.partition(".")[0]
-        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[data]"') from error
+def wrong_layout(place: Path, expected: str, actual: str | None = None) -> LayoutError:
+    """Return the error for a wrong layout, which lists the content of a folder unless ``actual`` describes it."""
+    content = "" if place.is_file() else f" ({listing(place)})"
+    return LayoutError(f"{place}: expected {expected}; found {actual + content if actual else listing(place)}")
 
 
 Result = TypeVar("Result")

@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, Text, Texts, layout_errors, needed, require_folder, wrong_layout
-from whyformer.errors import InputError, MissingExtra
+from whyformer.datasets.samples import Picture, Text, Texts, layout_errors, require_folder, wrong_layout
+from whyformer.errors import InputError, MissingExtra, import_optional
 from whyformer.inputs.pictures import as_rgb
 
 _IMAGES = ("image", "img", "picture")
@@ -54,7 +54,7 @@ def _rows(path: str | Path, split: str | None) -> Any:
     folder = require_folder(path, expected)
     if not is_saved(folder):
         raise wrong_layout(folder, expected)
-    datasets = needed("datasets", "reading a Hugging Face data set")
+    datasets = import_optional("datasets", "reading a Hugging Face data set", "data")
     if not hasattr(datasets, "load_from_disk"):  # an unrelated folder "datasets" on the path was imported
         raise MissingExtra("a folder named datasets on the Python path hides the package datasets: rename the folder")
     if any(folder.glob("*.parquet")):

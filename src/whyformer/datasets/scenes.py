@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-from whyformer.datasets.samples import needed
+from whyformer.errors import import_optional
 
 SIDE = 112
 """Width and height of a scene in pixels."""
@@ -45,7 +45,7 @@ class Scene:
 @cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     """Return all digit images, scaled to 0..1, and their labels."""
-    data = needed("sklearn.datasets", "drawing digit scenes").load_digits()
+    data = import_optional("sklearn.datasets", "drawing digit scenes", "data").load_digits()
     return (data.images / 16).astype(np.float32), data.target.astype(np.int64)
 
 
@@ -165,7 +165,7 @@ def _place(
 
 
 def _scene(digits: list[int], split: Split, generator: np.random.Generator, clutter: float, wobble: float) -> Scene:
-    """Draw one scene with the given digits."""
+    """Draw one scene with these digits."""
     images = [_images(split)[digit][generator.integers(len(_images(split)[digit]))] for digit in digits]
     largest = float(LARGEST)
     while True:

@@ -85,7 +85,7 @@ class Case:
         if flags.shape != self.scores.shape:
             expected = "it at the size of the model's input" if self.image else "one flag for each token"
             shapes = f"the shape {list(flags.shape)} and the scores {list(self.scores.shape)}"
-            raise InputError(f"the {name} has {shapes}: give {expected}")
+            raise InputError(f"the {name} has {shapes}: pass {expected}")
         return flags
 
     def constant(self, sample: int) -> bool:
@@ -162,7 +162,7 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     if scores.dim() != 3 or scores.shape[0] != batch:
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {batch} pictures of {size[0]}×{size[1]} pixels: "
-            f"give [B, H, W] or [B, patches]"
+            f"pass [B, H, W] or [B, patches]"
         )
     return resize(scores, size)
 
@@ -172,7 +172,7 @@ def _text(scores: Tensor, inputs: Inputs) -> Tensor:
     scores = scores[None] if scores.dim() == 1 and expected[0] == 1 else scores
     if tuple(scores.shape) != expected:
         raise InputError(
-            f"scores of shape {list(scores.shape)} do not fit {expected[0]} texts of {expected[1]} tokens: give one "
+            f"scores of shape {list(scores.shape)} do not fit {expected[0]} texts of {expected[1]} tokens: pass one "
             f"score for each token, special tokens included"
         )
     if inputs.mask is not None and inputs.mask.shape == scores.shape:

@@ -90,9 +90,9 @@ def reranked(task: Task, scores: Scores, count: int) -> tuple[Tensor, list[dict[
             f"token_deletion needs a score for each token, {list(features.shape)}, not scores of {list(values.shape)}"
         )
     predicted = task.value_index(scores.logits).tolist() if is_language else []
-    top = [_best(task, b, row, features[b], count, predicted) for b, row in enumerate(values.cpu())]
+    top = [_candidates(task, b, row, features[b], count, predicted) for b, row in enumerate(values.cpu())]
     jobs = [(b, [j]) for b, tokens in enumerate(top) for j in tokens]
-    decreases, instead = _lost(task, removed, jobs, predicted, scores.logits) if jobs else ({}, {})
+    decreases, instead = _decreases(task, removed, jobs, predicted, scores.logits) if jobs else ({}, {})
     permuted, figures = values.clone(), []
     for b, tokens in enumerate(top):
         order = sorted(tokens, key=lambda j, b=b: -decreases[b, j])  # type: ignore[misc]
@@ -118,7 +118,7 @@ def _removal(task: Task, baseline: str | None) -> Removal:
 _Jobs = list[tuple[int, list[int]]]
 
 
-def _lost(
+def _decreases(
     task: Task, removed: Removal, jobs: _Jobs, predicted: list[int], logits: Tensor
 ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], int]]:
     """Return (text, token) -> f(x) − f(x without it), and (text, token) -> id of its replacement, see :func:`_ways`."""
@@ -149,7 +149,7 @@ def _ways(
     return ways, {(b, j): int(runner_up[b]) for b, (j,) in copied}
 
 
-def _best(task: Task, sample: int, row: Tensor, removable: Tensor, count: int, predicted: list[int]) -> list[int]:
+def _candidates(task: Task, sample: int, row: Tensor, removable: Tensor, count: int, predicted: list[int]) -> list[int]:
     """Return the tokens of a sample to remove. The last token of a language model's prompt is not among them.
 
     Args:

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whyformer.inputs.feed import place_of
-from whyformer.models.kinds import last_row_alone
+from whyformer.inputs.feed import device_of
+from whyformer.models.kinds import last_row_only
 from whyformer.models.readout import plain_logits
 
 
@@ -35,7 +35,7 @@ class Forwards:
     def place(self) -> dict[str, Any]:
         """Device and dtype of the model."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        return {"device": place_of(self.model), "dtype": parameter.dtype}
+        return {"device": device_of(self.model), "dtype": parameter.dtype}
 
     def pixels(self, pictures: Iterable[Tensor]) -> NDArray[np.float64]:
         """Return the logits ``[n, C]`` of pictures ``[C, H, W]``, which may come from a generator."""
@@ -52,12 +52,12 @@ class Forwards:
         """
         order, device = sorted(range(len(rows)), key=lambda i: len(rows[i])), self.place["device"]
         results: list[NDArray[np.float64]] = []
-        alone = last_row_alone(self.model)
-        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if alone else [order]
+        last_only = last_row_only(self.model)
+        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if last_only else [order]
         chunks = [group[i : i + self.batch_size] for group in groups for i in range(0, len(group), self.batch_size)]
         for chunk in chunks:
             ids, mask = padded([rows[i] for i in chunk], self.pad)
-            arguments: dict[str, Any] = alone or {"attention_mask": mask.to(device)}
+            arguments: dict[str, Any] = last_only or {"attention_mask": mask.to(device)}
             results.append(self._run(input_ids=ids.to(device), **arguments))
         return np.concatenate(results)[np.argsort(order)] if results else np.zeros((0, 0))
 

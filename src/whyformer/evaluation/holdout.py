@@ -50,7 +50,7 @@ def measure(
     """
     rows: dict[tuple[int, tuple[int, ...]], int] = {}
     requests: dict[tuple[int, int, int, int], tuple[np.ndarray, list[int]]] = {}
-    alone: list[set[int]] = [set() for _ in scores]
+    unshared: list[set[int]] = [set() for _ in scores]
     for p, m, b, k in itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals))):
         part = np.array(parts[b][p])
         selected = scores[m][k][b][parts[b][p]].cpu().numpy()
@@ -58,7 +58,7 @@ def measure(
         # -1 stands for the clean output, which is known
         needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
         requests[p, m, b, k] = selected, needed
-        alone[m].update(row for row in needed if row >= 0)
+        unshared[m].update(row for row in needed if row >= 0)
     outcomes = logits_without(task, removed, list(rows), batch_size, "removing features")
     if not bool(torch.isfinite(outcomes).all()):
         raise ModelError(f"{task.method}: the logits without some features are not finite: choose another baseline")
@@ -68,4 +68,4 @@ def measure(
     for (p, m, b, k), (selected, needed) in requests.items():
         observed = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in needed])
         figures[p, m, b, k] = float(plan.score(selected, float(clean[k][b]), observed)[0])
-    return figures, {"perturbed": len(rows), "unshared": sum(map(len, alone))}
+    return figures, {"perturbed": len(rows), "unshared": sum(map(len, unshared))}

@@ -77,7 +77,7 @@ class Metric:
         known = {**self.settings, **dict.fromkeys(self.needs)}
         earlier = [n for n in ("substrate", "replace") if n in chosen and self.baselines]
         if len(earlier) + ("baseline" in chosen) > 1:
-            raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: give baseline alone")
+            raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: pass baseline only")
         for old in earlier:  # the value "mean" of "substrate" is now called "zero"
             value = chosen[old]
             chosen = {k: v for k, v in chosen.items() if k != old}

@@ -140,7 +140,7 @@ def _each(
     if tuple(scores.shape) != (expected := (len(extents), max(extents))):
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {expected[0]} prompts of up to {expected[1]} tokens: "
-            "give one score for each token, those of pictures and special tokens included"
+            "pass one score for each token, those of pictures and special tokens included"
         )
     target = read_target(target, whole)
     ready.resolver(target)

@@ -192,7 +192,7 @@ def trust(
     """
     fractions = equal_steps(steps)
     if not len(seeds):
-        raise InputError("trust compares with random maps: give at least one seed")
+        raise InputError("trust compares with random maps: pass at least one seed")
     samples = inputs if inputs is not None else explanation.texts or explanation.originals
     if samples is None:
         raise InputError("this explanation does not hold its inputs: pass inputs=...")
@@ -201,7 +201,7 @@ def trust(
     ready = open_model(model, processor, **options).prepare(samples)
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation has {len(explanation)} samples, and there are {ready.inputs.batch} inputs")
-    chosen = baseline or _default(ready.inputs)
+    chosen = baseline or _default_baseline(ready.inputs)
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
             tuple(case.resolver.written() or ()), chosen, steps, tuple(seeds))  # fmt: skip
@@ -210,7 +210,7 @@ def trust(
     for i, sample in enumerate(explanation):
         reuse = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())
         maps = {} if case.constant(i) else {0: case.features(i)}
-        maps |= {} if reuse else {1 + d: _drawn(sample, case, i, seed) for d, seed in enumerate(seeds)}
+        maps |= {} if reuse else {1 + d: _random_scores(sample, case, i, seed) for d, seed in enumerate(seeds)}
         if maps:
             masks = np.concatenate([removal_masks(scores, fractions) for scores in maps.values()])
             curves[list(maps), i] = case.follow(i, masks, chosen).reshape(len(maps), -1)
@@ -228,13 +228,13 @@ def trust(
     )  # fmt: skip
 
 
-def _default(inputs: Inputs) -> str:
+def _default_baseline(inputs: Inputs) -> str:
     if inputs.modality == "image":
         return "zero"
     return next((name for name in TOKENS if name in dict(inputs.fill_ids)), "delete")
 
 
-def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDArray[np.float64]:
+def _random_scores(explanation: Explanation, case: Case, sample: int, seed: int) -> NDArray[np.float64]:
     """Return random scores ``[n]`` of the features, on the cells of the explanation."""
     draws = torch.Generator().manual_seed(seed)
     if not case.image:

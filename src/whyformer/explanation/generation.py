@@ -1,4 +1,4 @@
-"""The explanation of a generated text: for each token that was generated, scores of all tokens before it."""
+"""The explanation of a generated text: for each generated token, scores of all tokens before it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation import units
-from whyformer.explanation.displayed import Displayed
+from whyformer.explanation.display import Displayable
 from whyformer.explanation.features import Features
-from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
 
 if TYPE_CHECKING:
@@ -25,32 +25,38 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Generation(Displayed):
+class Generation(Displayable):
     """Scores of one method for every step of a generated text.
 
     Attributes:
-        matrix: ``[T, N]`` on the CPU: row t scores the tokens that step t was made from; those at and behind it are 0,
-            special tokens too.
-        tokens: N tokens as the vocabulary has them: those an encoder read, if there is one, the prompt or the decoder's
-            start, what was generated. pieces: the text of each.
-        start: the number of the first generated token. source: how many tokens are the encoder's.
-        ids: N numbers of tokens.
+        matrix: ``[T, N]`` on the CPU: row t holds the scores of the tokens before step t, special tokens included; the
+            scores of all later tokens are 0.
+        tokens: the N tokens in the vocabulary's spelling: the encoder's tokens (if there is an encoder), the prompt or
+            the decoder's start token, and the generated tokens.
+        pieces: text of each token.
+        start: index of the first generated token.
+        source: number of tokens that the encoder reads.
+        ids: ids of the N tokens.
         method, settings: registry name and full settings.
-        explained: what of each generated token the scores are of, such as "log-probability".
-        value: ``[T]`` that number. target, target_names: what was explained of each step, as in an Explanation.
-        logits: ``[T, V]`` the model's output for each step; of more than 1,000 tokens ``[T, K]``: the 20 highest and
-            those of the tokens that were generated or are explained, the highest first. classes: ``[T, K]`` the
-            numbers of these tokens; normalizer: ``[T]`` log Σ exp over the whole vocabulary; None where all are there.
-        turns: (role, first token, one after the last) of each message of a conversation, its answer included; that
-            which a chat template puts before the first message too.
-        special: places of tokens that stand for no text: the tokenizer's special ones, and those that a chat template
-            writes around messages. None where they are not known.
-        labels: number -> text of the likeliest tokens.
-        input, part: what the model's forward calls the tokens that it reads, and the decoder's own where they differ.
-        unit: "token"; or "word", "sentence", "turn" of what :meth:`by` made. groups: (first, one after the last) token
-            of each such unit.
-        seen: of each picture of the prompt, by the name that its part has (``"pixel_values"``), its maps.
-        diagnostics: of each step, as in an Explanation. notes: what was done to the prompt, in sentences.
+        explained: the explained quantity of each generated token, such as "log-probability".
+        value: ``[T]`` value of that quantity.
+        target, target_names: the target of each step, as in an Explanation.
+        logits: ``[T, V]`` the model's output for each step. With more than 1,000 tokens, ``[T, K]``: the 20 highest
+            logits and those of the generated and the explained tokens, in descending order.
+        classes: ``[T, K]`` token ids of ``logits``; None if ``logits`` covers the vocabulary.
+        normalizer: ``[T]`` log Σ exp over the vocabulary; None if ``logits`` covers it.
+        turns: (role, start, end) token range of each message of a conversation, including the answer and the system
+            message of a chat template.
+        special: indices of the tokenizer's special tokens and of the tokens that a chat template adds around messages;
+            None if unknown.
+        labels: token id -> text of the likeliest tokens.
+        input: name of the forward argument with the tokens.
+        part: name of the argument with the decoder's tokens, if the model has an encoder.
+        unit: "token"; "word", "sentence" or "turn" after :meth:`by`.
+        groups: (start, end) token range of each unit after :meth:`by`.
+        seen: maps of each picture of the prompt, by the name of its part (``"pixel_values"``).
+        diagnostics: diagnostics of each step, as in an Explanation.
+        notes: sentences on the preparation of the prompt.
     """
 
     matrix: Tensor
@@ -74,7 +80,7 @@ class Generation(Displayed):
     part: str = ""
     unit: str = "token"
     groups: list[Range] | None = None
-    seen: dict[str, Pictured] = field(default_factory=dict)
+    seen: dict[str, PictureScores] = field(default_factory=dict)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     classes: Tensor | None = None
@@ -82,17 +88,17 @@ class Generation(Displayed):
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """Number of steps."""
+        """Return the number of steps."""
         return len(self.matrix)
 
     @property
     def generated(self) -> slice:
-        """Which of the tokens were generated."""
+        """The slice of the generated tokens."""
         return slice(self.start, len(self.pieces))
 
     @property
     def prompt(self) -> str:
-        """The text before the generated one; of an encoder–decoder, what the encoder read."""
+        """The text of the prompt; for an encoder-decoder, the text that the encoder read."""
         return "".join(self.pieces[: self.source or self.start])
 
     @property
@@ -101,48 +107,51 @@ class Generation(Displayed):
         return "".join(self.pieces[self.generated])
 
     def probability(self, step: int) -> float:
-        """Of the generated token (or unit) of this step."""
+        """Return the probability of the generated token of a step."""
         if self.unit != "token":
-            raise InputError("the probability of a token is asked of the tokens, not of what by() made of them")
-        own = self._output(self._step(step))
-        return own.probability(self.ids[self.start + self._step(step)]) or 0.0
+            raise InputError("only single tokens have probabilities: call probability() before by()")
+        t = self._step(step)
+        return self._output(t).probability(self.ids[self.start + t]) or 0.0
 
     def candidates(self, step: int, k: int = 5) -> list[tuple[int, str, float, float]]:
-        """The k likeliest tokens of a step: (number, text, logit, probability); of a large vocabulary 20 are kept, and
-        the generated one."""
+        """Return (id, text, logit, probability) of the k likeliest tokens of a step.
+
+        Of a large vocabulary, only the 20 likeliest tokens and the generated token are stored.
+        """
         return [(i, text, logit, share or 0.0) for i, text, logit, share in self._output(self._step(step)).top(0, k)]
 
     def _output(self, t: int) -> Explanation:
-        """A step as an Explanation of one token, for what the model says there."""
+        """Return a step as an Explanation of a single token, for its logits and probabilities."""
         facts: dict[str, Any] = {"method": self.method, "settings": self.settings, "target": self.target[t : t + 1]}
-        return Explanation(self.matrix[t : t + 1, :1], "token", **facts, labels=self.labels, **self._said(t))
+        return Explanation(self.matrix[t : t + 1, :1], "token", **facts, labels=self.labels, **self._outputs(t))
 
-    def _said(self, t: int) -> dict[str, Any]:
-        """What the model says at a step, by the names that an Explanation has for it."""
-        kept = {n: None if (own := getattr(self, n)) is None else own[t : t + 1] for n in ("classes", "normalizer")}
+    def _outputs(self, t: int) -> dict[str, Any]:
+        """Return the model's output at a step, as arguments of an Explanation."""
+        stored = {n: None if (v := getattr(self, n)) is None else v[t : t + 1] for n in ("classes", "normalizer")}
         activation = "softmax" if self.unit == "token" else "identity"
-        return {"logits": self.logits[t : t + 1], "activation": activation, **kept}
+        return {"logits": self.logits[t : t + 1], "activation": activation, **stored}
 
     def __getitem__(self, step: int) -> Explanation:
-        """The explanation of one step: of the tokens before it, and in parts of their own an encoder's and pictures."""
+        """Return the explanation of one step: scores of the tokens before it, with pictures and the decoder's tokens in
+        separate parts."""
         t = self._step(step)
         end = self.start + t
         notes = {**(self.diagnostics[t] if self.diagnostics else {}), **({"input": [self.notes]} if self.notes else {})}
 
-        def one(first: int, last: int, name: str, **more: Any) -> Explanation:
+        def of_range(first: int, last: int, name: str, **more: Any) -> Explanation:
             text, offsets = units.joined(self.pieces[first:last])
             special = None if self.special is None else [[i - first for i in self.special if first <= i < last]]
             features = Features([self.tokens[first:last]], [offsets], [text], special=special)
             return Explanation(
                 self.matrix[t : t + 1, first:last], "token", self.method, self.settings, self.target[t : t + 1],
                 target_names=[self.target_names[t]], features=features, labels=self.labels, model=self.model,
-                input=name, **self._said(t), **more,
+                input=name, **self._outputs(t), **more,
             )  # fmt: skip
 
-        parts = {self.part: one(self.source, end, self.part)} if self.source else {}
-        facts = {"target": self.target[t : t + 1], "labels": self.labels, **self._said(t)}
-        parts |= {n: own.at(t, **facts, target_names=[self.target_names[t]]) for n, own in self.seen.items()}
-        return one(0, self.source or end, self.input, parts=parts, diagnostics=notes)
+        parts = {self.part: of_range(self.source, end, self.part)} if self.source else {}
+        facts = {"target": self.target[t : t + 1], "labels": self.labels, **self._outputs(t)}
+        parts |= {n: maps.at(t, **facts, target_names=[self.target_names[t]]) for n, maps in self.seen.items()}
+        return of_range(0, self.source or end, self.input, parts=parts, diagnostics=notes)
 
     def __iter__(self) -> Iterator[Explanation]:
         return (self[t] for t in range(len(self)))
@@ -153,21 +162,21 @@ class Generation(Displayed):
         return step % len(self)
 
     # -- larger units ------------------------------------------------------------------------------------------------
-    def span(self, *given: Any, **options: Any) -> Explanation:
-        """Where this was: :func:`whyformer.explain_span`, to which the model is given."""
+    def span(self, *args: Any, **options: Any) -> Explanation:
+        """Former name of :func:`whyformer.explain_span`, which also takes the model."""
         raise InputError("a span needs the model, which a result does not hold: whyformer.explain_span(g, 0, 1, model)")
 
     def by(self, unit: str) -> Generation:
-        """The same with tokens and steps merged into words, sentences or turns; scores and values are added up.
+        """Merge tokens and steps into words, sentences or turns, and sum their scores and values.
 
-        A merged step's own tokens are scored too, by the later ones of them. Of log-probabilities the sum of a word's
-        rows is what explains the word's log-probability, for every method whose scores are linear in its target
-        (gradient × input, all that carry multipliers, so ``attnlrp`` too).
+        In a merged step, later tokens of the unit also score its earlier tokens. If the log-probability is explained,
+        the summed rows of a word explain the log-probability of the word, for every method whose scores are linear in
+        the target (gradient × input, and all methods that propagate multipliers, such as ``attnlrp``).
 
-        Special tokens are words and sentences of their own, and belong to the scores of a turn but not to its text.
+        Each special token is a separate word and sentence. It belongs to the scores of a turn, but not to its text.
 
         Raises:
-            InputError: no such unit.
+            InputError: the unit is unknown, or tokens are merged already.
         """
         if unit not in units.UNITS:
             raise InputError(f"by() merges into one of {', '.join(units.UNITS[1:])}, not {unit!r}")
@@ -181,25 +190,25 @@ class Generation(Displayed):
             listed = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
             merged = _filled(listed, len(self.ids), breaks)
         else:
-            breaks |= {i for own in special for i in (own, own + 1) if i < len(self.ids)}
+            breaks |= {i for n in special for i in (n, n + 1) if i < len(self.ids)}
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
         columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)
         value = torch.stack(units.unit_scores(self.value, (range(a, b) for a, b in steps)))
-        alone = [i for i, own in enumerate(merged) if special.issuperset(range(*own))]
+        alone = [i for i, unit_range in enumerate(merged) if special.issuperset(range(*unit_range))]
         texts = [
             "".join(p for n, p in enumerate(self.pieces[a:b], a) if i in alone or n not in special)
             for i, (a, b) in enumerate(merged)
         ]
         at = {a: i for i, (a, _) in enumerate(merged)} | {len(self.ids): len(merged)}
-        lasting = ("signed", "class_specific", "identity", "auto")
-        claims: list[dict[str, Any]] = [{k: own[k] for k in lasting if k in own} for own in self.diagnostics[:1]]
+        names = ("signed", "class_specific", "identity", "auto")
+        claims = [{k: facts[k] for k in names if k in facts} for facts in self.diagnostics[:1]]
         roles = {(a, b): role for role, a, b in self.turns} if unit == "turn" else {}
         return replace(
             self,
             matrix=torch.stack([columns[a:b].sum(0) for a, b in steps]), pieces=texts,
-            tokens=[roles.get(own, text.strip() or text) for own, text in zip(merged, texts, strict=True)],
+            tokens=[roles.get(r, text.strip() or text) for r, text in zip(merged, texts, strict=True)],
             ids=list(range(len(merged))), start=first,
             source=sum(b <= self.source for _, b in merged) if self.source else 0,
             value=value, logits=value[:, None], classes=None, normalizer=None,
@@ -208,44 +217,43 @@ class Generation(Displayed):
             turns=[(role, at[a], at[b]) for role, a, b in self.turns],
             special=None if self.special is None else alone, unit=unit, groups=merged,
             diagnostics=[dict(c) for c in claims for _ in steps],
-            seen={name: own.merged(steps) for name, own in self.seen.items()},
+            seen={name: maps.merged(steps) for name, maps in self.seen.items()},
         )  # fmt: skip
 
-    # -- keeping and showing -----------------------------------------------------------------------------------------
+    # -- saving and displaying ---------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values, ready for JSON; of the logits the likeliest 20 of each step, and that of
-        the generated token."""
+        """Return all values except pictures as plain Python values, ready for JSON; of the logits of each step, the 20
+        highest and that of the generated token."""
         from whyformer.explanation import generation_files
 
         return generation_files.to_dict(self)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Generation:
-        """Read what :meth:`to_dict` gave; ``logits`` are then those of the tokens that it lists.
+        """Restore a generation from the values of :meth:`to_dict`, with the logits that they contain.
 
         Raises:
-            InputError: it is no such dictionary; or the prompt had pictures, which it does not hold.
+            InputError: a value is missing, unknown or invalid, or the prompt had pictures, which are not stored.
         """
         from whyformer.explanation import generation_files
 
         return cls(**generation_files.from_dict(facts))
 
     def save(self, path: str | Path) -> Path:
-        """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); it appears whole or not at
-        all."""
+        """Write a ``.safetensors`` file atomically: the tensors, and all other values as JSON in its header."""
         from whyformer.explanation import generation_files
 
         return generation_files.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Generation:
-        """Read what :meth:`save` wrote; only :meth:`span`, which needs the model, is not to be had of it."""
+        """Read a file that :meth:`save` wrote; a damaged file or one of another kind raises LoadError."""
         from whyformer.explanation import generation_files
 
         return cls(**generation_files.load(path))
 
     def to_html(self, title: str = "whyformer") -> str:
-        """A whole HTML document: the text, each word of which can be chosen, and the matrix."""
+        """Return an HTML document with the text, whose words can be selected, and the matrix."""
         from whyformer.show.html import answer
 
         return answer.page(self, title)
@@ -270,6 +278,6 @@ class Generation(Displayed):
 
 
 def _filled(ranges: list[Range], count: int, breaks: set[int]) -> list[Range]:
-    """The ranges, and what lies between them."""
+    """Return the ranges and the gaps between them, split at ``breaks``."""
     bounds = sorted({0, count, *(n for r in ranges for n in r), *breaks})
     return [(a, b) for a, b in pairwise(bounds) if a < b]

@@ -13,11 +13,11 @@ from torch import Tensor
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation import serialization
 from whyformer.explanation.candidates import KEPT
+from whyformer.explanation.consistency import check_diagnostics, check_fit
 from whyformer.explanation.features import Features
-from whyformer.explanation.fitting import check_diagnostics, check_fit
-from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
-from whyformer.explanation.schemas import HeldGeneration, checked
+from whyformer.explanation.schemas import GenerationSchema, checked
 from whyformer.explanation.storage import load_errors, loaded, plain, tensors_of, to_plain, written_whole
 from whyformer.explanation.versions import versions
 
@@ -35,7 +35,7 @@ _MOST = 2**31
 
 def to_dict(g: Generation) -> dict[str, Any]:
     """Return all values except pictures as JSON values; instead of logits, the most likely tokens of each step."""
-    facts = {name: plain(getattr(g, name)) for name in HeldGeneration.model_fields}
+    facts = {name: plain(getattr(g, name)) for name in GenerationSchema.model_fields}
     facts |= {name: getattr(g, name).tolist() for name in ("matrix", "value", "target")}
     if g.unit == "token":
         facts["candidates"] = [_candidates(g, t) for t in range(len(g))]
@@ -72,7 +72,7 @@ def content(g: Generation) -> bytes:
     facts = {
         "format": _FORMAT,
         "versions": versions(),
-        **{name: plain(getattr(g, name)) for name in HeldGeneration.model_fields},
+        **{name: plain(getattr(g, name)) for name in GenerationSchema.model_fields},
     }
     facts["seen"] = {name: to_plain(maps.first) for name, maps in g.seen.items()}
     tensors = {n: tensor for n in (*_TENSORS, *_OPTIONAL) if (tensor := getattr(g, n)) is not None}
@@ -97,7 +97,7 @@ def load(path: str | Path) -> dict[str, Any]:
         seen = {}
         for i, (name, first) in enumerate(facts.get("seen", {}).items()):
             explanation = Explanation(**loaded(first, tensors, f"{_SEEN}{i}."))
-            seen[name] = Pictured(explanation, tensors[f"{_SEEN}{i}.all"])
+            seen[name] = PictureScores(explanation, tensors[f"{_SEEN}{i}.all"])
         return _checked(facts, tensors, seen)
 
 
@@ -164,10 +164,10 @@ def _listed(step: Sequence[Mapping[str, Any]], token: int, share: float) -> tupl
     return logits, normalizer
 
 
-def _checked(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, Pictured]) -> dict[str, Any]:
+def _checked(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, PictureScores]) -> dict[str, Any]:
     """Return the arguments of a Generation after checking their types and their consistency."""
-    known = {name: facts[name] for name in HeldGeneration.model_fields if name in facts}
-    held = vars(checked(HeldGeneration, known, "this answer"))
+    known = {name: facts[name] for name in GenerationSchema.model_fields if name in facts}
+    held = vars(checked(GenerationSchema, known, "this answer"))
     optional = {name: tensors[name] for name in _OPTIONAL if name in tensors}
     arguments = {**held, **{name: tensors[name] for name in _TENSORS}, **optional, "seen": seen}
     _check_fit(arguments)

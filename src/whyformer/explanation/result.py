@@ -13,11 +13,11 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation import storage, views
-from whyformer.explanation.displayed import Displayed
+from whyformer.explanation.display import Displayable
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box, Geometry
 from whyformer.explanation.per_sample import of_sample
-from whyformer.explanation.seconds import over_time, unrolled
+from whyformer.explanation.time_steps import over_time, unrolled
 
 if TYPE_CHECKING:
     import pandas
@@ -29,7 +29,7 @@ ACTIVATIONS = ("softmax", "sigmoid", "identity")
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Displayed):
+class Explanation(Displayable):
     """Attribution scores of one method for a batch of samples, with the data needed to draw and repeat them.
 
     Attributes:

@@ -24,13 +24,13 @@ Pair = tuple[StrictInt, StrictInt]
 Corners = tuple[Number, Number, Number, Number]
 
 
-class Held(BaseModel):
+class StoredValues(BaseModel):
     """Values by name. An unknown name is an error; a value that may be None may also be missing."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class HeldFeatures(Held):
+class FeaturesSchema(StoredValues):
     """Fields of :class:`~whyformer.explanation.features.Features` except tensors and pictures."""
 
     grid: Pair | None = None
@@ -50,7 +50,7 @@ class HeldFeatures(Held):
     geometry: list[dict[str, Any]] | None = None
 
 
-class HeldResult(Held):
+class ResultSchema(StoredValues):
     """Fields of :class:`~whyformer.explanation.result.Explanation` except tensors and features."""
 
     level: StrictStr
@@ -64,11 +64,11 @@ class HeldResult(Held):
     diagnostics: dict[str, Any]
 
 
-class HeldExplanation(HeldResult, HeldFeatures):
+class ExplanationSchema(ResultSchema, FeaturesSchema):
     """Fields of an explanation and of its features."""
 
 
-class HeldGeneration(Held):
+class GenerationSchema(StoredValues):
     """Fields of :class:`~whyformer.explanation.generation.Generation` except tensors."""
 
     tokens: list[StrictStr]
@@ -112,7 +112,7 @@ class _Table(BaseModel):
     note: StrictStr = ""
 
 
-class HeldBenchmark(BaseModel):
+class BenchmarkSchema(BaseModel):
     """The report of a benchmark; additional fields are allowed."""
 
     benchmark: StrictStr

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation import serialization
+from whyformer.explanation.consistency import check_fit
 from whyformer.explanation.features import Features
-from whyformer.explanation.fitting import check_fit
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.versions import versions
 
@@ -35,10 +35,10 @@ _OPTIONAL = ("classes", "normalizer")  # if only the highest logits are stored
 # -- plain values ----------------------------------------------------------------------------------------------------
 def to_plain(e: Explanation) -> dict[str, Any]:
     """Return all values except tensors and pictures as JSON values."""
-    from whyformer.explanation.schemas import HeldFeatures, HeldResult
+    from whyformer.explanation.schemas import FeaturesSchema, ResultSchema
 
-    facts = {name: plain(getattr(e, name)) for name in HeldResult.model_fields}
-    facts |= {name: getattr(e.features, name) for name in HeldFeatures.model_fields}
+    facts = {name: plain(getattr(e, name)) for name in ResultSchema.model_fields}
+    facts |= {name: getattr(e.features, name) for name in FeaturesSchema.model_fields}
     facts["geometry"] = None if e.geometry is None else [g.to_dict() for g in e.geometry]
     return facts
 
@@ -53,11 +53,11 @@ def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
     Raises:
         InputError: a value is unknown or missing, or has the wrong type.
     """
-    from whyformer.explanation.schemas import HeldExplanation, HeldFeatures, HeldResult, checked
+    from whyformer.explanation.schemas import ExplanationSchema, FeaturesSchema, ResultSchema, checked
 
-    held = vars(checked(HeldExplanation, _with_activation(facts, outputs), "this explanation"))
-    arguments = {name: held[name] for name in HeldResult.model_fields}
-    features = {name: held[name] for name in HeldFeatures.model_fields}
+    values = vars(checked(ExplanationSchema, _with_activation(facts, outputs), "this explanation"))
+    arguments = {name: values[name] for name in ResultSchema.model_fields}
+    features = {name: values[name] for name in FeaturesSchema.model_fields}
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
     return {**arguments, "features": Features(**features)}

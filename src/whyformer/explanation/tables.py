@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whyformer.errors import MissingExtra
+from whyformer.errors import import_optional
 
 if TYPE_CHECKING:
     import pandas
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 
 def to_pandas(e: Explanation) -> pandas.DataFrame:
     """Return a row for each score; see :meth:`whyformer.Explanation.to_pandas`."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtra('to_pandas needs the package pandas: pip install "whyformer[data]"') from error
+    pd = import_optional("pandas", "to_pandas", "data")
     parts = [e.part(name) for name in e.inputs]
-    tables = [pandas.DataFrame(_columns(part[i], i)) for i in range(len(e)) for part in parts]
-    table = pandas.concat(tables, ignore_index=True)
+    tables = [pd.DataFrame(_columns(part[i], i)) for i in range(len(e)) for part in parts]
+    table: pandas.DataFrame = pd.concat(tables, ignore_index=True)
     return table if e.parts else table.drop(columns="input")
 
 

@@ -1,4 +1,4 @@
-"""Why a language model wrote what it wrote: prompts, the passes of a whole answer, and ``explain_generation``."""
+"""Explain generated texts: prompts, the passes over an answer, and ``explain_generation``."""
 
 from whyformer.generation.generating import explain_generation, explain_span
 

@@ -11,7 +11,7 @@ from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
-from whyformer.generation.prompts import Prompt, Written, answered, prompts_of
+from whyformer.generation.prompts import Completion, Prompt, complete, read_prompts
 from whyformer.generation.steps import Steps
 from whyformer.generation.streamer import Streamer
 from whyformer.methods import find
@@ -35,42 +35,42 @@ def explain_generation(
     progress: bool | Track = False,
     **options_and_settings: Unpack[OptionsAndSettings],
 ) -> Generation | list[Generation]:
-    """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
+    """Explain each token of an answer by the tokens before it, of the prompt and of the answer.
 
-    One forward pass over prompt and answer, and one backward pass for each generated token. Methods whose passes cannot
-    serve several targets (those that change the input or run from it block by block) explain each token by itself.
+    This takes one forward pass over prompt and answer, and one backward pass per generated token. Methods whose passes
+    cannot serve several targets (because they change the input, or run forward block by block) run once per token.
 
     Args:
         model: a language model or an encoder–decoder as :func:`whyformer.explain` takes it: a module in eval mode, a
             folder or a hub id.
         prompt: a text; a conversation ``[{"role": "user", "content": "..."}]``, which the tokenizer's chat template
-            writes down; numbers of tokens ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or
+            turns into text; token ids ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or
             ids.
-        continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
-            generates, the likeliest token each time.
+        continuation: the answer to explain, as text or token ids, or a list of one per prompt; by default the answer
+            that the model generates greedily.
         method: a name from :func:`whyformer.list_methods`; by default "auto": AttnLRP, summed over the first blocks
-            where the model is a decoder of one text (``diagnostics[t]["auto"]`` names it).
-        processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
-            name.
+            if the model is a decoder without an encoder (``diagnostics[t]["auto"]`` names it).
+        processor: the model's tokenizer, or its processor for pictures and text; loaded automatically if ``model`` is
+            a name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
-            of one or several each. ``g[t].part("pixel_values")`` is then a map over it for each generated token.
-        max_new_tokens: how many tokens to generate at most.
-        target: what of each token is explained: None or ``"log_probability"`` of the generated token; ``"logit"``,
-            ``"probability"``; ``"among_likeliest"``, its log-probability where one of the 10 likeliest tokens is drawn;
+            with one or several per prompt. ``g[t].part("pixel_values")`` is its map for each generated token.
+        max_new_tokens: largest number of tokens to generate.
+        target: the quantity of each token to explain: None or ``"log_probability"`` of the generated token;
+            ``"logit"``; ``"probability"``; ``"among_likeliest"``, its log-probability among the 10 likeliest tokens;
             ``"contrast"``, its logit minus that of the best other token; or a target over one row of logits, the same
             for every step (``targets.Contrast(" is", " are")``).
-        progress: as for :func:`whyformer.explain`; while the model writes, "writing", each item is the text so far.
+        progress: as for :func:`whyformer.explain`. During generation ("writing"), each item is the text so far.
         **options_and_settings: options as for :func:`whyformer.explain`, and the method's settings. With
-            ``checkpoint`` blocks are run again in the backward pass of each token, so that a token costs about as much
-            as a forward and a backward pass.
+            ``checkpoint``, blocks are recomputed in the backward pass of each token, so a token costs about as much as
+            a forward and a backward pass.
 
     Returns:
-        A :class:`~whyformer.explanation.generation.Generation`; a list of them for a list of prompts, each as by
-        itself.
+        A :class:`~whyformer.explanation.generation.Generation`; for a list of prompts, a list of them. Each equals that
+        of a single run.
 
     Raises:
-        InputError: an empty prompt, more tokens than the model takes, a token outside of its vocabulary, or a model
-            that is no language model.
+        InputError: the prompt is empty, has more tokens than the model takes or a token outside of its vocabulary, or
+            the model is not a language model.
     """
     options, settings = split(options_and_settings)
     find(method).complete(settings)
@@ -80,20 +80,20 @@ def explain_generation(
     opened, processor = _with_tokenizer(opened), opened.processor
     model, tokenizer = opened.model, opened.processor
     if images is None:
-        prompts, alone = prompts_of(prompt, tokenizer)
+        prompts, single = read_prompts(prompt, tokenizer)
     else:
-        seen, alone = with_images(model, prompt, images, processor)
-        prompts = [Prompt(ids, beside=beside) for ids, beside in seen]
-    answers = [continuation] if alone else [None] * len(prompts) if continuation is None else list(continuation)
+        encoded, single = with_images(model, prompt, images, processor)
+        prompts = [Prompt(ids, extra=extra) for ids, extra in encoded]
+    answers = [continuation] if single else [None] * len(prompts) if continuation is None else list(continuation)
     if len(answers) != len(prompts):
-        raise InputError(f"{len(answers)} continuations for {len(prompts)} prompts: give one a prompt")
-    made = []
-    for one, answer in zip(prompts, answers, strict=True):
+        raise InputError(f"{len(answers)} continuations for {len(prompts)} prompts: pass one for each prompt")
+    generations = []
+    for each, answer in zip(prompts, answers, strict=True):
         quiet = progress is False or answer is not None
         streamer = None if quiet else Streamer(tracking(progress), tokenizer, max_new_tokens)
-        written = answered(model, one, answer, tokenizer, max_new_tokens, streamer)
-        made.append(Steps(opened, written).explain(method, target, progress, settings))
-    return made[0] if alone else made
+        completion = complete(model, each, answer, tokenizer, max_new_tokens, streamer)
+        generations.append(Steps(opened, completion).explain(method, target, progress, settings))
+    return generations[0] if single else generations
 
 
 @shows_options
@@ -108,22 +108,24 @@ def explain_span(
     images: Any = None,
     **options: Unpack[Keywords],
 ) -> Explanation:
-    """Explain the log-probability of some steps of a generated text together, ``last`` included: Σ log p(token t).
+    """Explain the log-probability Σ log p(token t) of steps ``first`` to ``last`` (inclusive) of a generated text.
 
-    One forward and one backward pass, by the method of ``g``. It is the sum of these steps' rows for every method that
-    is linear in its target (gradient × input, all that carry multipliers, so ``attnlrp`` too).
+    This takes one forward and one backward pass of the method of ``g``. The result equals the sum of the rows of these
+    steps for every method that is linear in its target (gradient × input, and all methods that propagate multipliers,
+    such as ``attnlrp``).
 
     Args:
-        g: what :func:`explain_generation` returned, also read from a file.
-        model, processor: those that wrote the text; a result does not hold them.
-        prompt, images: as they were given to :func:`explain_generation`, where the prompt has pictures.
+        g: the result of :func:`explain_generation`, possibly read from a file.
+        first, last: steps, from 0; negative numbers count from the end.
+        model, processor: the model and processor that generated the text, which ``g`` does not store.
+        prompt, images: as for :func:`explain_generation`, if the prompt has pictures.
         **options: as for :func:`whyformer.explain`.
 
     Raises:
-        InputError: there are no such steps, they were merged by ``g.by``, or the prompt is another one.
+        InputError: a step does not exist, ``g`` was merged by ``g.by``, or the prompt is not that of ``g``.
     """
     if g.unit != "token":
-        raise InputError("a span is of the tokens, not of what by() made of them")
+        raise InputError("a span consists of tokens: call explain_span before by()")
     for number in (first, last):
         if not -len(g) <= number < len(g):
             raise InputError(f"step {number} is outside the text, which has {len(g)}: 0 to {len(g) - 1}")
@@ -131,20 +133,21 @@ def explain_span(
     if b < a:
         raise InputError(f"the span ends at step {last}, before its start at {first}")
     opened = open_model(model, processor, **options)
-    written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
+    begin = g.ids[g.source : g.start] if g.source else []
+    completion = Completion(g.ids[: g.source or g.start], g.ids[g.start :], begin)
     if g.seen:
         if prompt is None or images is None:
-            raise InputError("its prompt has pictures, which are not kept with it: give prompt= and images= again")
-        ((ids, beside),), _ = with_images(opened.model, prompt, images, opened.processor)
-        if ids != written.prompt:
-            raise InputError("these are not the prompt and the pictures that this answer was written to")
-        written = replace(written, beside=beside)
-    return Steps(_with_tokenizer(opened), written).span(a, b, g.method, g.settings)
+            raise InputError("the prompt has pictures, which are not stored: pass prompt= and images= again")
+        ((ids, extra),), _ = with_images(opened.model, prompt, images, opened.processor)
+        if ids != completion.prompt:
+            raise InputError("this answer was generated from another prompt or other pictures")
+        completion = replace(completion, extra=extra)
+    return Steps(_with_tokenizer(opened), completion).span(a, b, g.method, g.settings)
 
 
 def _with_tokenizer(opened: OpenedModel) -> OpenedModel:
-    """With the tokenizer that its processor is or holds in the place of it; None where there is none."""
+    """Return the model with the tokenizer that its processor is or has as its processor; None without a tokenizer."""
     tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
-    made = opened.using()
-    made.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
-    return made
+    copy = opened.using()
+    copy.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
+    return copy

@@ -1,4 +1,4 @@
-"""Prompts with pictures: what is fed beside the tokens, and how it goes on behind the prompt."""
+"""Prompts with pictures: the arguments of the model's forward in addition to the token ids."""
 
 from __future__ import annotations
 
@@ -11,87 +11,88 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.inputs.feed import place_of
+from whyformer.inputs.feed import device_of
 from whyformer.inputs.prompts import encode
 from whyformer.models.readout import anything, plain_logits
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
-    """What the model reads beside the tokens of a prompt.
+class ExtraArguments:
+    """Arguments of the model's forward in addition to the token ids of a prompt.
 
     Attributes:
-        fixed: arguments of its forward that stay as they are (pixels, grids).
-        typed: those with a number for each token of the prompt; ``behind`` for each of the answer.
+        fixed: arguments that do not depend on the answer (pixels, grids).
+        per_token: arguments with a number for each token of the prompt, such as token types.
         pictures: the pictures of the prompt, in order.
-        processor: what made them.
+        processor: the processor that encoded the prompt.
+        answer_value: the number in ``per_token`` for each token of the answer.
     """
 
     fixed: dict[str, Any] = field(default_factory=dict)
-    typed: dict[str, Tensor] = field(default_factory=dict)
+    per_token: dict[str, Tensor] = field(default_factory=dict)
     pictures: list[Image.Image] = field(default_factory=list)
     processor: Any = None
-    behind: int = 0
+    answer_value: int = 0
 
-    def fed(self, tokens: int) -> dict[str, Any]:
-        """The arguments for so many tokens, answer included."""
-        longer = {}
-        for name, given in self.typed.items():
-            more = given.new_full((1, tokens - given.shape[1]), self.behind)
-            longer[name] = torch.cat([given, more], 1)
-        return {**self.fixed, **longer}
+    def arguments(self, tokens: int) -> dict[str, Any]:
+        """Return the arguments for a number of tokens, answer included."""
+        extended = {}
+        for name, values in self.per_token.items():
+            more = values.new_full((1, tokens - values.shape[1]), self.answer_value)
+            extended[name] = torch.cat([values, more], 1)
+        return {**self.fixed, **extended}
 
 
-def fitted(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arguments on the model's device, fractions of its type."""
-    device, dtype = place_of(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in given.items()}
+def to_model(model: nn.Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Move arguments to the model's device, and floats to its precision."""
+    device, dtype = device_of(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in arguments.items()}
 
 
 def with_images(
     model: nn.Module, prompt: Any, images: Any, processor: Any
-) -> tuple[list[tuple[list[int], Beside]], bool]:
-    """(numbers of tokens and what is read beside them, for each prompt; whether one alone was given).
+) -> tuple[list[tuple[list[int], ExtraArguments]], bool]:
+    """Return (token ids and extra arguments of each prompt, whether a single prompt was passed).
 
     Raises:
-        InputError: the prompts are no texts, or pictures and prompts do not fit together.
+        InputError: a prompt is not a text, or the number of pictures differs from that of the prompts.
     """
-    alone = isinstance(prompt, str)
-    prompts = [prompt] if alone else prompt
-    if not isinstance(prompts, Sequence) or not prompts or not all(isinstance(one, str) for one in prompts):
+    single = isinstance(prompt, str)
+    prompts = [prompt] if single else prompt
+    if not isinstance(prompts, Sequence) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise InputError(
             "a prompt with pictures is a text, or a list of texts with as many pictures (or lists of them)"
         )
-    groups = [images] if alone else list(images) if isinstance(images, list | tuple) else [images]
+    groups = [images] if single else list(images) if isinstance(images, list | tuple) else [images]
     if len(groups) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need as many pictures (or lists of them), not {len(groups)}")
-    return [_one(model, text, own, processor) for text, own in zip(prompts, groups, strict=True)], alone
+    return [_encoded(model, text, group, processor) for text, group in zip(prompts, groups, strict=True)], single
 
 
-def _one(model: nn.Module, text: str, images: Any, processor: Any) -> tuple[list[int], Beside]:
+def _encoded(model: nn.Module, text: str, images: Any, processor: Any) -> tuple[list[int], ExtraArguments]:
     encoded, groups = encode(model, text, images, processor)
     ids, encoded = encoded["input_ids"], {n: v for n, v in encoded.items() if n not in ("input_ids", "attention_mask")}
     if len(ids) != 1:
-        raise InputError(f"{type(model).__name__} compares texts with pictures and writes nothing: use explain()")
-    typed = {n: v for n, v in encoded.items() if v.shape == ids.shape and not v.is_floating_point()}
-    fixed = {n: v for n, v in encoded.items() if n not in typed}
+        raise InputError(f"{type(model).__name__} compares texts with pictures and generates no text: use explain()")
+    per_token = {n: v for n, v in encoded.items() if v.shape == ids.shape and not v.is_floating_point()}
+    fixed = {n: v for n, v in encoded.items() if n not in per_token}
     pictures = [p for group in groups for p in group]
-    for behind in (0, 1) if typed else (0,):
-        beside = Beside(fixed, typed, pictures, processor, behind)
-        if not typed or _goes_on(model, ids, beside):
-            return ids[0].tolist(), beside
+    for answer_value in (0, 1) if per_token else (0,):
+        extra = ExtraArguments(fixed, per_token, pictures, processor, answer_value)
+        if not per_token or _is_causal(model, ids, extra):
+            return ids[0].tolist(), extra
     raise InputError(
-        f"{type(model).__name__} reads its prompt together with what follows, so one pass over prompt and answer is "
-        "not what it computed while it wrote: explain one token with explain(..., target=targets.Token(-1, ...))"
+        f"the tokens of the prompt attend to the answer in {type(model).__name__}, so a pass over both differs from "
+        "the passes of the generation: explain one token with explain(..., target=targets.Token(-1, ...))"
     )
 
 
-def _goes_on(model: nn.Module, ids: Tensor, beside: Beside) -> bool:
-    """Whether tokens behind the prompt leave the logits of its last row as they are."""
+def _is_causal(model: nn.Module, ids: Tensor, extra: ExtraArguments) -> bool:
+    """Return True if a token after the prompt does not change the logits of its last row."""
 
-    def at_the_end(tokens: Tensor) -> Tensor:
-        given = fitted(model, {"input_ids": tokens, **beside.fed(tokens.shape[1])})
-        return plain_logits(model, (), given, lambda output: anything(output)[:, ids.shape[1] - 1])
+    def last_row(tokens: Tensor) -> Tensor:
+        arguments = to_model(model, {"input_ids": tokens, **extra.arguments(tokens.shape[1])})
+        return plain_logits(model, (), arguments, lambda output: anything(output)[:, ids.shape[1] - 1])
 
-    one, other = at_the_end(ids), at_the_end(torch.cat([ids, ids[:, -1:]], 1))
-    return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max())))
+    before, after = last_row(ids), last_row(torch.cat([ids, ids[:, -1:]], 1))
+    return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max())))

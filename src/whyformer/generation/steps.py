@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
-from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.units import joined
-from whyformer.generation.prompts import Written
+from whyformer.generation.prompts import Completion
 from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
@@ -42,15 +42,15 @@ _NAMED: dict[str, tuple[str, Callable[[int], Any] | None]] = {
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The tokens of one answer, each explained by those before it.
+    """The tokens of an answer, each explained by the tokens before it.
 
     Attributes:
         opened: the model with its tokenizer and options.
-        written: prompt and answer.
+        completion: prompt and answer.
     """
 
     opened: OpenedModel
-    written: Written
+    completion: Completion
 
     @property
     def model(self) -> nn.Module:
@@ -59,39 +59,40 @@ class Steps:
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer, None where there is none."""
+        """The model's tokenizer; None without one."""
         return self.opened.processor
 
     def __len__(self) -> int:
-        return len(self.written.answer)
+        return len(self.completion.answer)
 
-    # -- what is fed -------------------------------------------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------------------------------------
     @cached_property
     def ids(self) -> list[int]:
-        """All tokens: an encoder's, the prompt or what the decoder begins with, the answer."""
-        return [*self.written.prompt, *self.written.begin, *self.written.answer]
+        """Ids of all tokens: the prompt, the decoder's start tokens (if there is an encoder), and the answer."""
+        return [*self.completion.prompt, *self.completion.begin, *self.completion.answer]
 
     @property
     def source(self) -> int:
-        """How many of them an encoder reads."""
-        return len(self.written.prompt) if self.written.begin else 0
+        """Number of tokens that the encoder reads; 0 without one."""
+        return len(self.completion.prompt) if self.completion.begin else 0
 
     @property
     def start(self) -> int:
-        """The number of the first token of the answer."""
+        """Index of the first token of the answer."""
         return len(self.ids) - len(self)
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The text of each token."""
-        own = self.ids[: self.source]
-        return pieces(self.tokenizer, own) + pieces(self.tokenizer, self.ids[self.source :])
+        """Text of each token."""
+        encoder, decoder = self.ids[: self.source], self.ids[self.source :]
+        return pieces(self.tokenizer, encoder) + pieces(self.tokenizer, decoder)
 
     def inputs(self, count: int, *, rows: bool = False) -> Inputs:
-        """The inputs with the first ``count`` tokens of the answer.
+        """Return the inputs with the first ``count`` tokens of the answer.
 
         Args:
-            rows: let the model compute its logits for the last ``count + 1`` tokens alone, where it can.
+            count: number of tokens of the answer.
+            rows: compute logits of the last ``count + 1`` tokens only, if the model supports it.
         """
         end, kwargs = self.start + count, dict[str, Any]()
         kwargs["input_ids"] = self._row(0, self.source or end)
@@ -102,41 +103,44 @@ class Steps:
             kwargs["use_cache"] = False
         if rows and "logits_to_keep" in takes:
             kwargs["logits_to_keep"] = count + 1
-        kwargs |= self.written.beside.fed(end) if self.written.beside.fixed else {}
-        made = prepare(self.model, kwargs, self.tokenizer)
-        sides = {n: made.side(n) for n in ("input_ids", *(n for n in (made.name, *made.others) if n != "input_ids"))}
-        for name, one in sides.items():
-            if one.modality == "text":
-                sides[name] = self._worded(one, *((self.source, end) if "decoder" in name else (0, self.source or end)))
-            elif self.written.beside.pictures:
-                sides[name] = replace(one, **self._shown[name])
+        extra = self.completion.extra
+        kwargs |= extra.arguments(end) if extra.fixed else {}
+        prepared = prepare(self.model, kwargs, self.tokenizer)
+        names = ("input_ids", *(n for n in (prepared.name, *prepared.others) if n != "input_ids"))
+        sides = {n: prepared.side(n) for n in names}
+        for name, side in sides.items():
+            if side.modality == "text":
+                span = (self.source, end) if "decoder" in name else (0, self.source or end)
+                sides[name] = self._with_text(side, *span)
+            elif extra.pictures:
+                sides[name] = replace(side, **self._picture_facts[name])
         main, *others = sides
         return replace(sides[main], others={n: replace(sides[n], args=(), kwargs={}) for n in others})
 
     @cached_property
-    def _shown(self) -> dict[str, dict[str, Any]]:
-        """What is known of the pictures, by the name of the input, measured once."""
-        beside = self.written.beside
-        whole = {"input_ids": self._row(0, self.start), **beside.fed(self.start)}
-        made = with_pictures(prepare(self.model, whole, self.tokenizer), [beside.pictures], beside.processor)
-        sides = {n: made.side(n) for n in (made.name, *made.others)}
-        return {n: {"features": one.features, "mosaic": one.mosaic} for n, one in sides.items()}
+    def _picture_facts(self) -> dict[str, dict[str, Any]]:
+        """Features and mosaic of the pictures, by the name of the input; measured once."""
+        extra = self.completion.extra
+        kwargs = {"input_ids": self._row(0, self.start), **extra.arguments(self.start)}
+        inputs = with_pictures(prepare(self.model, kwargs, self.tokenizer), [extra.pictures], extra.processor)
+        sides = {n: inputs.side(n) for n in (inputs.name, *inputs.others)}
+        return {n: {"features": side.features, "mosaic": side.mosaic} for n, side in sides.items()}
 
     def _row(self, first: int, last: int) -> Tensor:
         return torch.tensor([self.ids[first:last]])
 
-    def _worded(self, inputs: Inputs, first: int, last: int) -> Inputs:
-        """With the text of its tokens."""
+    def _with_text(self, inputs: Inputs, first: int, last: int) -> Inputs:
+        """Add the text of the tokens to the features of the inputs."""
         text, offsets = joined(self.pieces[first:last])
         tokens = inputs.features.tokens or [[str(i) for i in self.ids[first:last]]]
         return replace(inputs, features=replace(inputs.features, tokens=tokens, offsets=[offsets], texts=[text]))
 
     def ready(self, inputs: Inputs, *tokens: int) -> Prepared:
-        """The model with these inputs, as ``explain`` has it; the logits of ``tokens`` are kept in any case."""
+        """Return the model prepared for these inputs; results include the logits of ``tokens``."""
         return Prepared(self.opened, inputs, None, None, also=tokens)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
-        """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""
+        """Return the function that reads the logits ``[1, V]`` of a step from the output of a pass over all steps."""
 
         def row(output: Output) -> Tensor:
             assert output.logits is not None
@@ -145,79 +149,81 @@ class Steps:
         return row
 
     def refuse(self) -> None:
-        """Raise where this is no language model."""
+        """Raise if the model is not a language model."""
 
         def check(output: Output) -> Tensor:
             if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
                 raise InputError(
-                    f"{type(self.model).__name__} is no language model: its output is not logits of the next token; "
+                    f"{type(self.model).__name__} is not a language model: its output is not logits of the next token; "
                     "explain() takes other models"
                 )
             return output.logits[:, -1]
 
-        if not LANGUAGE.get(self.model, False):  # else it is known
+        if not LANGUAGE.get(self.model, False):
             inputs = self.inputs(0)
             plain_logits(self.model, *inputs.feed, check)
 
-    # -- what is explained -------------------------------------------------------------------------------------------
+    # -- explanations ------------------------------------------------------------------------------------------------
     @cached_property
     def others(self) -> list[int]:
-        """The likeliest token of each step but the one of the answer."""
+        """The likeliest token of each step other than the token of the answer."""
         inputs = self.inputs(len(self) - 1, rows=True)
         rows = torch.cat([plain_logits(self.model, *inputs.feed, self.read(t)) for t in range(len(self))])
-        answer = torch.tensor(self.written.answer, device=rows.device)
-        found: list[int] = rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
-        return found
+        answer = torch.tensor(self.completion.answer, device=rows.device)
+        tokens: list[int] = rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
+        return tokens
 
     def resolver(self, target: Target, step: int) -> Resolver:
-        """What is explained of a step."""
-        token = self.written.answer[step]
+        """Return the resolved target of a step."""
+        token = self.completion.answer[step]
         wanted: Any = "log_probability" if target is None else target
         if isinstance(wanted, str) and wanted in _NAMED:
             kind = _NAMED[wanted][1]
             wanted = Contrast(token, self.others[step]) if kind is None else kind(token)
-        made = Resolver(wanted, None, None, 1, self.tokenizer)
-        if made.reading is not None and not callable(made.target):
+        resolver = Resolver(wanted, None, None, 1, self.tokenizer)
+        if resolver.reading is not None and not callable(resolver.target):
             raise InputError(
-                "each step is about the token that comes next: the target is log_probability, among_likeliest, logit, "
-                "probability, contrast, or one over a row of logits, such as targets.Contrast(' is', ' are'), "
+                "each step explains the next token: the target is log_probability, among_likeliest, logit, "
+                "probability, contrast, or a target over a row of logits, such as targets.Contrast(' is', ' are'), "
                 f"not {target!r}"
             )
-        return made
+        return resolver
 
     def explain(
         self, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
     ) -> Generation:
-        """As :func:`whyformer.generation.explain_generation`."""
+        """Explain all steps; see :func:`whyformer.generation.explain_generation`."""
         chosen, full = find(method), find(method).complete(settings)
         if chosen.modality == "image":
             raise InputError(f"{method} explains pictures, and this is text")
-        self.resolver(target, 0)  # refuse a wrong target before any work
+        self.resolver(target, 0)  # validate the target before any pass
         self.refuse()
-        found = None if chosen.family == "perturbation" else self._together(method, target, progress, full)
-        if found is None:
-            found = [self._alone(t, method, target, progress, settings) for t in range(len(self))]
-        explained, values = [e for e, _ in found], torch.cat([value for _, value in found])
-        return self._result(explained, values, method, full, target)
+        steps = None if chosen.family == "perturbation" else self._shared_pass(method, target, progress, full)
+        if steps is None:
+            steps = [self._single_step(t, method, target, progress, settings) for t in range(len(self))]
+        explanations, values = [e for e, _ in steps], torch.cat([value for _, value in steps])
+        return self._result(explanations, values, method, full, target)
 
-    def _alone(
+    def _single_step(
         self, step: int, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
     ) -> tuple[Explanation, Tensor]:
-        """A step by itself, as ``explain`` does it for the tokens before it, and the value of its target."""
+        """Return the explanation of a step from a separate pass, and the value of its target."""
         resolver = self.resolver(target, step)
-        ready = self.ready(self.inputs(step), self.written.answer[step])
-        made = ready.explain(method, resolver.target, progress=progress, **settings)
-        return made, _value(resolver, ready.logits())
+        ready = self.ready(self.inputs(step), self.completion.answer[step])
+        explanation = ready.explain(method, resolver.target, progress=progress, **settings)
+        return explanation, _value(resolver, ready.logits())
 
-    def _together(
+    def _shared_pass(
         self, method: str, target: Target, progress: bool | Track, full: dict[str, Any]
     ) -> list[tuple[Explanation, Tensor]] | None:
-        """All steps from one forward pass, each with the value of its target; None where the method needs a pass for
-        each."""
+        """Return the explanation of each step from one forward pass, and the value of its target.
+
+        None if the method needs a separate pass for each step.
+        """
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
         replay = Replay(whole.inputs)
         task = whole.task(self.resolver(target, 0), method, progress)
-        made: list[tuple[Explanation, Tensor]] = []
+        steps: list[tuple[Explanation, Tensor]] = []
         try:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
@@ -227,22 +233,22 @@ class Steps:
                     if not replay.used:
                         return None
                     inputs = self.inputs(t)
-                    scores, own = self._cut(scores, inputs), self.ready(inputs, self.written.answer[t])
-                    made.append((own.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
-                    note_claims(made[-1][0], find(method), full)
+                    scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
+                    steps.append((ready.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
+                    note_claims(steps[-1][0], find(method), full)
         except Apart:
             return None
         except Exception as error:
-            explained = None if isinstance(error, WhyformerError) else whole.as_own_error(error, task)
-            if explained is None:
+            converted = None if isinstance(error, WhyformerError) else whole.converted_error(error, task)
+            if converted is None:
                 raise
-            raise explained from error
+            raise converted from error
         finally:
             replay.release()
-        return made
+        return steps
 
     def _cut(self, scores: Scores, inputs: Inputs) -> Scores:
-        """Scores of the tokens of a shorter text: those behind it are 0."""
+        """Return the scores of the tokens of a shorter text; those of all later tokens are 0."""
         name = (scores.inputs or inputs).name
         side = inputs.side(name)
         if side.modality != "text":
@@ -251,43 +257,45 @@ class Steps:
         return replace(scores, values=scores.values[:, : side.tensor.shape[1]], inputs=side, parts=parts)
 
     def span(self, first: int, last: int, method: str, settings: dict[str, Any]) -> Explanation:
-        """Steps ``first`` to ``last`` together: Σ log p of their tokens."""
+        """Explain Σ log p of the tokens of steps ``first`` to ``last``."""
         begin = self.start - self.source
         return self.ready(self.inputs(last + 1)).explain(method, Span(begin + first, begin + last), **settings)
 
-    # -- what comes of it --------------------------------------------------------------------------------------------
+    # -- result -----------------------------------------------------------------------------------------------------
     def _result(
         self,
-        found: list[Explanation],
+        explanations: list[Explanation],
         values: Tensor,
         method: str,
         full: dict[str, Any],
         target: Target,
     ) -> Generation:
-        matrix = torch.zeros(len(self), len(self.ids), dtype=found[0].scores.dtype)
-        for t, e in enumerate(found):
+        matrix = torch.zeros(len(self), len(self.ids), dtype=explanations[0].scores.dtype)
+        for t, e in enumerate(explanations):
             row = torch.cat([e.scores, *(part.scores for name, part in e.parts.items() if "decoder" in name)], 1)[0]
             matrix[t, : len(row)] = row
-        pictures = [name for name in found[0].parts if "decoder" not in name]
-        decoded = next((name for name in found[0].parts if name not in pictures), "")
-        rows = {n: [getattr(e, n) for e in found] for n in ("logits", "classes", "normalizer")}
-        kept: dict[str, Any] = {n: torch.cat(own) for n, own in rows.items() if own[0] is not None}
+        pictures = [name for name in explanations[0].parts if "decoder" not in name]
+        decoded = next((name for name in explanations[0].parts if name not in pictures), "")
+        rows = {n: [getattr(e, n) for e in explanations] for n in ("logits", "classes", "normalizer")}
+        outputs: dict[str, Any] = {n: torch.cat(values) for n, values in rows.items() if values[0] is not None}
         labels: dict[int, str] = {}
-        for e in found:
+        for e in explanations:
             labels |= e.labels or {}
         named = _NAMED.get(target if isinstance(target, str) else "log_probability" if target is None else "")
         tokens = self.tokenizer.convert_ids_to_tokens(self.ids) if self.tokenizer is not None else self.pieces
         return Generation(
             matrix=matrix, tokens=[str(t) for t in tokens], pieces=self.pieces, ids=self.ids, start=self.start,
             source=self.source, method=method, settings=full, model=self.opened.name, labels=labels or None,
-            explained=named[0] if named else str(target), value=values, **kept,
-            target=torch.cat([e.target for e in found]), target_names=[(e.target_names or ["?"])[0] for e in found],
-            turns=self.written.turns, special=self.written.special, input=found[0].input or "input_ids", part=decoded,
-            seen={name: Pictured.of([e.parts[name] for e in found]) for name in pictures},
-            diagnostics=[e.diagnostics for e in found], notes=self.written.notes,
+            explained=named[0] if named else str(target), value=values, **outputs,
+            target=torch.cat([e.target for e in explanations]),
+            target_names=[(e.target_names or ["?"])[0] for e in explanations],
+            turns=self.completion.turns, special=self.completion.special, part=decoded,
+            input=explanations[0].input or "input_ids",
+            seen={name: PictureScores.of([e.parts[name] for e in explanations]) for name in pictures},
+            diagnostics=[e.diagnostics for e in explanations], notes=self.completion.notes,
         )  # fmt: skip
 
 
 def _value(resolver: Resolver, logits: Tensor) -> Tensor:
-    """``[1]`` the value of the target, on the CPU."""
+    """Return the value ``[1]`` of the target, on the CPU."""
     return resolver.callable(logits)(logits).detach().cpu()

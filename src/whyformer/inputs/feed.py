@@ -52,7 +52,7 @@ def corrected(
     return args, kwargs, notes
 
 
-def naming(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names."""
     settings = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
     return {**kwargs, "return_dict": True} if False in settings else kwargs
@@ -83,7 +83,7 @@ def _required(model: nn.Module) -> set[str]:
     return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
 
 
-def place_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Return the device for a model's inputs: that of its first parameter, or, if weights are loaded for each pass
     (accelerate's offloading), the device on which its modules run."""
     first = next(model.parameters(), None)
@@ -96,14 +96,14 @@ def place_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 
-_BESIDE = re.compile(
+_AUXILIARY = re.compile(
     r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
 )
 
 
-def stands_beside(name: str) -> bool:
+def is_auxiliary(name: str) -> bool:
     """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
-    return _BESIDE.search(name) is not None
+    return _AUXILIARY.search(name) is not None
 
 
 def is_table(tensor: Tensor, samples: int | None) -> bool:
@@ -111,7 +111,7 @@ def is_table(tensor: Tensor, samples: int | None) -> bool:
     return tensor.is_floating_point() and tensor.dim() == 2 and samples in (None, len(tensor))
 
 
-def called(model: nn.Module, place: int) -> str:
+def argument_name(model: nn.Module, place: int) -> str:
     """Return the name of the model's positional argument at ``place``."""
     try:
         names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]

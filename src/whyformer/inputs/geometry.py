@@ -101,17 +101,17 @@ def _measured(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
     return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
 
 
-def distortions(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
+def distortions(size: Size, model_size: Size, geometry: Geometry | None) -> list[str]:
     """Return notes on distortions that a map does not show: sides scaled unequally, or a strongly enlarged picture.
 
     Args:
         size: (height, width) of the picture.
-        seen: (height, width) of the model's input.
+        model_size: (height, width) of the model's input.
         geometry: the part of the picture that the input shows; None if unknown.
     """
     left, top, right, bottom = (0, 0, size[1], size[0]) if geometry is None else geometry.box
-    down, across = seen[0] / (bottom - top), seen[1] / (right - left)
-    before, after, notes = f"{size[1]}×{size[0]}", f"{seen[1]}×{seen[0]}", []
+    down, across = model_size[0] / (bottom - top), model_size[1] / (right - left)
+    before, after, notes = f"{size[1]}×{size[0]}", f"{model_size[1]}×{model_size[0]}", []
     if max(down, across) > _SQUASHED * min(down, across):
         ratio = max(down, across) / min(down, across)
         notes.append(f"the picture was squeezed: {before} pixels became {after}, which distorts shapes {ratio:.1f}:1")
@@ -132,10 +132,10 @@ def ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
         axis: 0 from top to bottom, 1 from left to right.
         span: (start, end) of the ramp in pixels.
     """
-    along, beside = size[axis], size[1 - axis]
+    along, across = size[axis], size[1 - axis]
     line = 255 * (np.arange(along) + 0.5 - span[0]) / (span[1] - span[0])
     rows = np.floor(line.clip(0, 255) + _ROUNDING).clip(max=255).astype(np.uint8)
-    table = np.tile(rows, (-(-beside // len(rows)), 1))[:beside]
+    table = np.tile(rows, (-(-across // len(rows)), 1))[:across]
     return Image.fromarray(np.ascontiguousarray(table if axis == 1 else table.T)).convert("RGB")
 
 
@@ -180,12 +180,12 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
         span: (start, end) of the ramp in pixels of the picture.
         length: length of the picture's axis in pixels.
     """
-    seen = ~np.isnan(shares).all(1)
+    visible = ~np.isnan(shares).all(1)
     line = np.full(len(shares), np.nan)
-    line[seen] = np.nanmean(shares[seen], 1)
+    line[visible] = np.nanmean(shares[visible], 1)
     # resampling bends a ramp at the border of the picture, so rows there are left out
-    even = seen & (line > 0.1) & (line < 0.9)
-    chosen = even if even.sum() > 3 else seen
+    even = visible & (line > 0.1) & (line < 0.9)
+    chosen = even if even.sum() > 3 else visible
     if chosen.sum() < 2 or np.nanmean(np.abs(shares - line[:, None])) > 0.02:
         return None
     level = (span[1] - span[0]) / 255
@@ -199,7 +199,7 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
     first = round(start * whole / length)
     after = (first * length / whole, (first + len(line)) * length / whole)
     before = (float(round(fitted[0])), float(round(fitted[1])))
-    ends = at[seen][[0, -1]]
+    ends = at[visible][[0, -1]]
     off = [float(np.abs(a + (b - a) * ends / len(line) - start - step * ends).max()) for a, b in (after, before)]
     close = 0.05 * step + 0.5 * level
     return after if off[0] <= close else before if off[1] <= close else fitted

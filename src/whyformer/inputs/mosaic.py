@@ -83,8 +83,8 @@ def _patches(
     power = (gain**2).sum(1)
     centers = []
     for axis in (0, 1):
-        seen = process(ramp(size, axis, np.array([0.0, size[axis]])))[chosen]
-        centers.append(((seen - black[chosen]) * gain).sum(1) / power * size[axis])
+        processed = process(ramp(size, axis, np.array([0.0, size[axis]])))[chosen]
+        centers.append(((processed - black[chosen]) * gain).sum(1) / power * size[axis])
     lines = [_lines(values) for values in centers]
     if any(line is None for line in lines):
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import is_picture_name, open_picture
-from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, open_sound
+from whyformer.inputs.sounds import Sound, as_sound, feature_extractor_of, is_sound_name, open_sound
 
 
 def normalized(inputs: Any, processor: Any) -> Any:
@@ -80,7 +80,8 @@ def wants_processor(inputs: Any) -> bool:
 def _opened(item: Any, processor: Any) -> Any:
     """Read a file's picture, sound or text and convert arrays; return anything else unchanged."""
     item = as_sound(item, processor)
-    if isinstance(item, str | Path) and is_sound_name(str(item)) and (isinstance(item, Path) or listener(processor)):
+    reads_sound = isinstance(item, Path) or feature_extractor_of(processor) is not None
+    if isinstance(item, str | Path) and is_sound_name(str(item)) and reads_sound:
         return open_sound(item)
     if hasattr(item, "read"):
         return open_picture(item)

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import called, corrected, is_table, naming, place_of, stands_beside
+from whyformer.inputs.feed import argument_name, corrected, device_of, is_auxiliary, is_table, name_outputs
 from whyformer.inputs.geometry import distortions, measure_geometry
 from whyformer.inputs.inputs import Inputs
-from whyformer.inputs.lists import holds_tensors, stacked
 from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
-from whyformer.inputs.sounds import Sound, listener, with_sounds
+from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
+from whyformer.inputs.stacking import holds_tensors, stacked
 from whyformer.inputs.text_checks import check_texts, extent, unknown
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
@@ -38,7 +38,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     tokenizer. Bytes ``[H, W]`` or ``[H, W, 3]``, a tensor of bytes ``[3, H, W]`` and an array of fractions from 0 to 1
     ``[H, W, 3]`` are pictures; any other array is a tensor. A mapping with ``text`` and ``text_pair`` is a pair of
     texts per sample. A list holds samples, which may be tensors or mappings of tensors
-    (:mod:`whyformer.inputs.lists`); a tuple of tensors holds forward's positional arguments.
+    (:mod:`whyformer.inputs.stacking`); a tuple of tensors holds forward's positional arguments.
 
     Args:
         model: the model that will run on the inputs.
@@ -85,7 +85,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
 
 def _move(inputs: Inputs, model: nn.Module) -> Inputs:
     """Move inputs to the model's device, and pixels and vectors to its dtype; check that they are finite."""
-    device = place_of(model)
+    device = device_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
     def move(value: Any) -> Any:
@@ -100,10 +100,10 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
     args = tuple(move(a) for a in inputs.args)
-    moved = replace(inputs, args=args, kwargs={k: move(v) for k, v in naming(model, inputs.kwargs).items()})
+    moved = replace(inputs, args=args, kwargs={k: move(v) for k, v in name_outputs(model, inputs.kwargs).items()})
     if moved.batch == 0:
         raise InputError("the batch is empty")
-    name = moved.name or (moved.scored if isinstance(moved.scored, str) else called(model, moved.scored))
+    name = moved.name or (moved.scored if isinstance(moved.scored, str) else argument_name(model, moved.scored))
     others = {n: _on(other, device) for n, other in moved.others.items()}
     return replace(_on(moved, device), name=name, others=others)
 
@@ -121,8 +121,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("there is no tensor among the inputs")
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
-    names, whole = {n: n if isinstance(n, str) else called(model, n) for n, _ in tensors}, dict(tensors)
-    content = [(n, t) for n, t in tensors if not stands_beside(names[n])] or tensors
+    names, whole = {n: n if isinstance(n, str) else argument_name(model, n) for n, _ in tensors}, dict(tensors)
+    content = [(n, t) for n, t in tensors if not is_auxiliary(names[n])] or tensors
     pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
     ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and names[n] in _ID_NAMES)]
@@ -160,8 +160,8 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
             f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the "
             "axes to [B, C, H, W]; if the model takes channels last, wrap it in a module that permutes them back"
         )
-    seen = Features(pictures=without_normalisation(tensor, processor))
-    return Inputs((), {}, "image", name, features=seen, black=black_of(processor), white=white_of(processor))
+    features = Features(pictures=without_normalisation(tensor, processor))
+    return Inputs((), {}, "image", name, features=features, black=black_of(processor), white=white_of(processor))
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
@@ -200,7 +200,7 @@ def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
 
 
 def _notes_on_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | None:
-    note = f"assumed to have {listener(processor).sampling_rate:,} samples per second"
+    note = f"assumed to have {feature_extractor_of(processor).sampling_rate:,} samples per second"
     notes_of = [[] if sound.rate else [note] for sound in sounds]
     return notes_of if any(notes_of) else None
 

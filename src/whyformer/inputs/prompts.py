@@ -128,8 +128,8 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
             owners = (processor.tokenizer, processor)
             candidates = [[getattr(owner, name, None) for owner in owners] for name in _PLACES]
             places = [next((i for i in ids if isinstance(i, int)), -1) for ids in candidates]  # −1 is no token
-            held = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
-            sides[name] = replace(side, special=held if side.special is None else side.special | held)
+            is_place = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
+            sides[name] = replace(side, special=is_place if side.special is None else side.special | is_place)
     main = sides.pop(inputs.name)
     others = {n: replace(side, args=(), kwargs={}) for n, side in sides.items()}
     return replace(main, args=inputs.args, kwargs=inputs.kwargs, others=others)

@@ -195,13 +195,13 @@ def content_of(inputs: Inputs) -> Tensor:
     return content
 
 
-def fill(name: str, given: Filling) -> Tensor:
+def fill(name: str, filling: Filling) -> Tensor:
     """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors."""
     row = BASELINES.get(name)
     if row is None or row.fill is None:
         known = (other for other, row in BASELINES.items() if row.fill is not None)
         raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(known)}, not {name!r}")
-    return row.fill(given)
+    return row.fill(filling)
 
 
 def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:

@@ -106,7 +106,7 @@ def _read_wav(content: bytes) -> tuple[int, int, int, int, bytes]:
     raise ValueError("it contains no samples")
 
 
-def listener(processor: Any) -> Any:
+def feature_extractor_of(processor: Any) -> Any:
     """Return the audio feature extractor that a processor is or has; None if it has none."""
     for extractor in (processor, getattr(processor, "feature_extractor", None)):
         if isinstance(getattr(extractor, "sampling_rate", None), int) and callable(extractor):
@@ -120,7 +120,7 @@ def as_sound(item: Any, processor: Any) -> Any:
     if isinstance(item, Mapping) and {"array", "sampling_rate"} <= item.keys():
         return Sound(torch.as_tensor(np.asarray(item["array"], np.float32)), int(item["sampling_rate"]))
     row = isinstance(item, np.ndarray | Tensor) and item.ndim == 1
-    if row and listener(processor) is not None and torch.as_tensor(item).is_floating_point():
+    if row and feature_extractor_of(processor) is not None and torch.as_tensor(item).is_floating_point():
         return Sound(torch.as_tensor(item).float())
     return item
 
@@ -129,13 +129,13 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
     """Process sounds with the model's feature extractor.
 
     Returns:
-        (arguments of the model's forward, facts about the sounds for :func:`heard`).
+        (arguments of the model's forward, facts about the sounds for :func:`with_sounds`).
 
     Raises:
         InputError: no feature extractor, a sound whose rate differs from the model's, or sounds of unequal length
             without a mask.
     """
-    extractor = listener(processor)
+    extractor = feature_extractor_of(processor)
     if extractor is None:
         raise InputError("a sound needs the model's feature extractor: pass processor= (AutoFeatureExtractor)")
     rate = int(extractor.sampling_rate)

@@ -10,8 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from whyformer.errors import InputError, LoadError
-from whyformer.jobs.rows import needed
+from whyformer.errors import InputError, LoadError, import_optional
 
 ENGINES = ("local", "ray")
 RETRIES = 100
@@ -43,8 +42,8 @@ def connected(address: str | None, actors: int) -> Iterator[Any]:
         MissingExtra: Ray is not installed.
         LoadError: the cluster does not answer.
     """
-    ray = needed("ray", 'engine = "ray"')
-    needed("ray.data", 'engine = "ray"')
+    ray = import_optional("ray", 'engine = "ray"', "ray")
+    import_optional("ray.data", 'engine = "ray"', "ray")
     if ray.is_initialized():
         yield ray
         return
@@ -60,8 +59,8 @@ def connected(address: str | None, actors: int) -> Iterator[Any]:
         ray.shutdown()
 
 
-def made_by_actors(
-    ray: Any, actor: type, given: tuple[Any, ...], pieces: Sequence[dict[str, Any]], *, actors: int, device: str | None
+def actor_results(
+    ray: Any, actor: type, values: tuple[Any, ...], pieces: Sequence[dict[str, Any]], *, actors: int, device: str | None
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of actors for pieces, in order; Ray limits the number of results that wait for this process.
 
@@ -70,9 +69,9 @@ def made_by_actors(
 
     Args:
         ray: the connected Ray, see :func:`connected`.
-        actor: class that is created with the arguments ``given``, and called with columns of pieces to return columns
+        actor: class that is created with the arguments ``values``, and called with columns of pieces to return columns
             of results.
-        given: arguments of ``actor``.
+        values: arguments of the constructor of ``actor``.
         pieces: pieces, as mappings of plain values.
         actors: largest number of actors.
         device: device of the model; each actor takes a GPU if it is "cuda".
@@ -85,7 +84,7 @@ def made_by_actors(
     context.execution_options.preserve_order = True
     gpus = 1 if (device or "").startswith("cuda") else 0
     results = ray.data.from_items(list(pieces), override_num_blocks=len(pieces)).map_batches(
-        actor, fn_constructor_args=given, batch_size=1, num_cpus=0 if gpus else 1, num_gpus=gpus,
+        actor, fn_constructor_args=values, batch_size=1, num_cpus=0 if gpus else 1, num_gpus=gpus,
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors), max_restarts=RETRIES, max_task_retries=RETRIES,
     )  # fmt: skip
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from whyformer.errors import WhyformerError
 from whyformer.jobs import lines
-from whyformer.jobs.batching import Read, read_one
+from whyformer.jobs.batching import RowContent, read_one
 from whyformer.jobs.disk import refusing
 from whyformer.jobs.rows import Row, raising
 
@@ -53,15 +53,15 @@ class Attempts:
         size: batch size.
 
     Attributes:
-        aside: rows to skip.
-        unfetched: rows in ``aside`` that must not be fetched from the input either.
+        skipped: rows to skip.
+        unfetched: rows in ``skipped`` that must not be fetched from the input either.
         suspects: rows to try alone before all other work.
         died: True if a process died while working on this part.
         most: largest allowed batch size, after a batch ended the process though none of its rows did so alone.
     """
 
     def __init__(self, path: Path, job: str, size: int) -> None:
-        self.aside: set[int] = set()
+        self.skipped: set[int] = set()
         self.unfetched: set[int] = set()
         self.suspects: set[int] = set()
         self.died = False
@@ -92,7 +92,7 @@ class Attempts:
         """Note that a row is fetched from the input, or with None that none is."""
         self._begin(_FETCH, [] if row is None else [row])
 
-    def reading(self, row: Row) -> Read:
+    def reading(self, row: Row) -> RowContent:
         """Read the content of a row; may be called by any thread."""
         lane = f"read {row.index}"
         self._begin(lane, [row.index])
@@ -121,11 +121,11 @@ class Attempts:
 
     def _note(self, before: bytes = b"", **facts: Any) -> None:
         with refusing(self._path.parent):
-            lines.append(self._file, before + lines.written({"job": self._job, **facts}))
+            lines.append(self._file, before + lines.encoded({"job": self._job, **facts}))
 
     def admitted(self, row: Row) -> Row:
         """Return the row, or a row of the same id that fails if it is to be skipped."""
-        return set_aside(row.index, row.id) if row.index in self.aside else row
+        return skipped_row(row.index, row.id) if row.index in self.skipped else row
 
     # -- earlier attempts -----------------------------------------------------------------------------------
     def _replay(self) -> None:
@@ -146,27 +146,27 @@ class Attempts:
                     self._cleared.update(lanes.get(_ALONE, []))
                 lanes[note["lane"]] = note["rows"]
         self._settle(lanes, size)
-        self.suspects -= self.aside | self._cleared
+        self.suspects -= self.skipped | self._cleared
 
     def _settle(self, lanes: dict[str, list[int]], size: int) -> None:
         """Update the attributes for a process that died while working on the rows of these lanes."""
-        begun = {row for rows in lanes.values() for row in rows}
-        self.died |= bool(begun)
+        started = {row for rows in lanes.values() for row in rows}
+        self.died |= bool(started)
         fetched, alone = lanes.get(_FETCH, []), lanes.get(_ALONE, [])
         self._fetched.update(fetched)
-        lost = {row for row in fetched if self._fetched[row] > 1}
-        self.unfetched |= lost
-        self.aside |= lost | set(alone)
-        begun -= {*fetched, *alone}
-        if begun - self._cleared - self.aside:
-            self.suspects |= begun
+        repeated = {row for row in fetched if self._fetched[row] > 1}
+        self.unfetched |= repeated
+        self.skipped |= repeated | set(alone)
+        started -= {*fetched, *alone}
+        if started - self._cleared - self.skipped:
+            self.suspects |= started
         elif len(lanes.get(_WORK, [])) > 1 < size:  # no row alone ended the process: the batch is too large
             self.most = size // 2
         else:
-            self.aside |= begun
+            self.skipped |= started
 
 
-def set_aside(index: int, row_id: str) -> Row:
+def skipped_row(index: int, row_id: str) -> Row:
     """Return a row that fails when it is read."""
     reason = "the process ended twice while working on this row: it crashed, was killed, or ran out of memory"
     return Row(index, row_id, partial(raising, ProcessEnded(reason)))

@@ -47,7 +47,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Read:
+class RowContent:
     """The content of a row with its digest, or the error of reading it."""
 
     row: Row
@@ -57,7 +57,7 @@ class Read:
 
 
 @dataclass(frozen=True, eq=False)
-class Explained:
+class RowResult:
     """The result of one row: an explanation for each method and target, and failures."""
 
     row: Row
@@ -103,31 +103,31 @@ class Session:
         return hasattr(self.processor, "convert_ids_to_tokens") and not hasattr(self.processor, "image_processor")
 
     def explain(
-        self, reads: Sequence[Read], size: int, begun: Callable[[Iterable[int]], None] = lambda rows: None
-    ) -> list[Explained]:
+        self, reads: Sequence[RowContent], size: int, on_start: Callable[[Iterable[int]], None] = lambda rows: None
+    ) -> list[RowResult]:
         """Return the results of rows in their order; texts of similar length share a batch.
 
         Args:
             reads: the rows.
             size: rows in one batch.
-            begun: called with the indices of the rows of each batch before it is explained.
+            on_start: called with the indices of the rows of each batch before it is explained.
 
         Raises:
             OutOfMemory: a batch of more than one row did not fit into memory.
         """
-        results: dict[int, Explained] = {}
+        results: dict[int, RowResult] = {}
         usable = []
         for place, read in enumerate(reads):
             if read.error is None:
                 usable.append(place)
             else:
-                results[place] = Explained(read.row, read.digest, [], [_failure(read.row, None, read.error)])
+                results[place] = RowResult(read.row, read.digest, [], [_failure(read.row, None, read.error)])
         for batch in self._batches([reads[place] for place in usable], size):
             members = [usable[i] for i in batch]
-            results |= zip(members, self._batch([reads[i] for i in members], begun), strict=True)
+            results |= zip(members, self._batch([reads[i] for i in members], on_start), strict=True)
         return [results[place] for place in range(len(reads))]
 
-    def _batches(self, reads: Sequence[Read], size: int) -> Iterator[list[int]]:
+    def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
         keys = [_shape(read.content) for read in reads]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
@@ -142,9 +142,9 @@ class Session:
             group = list(alike)
             yield from (group[i : i + size] for i in range(0, len(group), size))
 
-    def _batch(self, reads: Sequence[Read], begun: Callable[[Iterable[int]], None]) -> list[Explained]:
+    def _batch(self, reads: Sequence[RowContent], on_start: Callable[[Iterable[int]], None]) -> list[RowResult]:
         """Explain a batch; after an error, explain its rows one by one, so that only rows with errors fail."""
-        begun([read.row.index for read in reads])
+        on_start([read.row.index for read in reads])
         try:
             return self._one_pass(reads)
         except Exception as error:
@@ -153,10 +153,10 @@ class Session:
                     raise OutOfMemory from error
                 error = TooLarge(f"the row alone does not fit into memory: {_first_line(error)}")
             if len(reads) == 1:
-                return [Explained(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
-        return [explained for read in reads for explained in self._batch([read], begun)]
+                return [RowResult(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
+        return [explained for read in reads for explained in self._batch([read], on_start)]
 
-    def _one_pass(self, reads: Sequence[Read]) -> list[Explained]:
+    def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
         rows, is_single = [read.row for read in reads], len(reads) == 1
         ready = self.opened.prepare(_collated([read.content for read in reads]))
         targets = self._targets(ready, rows)
@@ -171,7 +171,7 @@ class Session:
             for place, part in enumerate(result):
                 explanations[place].append(replace(_unpadded(part, ready, place), model=self.name))
         return [
-            Explained(read.row, read.digest, es, failures) for read, es in zip(reads, explanations, strict=True)
+            RowResult(read.row, read.digest, es, failures) for read, es in zip(reads, explanations, strict=True)
         ]
 
     def _targets(self, ready: Prepared, rows: Sequence[Row]) -> list[Any]:
@@ -231,13 +231,13 @@ def _processor(name: str, modality: str) -> Any:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-def read_one(row: Row) -> Read:
+def read_one(row: Row) -> RowContent:
     """Read the content of a row, or return the error of reading it."""
     try:
         content = row.read()
-        return Read(row, content, digest_of(content))
+        return RowContent(row, content, digest_of(content))
     except Exception as error:  # a user's Dataset may raise any exception
-        return Read(row, error=error)
+        return RowContent(row, error=error)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------

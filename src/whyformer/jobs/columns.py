@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import Explained, Failure
+from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import numbered
-from whyformer.jobs.rows import needed
 
 # fields with their own column; the other fields of an explanation are in the column "features"
 _COLUMNS = (
@@ -29,7 +28,7 @@ TOP = 5
 
 def schema(scores: str = "float32") -> Any:
     """Return the Arrow schema of a part; docs/jobs.md describes the columns."""
-    pa = needed("pyarrow", "a table of explanations")
+    pa = import_optional("pyarrow", "a table of explanations")
     number = pa.float16() if scores == "float16" else pa.float32()
     top = pa.struct([("feature", pa.int32()), ("name", pa.string()), ("score", pa.float32())])
     return pa.schema([
@@ -59,7 +58,7 @@ class Rows:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
-    def add(self, explained: Explained) -> None:
+    def add(self, explained: RowResult) -> None:
         """Add the explanations and failures of one input."""
         self.failures += explained.failures
         for e in explained.explanations:
@@ -83,11 +82,11 @@ class Rows:
 
     def table(self) -> Any:
         """Return a pyarrow table with the columns of :func:`schema`."""
-        pa = needed("pyarrow", "a table of explanations")
+        pa = import_optional("pyarrow", "a table of explanations")
         known = schema(self.scores)
         return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in known}, schema=known)
 
-    def _row(self, explained: Explained, e: Explanation) -> dict[str, Any]:
+    def _row(self, explained: RowResult, e: Explanation) -> dict[str, Any]:
         flat = e.scores[0].flatten().float().numpy()
         target = int(e.target[0])
         order = np.argsort(-np.abs(flat), kind="stable")
@@ -200,7 +199,7 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
 
 def failures_table(failures: Sequence[Failure]) -> Any:
     """Return a pyarrow table of failures in the order of the input."""
-    pa = needed("pyarrow", "a table of failures")
+    pa = import_optional("pyarrow", "a table of failures")
     ordered = sorted(failures, key=lambda f: f.row)
     names = ("row", "id", "method", "kind", "reason")
     kinds = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.string())

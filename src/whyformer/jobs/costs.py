@@ -11,14 +11,14 @@ from pathlib import Path
 
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount, in_bytes
-from whyformer.inputs.feed import place_of
-from whyformer.jobs.batching import OutOfMemory, Read, read_one
+from whyformer.inputs.feed import device_of
+from whyformer.jobs.batching import OutOfMemory, RowContent, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
 from whyformer.jobs.disk import write_parquet
-from whyformer.jobs.fitting import tried
-from whyformer.jobs.local import Opened, open_job
-from whyformer.jobs.ownership import holdings
+from whyformer.jobs.local import OpenedJob, open_job
+from whyformer.jobs.ownership import job_files
+from whyformer.jobs.trial import run_trial
 from whyformer.models.memory import total_memory
 from whyformer.models.structure import class_names
 
@@ -89,13 +89,13 @@ def estimate(job: Job) -> Cost:
         WhyformerError: the job cannot run.
     """
     opened = open_job(job)
-    finished = _there(opened)
+    finished = _finished_rows(opened)
     spread = list(islice(opened.rows(0), 1000))
     chosen = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
     reads = [read_one(row) for row in chosen]
     if not reads:
         raise InputError(f"the input {opened.source.name} has no rows")
-    trial = tried(opened.session, reads).checked()
+    trial = run_trial(opened.session, reads).checked()
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
     seconds, rows = _timed(opened, reads, size)
     table = rows.table()
@@ -103,12 +103,12 @@ def estimate(job: Job) -> Cost:
     write_parquet(table, written)
     part = written.tell()
     left = None if opened.count is None else max(0, opened.count - finished)
-    place = place_of(opened.session.model)
+    place = device_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
         rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
         reason=reason,
-        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.held * size,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.graph_bytes * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
         bytes=None if left is None else part * left // len(reads),
@@ -116,13 +116,13 @@ def estimate(job: Job) -> Cost:
     )  # fmt: skip
 
 
-def _there(opened: Opened) -> int:
+def _finished_rows(opened: OpenedJob) -> int:
     """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
-    contents = holdings(Path(opened.job.out), opened.facts)
+    contents = job_files(Path(opened.job.out), opened.facts)
     return sum(part.rows for part in contents.parts.values())
 
 
-def _timed(opened: Opened, reads: list[Read], size: int) -> tuple[float, Rows]:
+def _timed(opened: OpenedJob, reads: list[RowContent], size: int) -> tuple[float, Rows]:
     """Read rows again and explain them in batches; return the duration in seconds and the rows."""
     while True:
         rows = Rows(opened.job.scores, class_names(opened.session.model)[0])

@@ -178,7 +178,7 @@ def read_job(path: str | Path, **changes: Any) -> Job:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     for name in ("input", "out", "model", "processor"):
         if name not in changes and isinstance(values.get(name), str):
-            values[name] = _beside(file.parent, values[name], name)
+            values[name] = _relative_to(file.parent, values[name], name)
     return make_job({**values, **changes}, str(path))
 
 
@@ -195,7 +195,7 @@ def make_job(values: Mapping[str, Any], where: str = "a job") -> Job:
     return Job(**keys, options=Options(**options))
 
 
-def _beside(folder: Path, value: str, name: str) -> str:
+def _relative_to(folder: Path, value: str, name: str) -> str:
     """Resolve a path relative to the folder of the job file; names of models and data sets, and URLs, do not change."""
     if not value.strip() or "://" in value or (name == "input" and value.startswith("hf:")):
         return value

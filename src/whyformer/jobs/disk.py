@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whyformer.errors import LoadError
-from whyformer.jobs.rows import needed
+from whyformer.errors import LoadError, import_optional
 
 
 def write_table(path: Path, table: Any, job: str) -> None:
@@ -21,7 +20,7 @@ def write_table(path: Path, table: Any, job: str) -> None:
 
 def write_parquet(table: Any, place: Any) -> None:
     """Write a table as Parquet with page checksums to a path or a file; equal tables give equal bytes."""
-    needed("pyarrow.parquet", "a table of explanations").write_table(
+    import_optional("pyarrow.parquet", "a table of explanations").write_table(
         table, place, compression="zstd", write_page_checksum=True
     )
 

@@ -18,8 +18,8 @@ from whyformer.errors import InputError, LoadError
 from whyformer.jobs import lines
 from whyformer.jobs.attempts import notes_name, notes_of
 from whyformer.jobs.disk import checksum, durable, refusing, write_table
-from whyformer.jobs.manifest import FAILURES, FORMAT, JOURNAL, MANIFEST, Part, job_id, sealed
-from whyformer.jobs.ownership import OVERLAYS, Holdings, holdings
+from whyformer.jobs.manifest import FAILURES, FORMAT, JOURNAL, MANIFEST, Part, job_id, manifest_bytes
+from whyformer.jobs.ownership import OVERLAYS, JobFiles, job_files
 from whyformer.jobs.parts import stamped
 
 _LOCK = ".lock"
@@ -47,7 +47,7 @@ class Folder(ExitStack):
         self.path, self.job = Path(path), job_id(facts)
         try:
             if not (self.path / _LOCK).is_file():  # write no lock into a folder of others
-                holdings(self.path, facts)
+                job_files(self.path, facts)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -56,18 +56,18 @@ class Folder(ExitStack):
         try:
             if not lines.locked(self._lock):
                 raise InputError(f"another job is writing to {path}: wait for it, or use another out")
-            contents = holdings(self.path, facts)
+            contents = job_files(self.path, facts)
             self.parts, self.damaged = contents.parts, contents.damaged
             self.manifest = self._begin(contents, facts)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, contents: Holdings, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, contents: JobFiles, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Remove temporary files of a killed run, and restore the journal and a lost manifest."""
         done = {notes_name(name) for name in self.parts}
         notes = [path for path in notes_of(self.path) if path.name in done]
-        for path in [*contents.passing, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
+        for path in [*contents.temporary, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
             path.unlink()
         manifest = contents.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
         if contents.sizes:
@@ -93,11 +93,11 @@ class Folder(ExitStack):
         (self.path / notes_name(part.file)).unlink(missing_ok=True)
 
     def _line(self, part: Part | None = None) -> bytes:
-        return lines.written({"job": self.job, **({} if part is None else asdict(part))})
+        return lines.encoded({"job": self.job, **({} if part is None else asdict(part))})
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest with its checksum."""
-        self._replace(MANIFEST, sealed(manifest))
+        self._replace(MANIFEST, manifest_bytes(manifest))
 
     def write_failures(self, failures: Any) -> None:
         """Write the table of failures."""

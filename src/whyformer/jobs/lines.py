@@ -15,14 +15,14 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def written(record: dict[str, Any]) -> bytes:
+def encoded(record: dict[str, Any]) -> bytes:
     """Return the line ``{..., "check": "<digest of all before it>"}`` of a record with at least one key."""
     start = json.dumps(record, ensure_ascii=False, allow_nan=False)[:-1].encode()
     return start + f'{_CHECK}{digest(start)}"}}\n'.encode()
 
 
 def read(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line of :func:`written` without its checksum; None if the line is damaged."""
+    """Return the record of a line of :func:`encoded` without its checksum; None if the line is damaged."""
     start, separator, end = line.rstrip(b"\n").rpartition(_CHECK.encode())
     if not separator or end != f'{digest(start)}"}}'.encode():
         return None

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount
-from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, set_aside
+from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Session, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
-from whyformer.jobs.fitting import TRIED, Trial, tried
 from whyformer.jobs.folder import Folder
-from whyformer.jobs.manifest import FAILURES, Part, described, job_id, part_name
+from whyformer.jobs.manifest import FAILURES, Part, job_facts, job_id, part_name
 from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
 from whyformer.jobs.parts import PartFacts, failures_of, write_part
 from whyformer.jobs.reading import Maps
-from whyformer.jobs.rows import Row, Source, needed
+from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
-from whyformer.jobs.threads import Behind, ahead
+from whyformer.jobs.threads import BackgroundWriter, ahead
+from whyformer.jobs.trial import TRIED, Trial, run_trial
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
 
@@ -50,7 +50,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedJob:
     """A job with its loaded model and its open input."""
 
     job: Job
@@ -84,7 +84,7 @@ class Opened:
         cursor = self.cursor
         for index in range(cursor.index, cursor.index + count):
             if index in attempts.unfetched:
-                cursor.rest, row = self.rows(index + 1), set_aside(index, str(index))
+                cursor.rest, row = self.rows(index + 1), skipped_row(index, str(index))
             else:
                 attempts.fetch(index)
                 taken = next(cursor.rest, None)
@@ -115,25 +115,25 @@ class Opened:
         # without paths: a job may resume after its files were moved
         job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input")}
         source = {"rows": self.count, "sha256": self.source.digest}
-        return described(job, description, source)
+        return job_facts(job, description, source)
 
     def trial(self, attempts: Attempts) -> Trial:
         """Explain the largest of the first :data:`TRIED` rows as a trial."""
         rows = self.part(0, attempts)[:TRIED]
         try_alone(self.session, rows, attempts)
-        return tried(self.session, [attempts.reading(row) for row in rows], attempts.work).checked()
+        return run_trial(self.session, [attempts.reading(row) for row in rows], attempts.work).checked()
 
 
-def open_job(job: Job) -> Opened:
+def open_job(job: Job) -> OpenedJob:
     """Load the model and open the input of a job.
 
     Raises:
         WhyformerError: the model or the input is missing or invalid.
     """
-    needed("pyarrow", "a job")
+    import_optional("pyarrow", "a job")
     source = open_source(job.input, job.column, job.id_column)
     session = open_session(job.model, job.processor, job.methods, job.targets, **job.options.named)
-    return Opened(job, session, source)
+    return OpenedJob(job, session, source)
 
 
 def explain_into(session: Session, source: Source, out: str | Path, **options: Any) -> Maps:
@@ -143,14 +143,14 @@ def explain_into(session: Session, source: Source, out: str | Path, **options: A
     dtype = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
     recorded = replace(session.opened.options, device=None, dtype=str(dtype).removeprefix("torch."))
     job = Job(**names, methods=methods, targets=session.targets, options=recorded, **options)
-    return explain_opened(Opened(job, session, source), None, lambda text: None)
+    return explain_opened(OpenedJob(job, session, source), None, lambda text: None)
 
 
-def explain_opened(opened: Opened, track: Track | None, say: Callable[[str], None]) -> Maps:
+def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], None]) -> Maps:
     """Compute the missing parts in order; the previous part is written meanwhile."""
     with ExitStack() as stack:
         run = stack.enter_context(Run(opened, say))
-        writer = stack.enter_context(Behind())
+        writer = stack.enter_context(BackgroundWriter())
         for number in run.todo(track):
             part = make_part(opened, number, run.size(number), run.spare)
             while part is None:  # the batch size is too large
@@ -177,7 +177,7 @@ class ExplainedPart:
     size: int
     rows: Rows
 
-    def write(self, opened: Opened) -> Part:
+    def write(self, opened: OpenedJob) -> Part:
         """Write the part atomically, with its failures in its metadata; writing it again gives the same bytes."""
         failures = [vars(failure) for failure in self.rows.failures]
         facts = PartFacts(
@@ -186,7 +186,7 @@ class ExplainedPart:
         return write_part(Path(opened.job.out) / part_name(self.number), self.rows.table(), facts)
 
 
-def make_part(opened: Opened, number: int, size: int, spare: int | None = None) -> ExplainedPart | None:
+def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> ExplainedPart | None:
     """Explain the rows of one part.
 
     Args:
@@ -221,7 +221,7 @@ def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None
             attempts.survived(row.index)
 
 
-def _explained(opened: Opened, listed: list[Row], size: int, spare: int | None, attempts: Attempts) -> Rows:
+def _explained(opened: OpenedJob, listed: list[Row], size: int, spare: int | None, attempts: Attempts) -> Rows:
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
     # after a crash a single thread reads, as concurrent reading may be the cause
@@ -242,7 +242,7 @@ def _explained(opened: Opened, listed: list[Row], size: int, spare: int | None, 
 class Run(ExitStack):
     """One run of a job: the existing parts, the missing parts, and the end of the run."""
 
-    def __init__(self, opened: Opened, say: Callable[[str], None]) -> None:
+    def __init__(self, opened: OpenedJob, say: Callable[[str], None]) -> None:
         super().__init__()
         self.opened, self.say = opened, say
         with ExitStack() as stack:  # closed if the job is refused
@@ -326,7 +326,7 @@ class Run(ExitStack):
         )
 
     def _failures(self) -> Iterator[Failure]:
-        pq = needed("pyarrow.parquet", "a job")
+        pq = import_optional("pyarrow.parquet", "a job")
         for name in sorted(self.folder.parts):
             if self.folder.parts[name].failed:
                 yield from failures_of(pq.read_schema(self.folder.path / name))

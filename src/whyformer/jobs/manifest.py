@@ -11,13 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from whyformer.errors import LoadError
+from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
 from whyformer.jobs import lines
 from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
-from whyformer.jobs.rows import needed
 
 MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
 PART = r"part-[0-9]{6,}\.parquet"
@@ -27,9 +26,9 @@ _IDENTITY = ("job", "model", "source", "versions")
 
 
 # -- identity of a job ----------------------------------------------------------------------------------------------
-def described(job: Mapping[str, Any], model: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def job_facts(job: Mapping[str, Any], model: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that determine the bytes of a job's parts."""
-    pa = needed("pyarrow", "a job")
+    pa = import_optional("pyarrow", "a job")
     return {"job": dict(job), "model": dict(model), "source": dict(source),
             "versions": {**versions(), "pyarrow": pa.__version__}}  # fmt: skip
 
@@ -146,7 +145,7 @@ class Manifest(BaseModel):
     batch_sizes: list[tuple[Natural, Natural]] | None = None
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
     """Return the bytes of a manifest with its checksum."""
     facts = {name: value for name, value in manifest.items() if name != _CHECKSUM}
     return (json.dumps({**facts, _CHECKSUM: _digest_of(facts)}, indent=1, ensure_ascii=False) + "\n").encode()

@@ -10,13 +10,13 @@ from typing import Any
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_one
-from whyformer.jobs.fitting import TRIED, tried
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, read_one
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
 from whyformer.jobs.tables import check_data
 from whyformer.jobs.threads import ahead
+from whyformer.jobs.trial import TRIED, run_trial
 from whyformer.options import shows_options, split
 
 ON_ERROR = ("record", "raise")
@@ -128,7 +128,7 @@ class ExplanationStream(Iterator[Explanation]):
     def __next__(self) -> Explanation:
         return next(self._explanations)
 
-    def _explained(self, rows: Iterator[Explained], strict: bool) -> Iterator[Explanation]:
+    def _explained(self, rows: Iterator[RowResult], strict: bool) -> Iterator[Explanation]:
         any_explained = False
         for row in rows:
             if row.failures and strict:
@@ -140,7 +140,7 @@ class ExplanationStream(Iterator[Explanation]):
             raise InputError(f"no input could be explained. The first: {_sentence(self.failures[0])}")
 
 
-def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: int) -> Iterator[Explained]:
+def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: int) -> Iterator[RowResult]:
     """Yield the result of each row, in order. If a batch does not fit into memory, the batch size is halved.
 
     Raises:
@@ -148,7 +148,7 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     """
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
-    size = tried(session, first).checked().size if batch_size == "auto" else int(batch_size)
+    size = run_trial(session, first).checked().size if batch_size == "auto" else int(batch_size)
     reads = ahead(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []

@@ -8,10 +8,9 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, import_optional
 from whyformer.jobs.folder import Folder
 from whyformer.jobs.manifest import LOG
-from whyformer.jobs.rows import needed
 
 
 class Monitor(ExitStack):
@@ -79,7 +78,7 @@ class Monitor(ExitStack):
             self._figures["left"].set(max(0, self.total - self.done))
 
     def _serve(self, port: int) -> None:
-        client = needed("prometheus_client", "metrics_port")
+        client = import_optional("prometheus_client", "metrics_port", "serve")
         registry = client.CollectorRegistry()
 
         def metric(kind: Any, name: str, description: str) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whyformer.jobs.batching import Explained
+from whyformer.jobs.batching import RowResult
 from whyformer.jobs.ownership import OVERLAYS
 from whyformer.show import encode, figure, html
 from whyformer.show.files import slug, write_all
 from whyformer.show.words import target_name
 
 
-def write_overlays(out: Path, explained: Explained) -> None:
+def write_overlays(out: Path, explained: RowResult) -> None:
     """Write the overlays of one row atomically; names consist of the row's index, the method and the class.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.jobs.attempts import NOTES
 from whyformer.jobs.manifest import (
     FAILURES,
@@ -31,17 +31,16 @@ from whyformer.jobs.manifest import (
     read_part,
 )
 from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
-from whyformer.jobs.rows import needed
 
 OVERLAYS = "overlays"
 _LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}|{NOTES}"
-_PASSING = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
+_TEMPORARY = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
 _OVERLAY = re.compile(r"[0-9]{8,}-[0-9]+-.*\.(png|html)")
 _HEAD = 2**16
 
 
 @dataclass
-class Holdings:
+class JobFiles:
     """The files of one job in a folder.
 
     Attributes:
@@ -49,27 +48,27 @@ class Holdings:
         parts: intact parts by name.
         sizes: batch size of each part by its number, if there is no manifest.
         damaged: names of damaged files, and descriptions of other damage.
-        passing: temporary files that a killed run left.
+        temporary: temporary files that a killed run left.
     """
 
     manifest: dict[str, Any] | None = None
     parts: dict[str, Part] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
-    passing: list[Path] = field(default_factory=list)
+    temporary: list[Path] = field(default_factory=list)
 
 
-def holdings(folder: Path, facts: Mapping[str, Any]) -> Holdings:
+def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """Return the files of a job in a folder, without changing them.
 
     Args:
         folder: the folder.
-        facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.described`.
+        facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.job_facts`.
 
     Raises:
         InputError: the folder contains another job, other files, or files that cannot be identified.
     """
-    contents, job = Holdings(), job_id(facts)
+    contents, job = JobFiles(), job_id(facts)
     paths = [p for p in sorted(folder.iterdir()) if not _is_hidden(p.name)] if folder.is_dir() else []
     contents.manifest = _manifest(folder, facts)
     if not paths:
@@ -107,7 +106,7 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _listed(folder: Path, contents: Holdings) -> dict[str, Part]:
+def _listed(folder: Path, contents: JobFiles) -> dict[str, Part]:
     """Return the parts in the manifest and the journal by name."""
     journal, damaged = journal_parts(folder)
     contents.damaged += ["a line of the journal"] * damaged
@@ -115,13 +114,13 @@ def _listed(folder: Path, contents: Holdings) -> dict[str, Part]:
     return {part.file: part for part in [*in_manifest, *journal]}
 
 
-def _sort(contents: Holdings, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
+def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
     """Classify the files: intact parts, damaged files, and temporary files of a killed run."""
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
             contents.damaged.append(path.name)
-        elif _PASSING.fullmatch(path.name):
-            contents.passing.append(path)
+        elif _TEMPORARY.fullmatch(path.name):
+            contents.temporary.append(path)
         elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
             intact = verified(path, scores)
             if intact is None:
@@ -140,7 +139,7 @@ def _id_in(path: Path) -> str | None:
     name = path.name
     if name == OVERLAYS and path.is_dir():
         return None if all(_OVERLAY.fullmatch(p.name) or _is_hidden(p.name) for p in path.iterdir()) else ""
-    temporary = _PASSING.fullmatch(name)
+    temporary = _TEMPORARY.fullmatch(name)
     if not path.is_file() or temporary:
         return temporary[1] if temporary else ""
     if name == FAILURES or re.fullmatch(PART, name):
@@ -153,7 +152,7 @@ def _id_in(path: Path) -> str | None:
 
 
 def _id_in_table(path: Path) -> str | None:
-    pq, arrow = needed("pyarrow.parquet", "a job"), needed("pyarrow", "a job")
+    pq, arrow = import_optional("pyarrow.parquet", "a job"), import_optional("pyarrow", "a job")
     try:
         table_schema = pq.read_schema(path)
     except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, StrictInt, StrictStr
 
+from whyformer.errors import import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
 from whyformer.jobs.columns import schema
 from whyformer.jobs.disk import checksum, write_parquet, write_table
 from whyformer.jobs.manifest import Part, part_name
-from whyformer.jobs.rows import needed
 
 _KEY = b"whyformer"
 
@@ -42,7 +42,7 @@ class PartFacts(BaseModel):
 
 def stamped(table: Any, **facts: Any) -> Any:
     """Return a table with the metadata ``facts``, which include ``job``, and their checksum."""
-    return table.replace_schema_metadata({_KEY: lines.written(facts)})
+    return table.replace_schema_metadata({_KEY: lines.encoded(facts)})
 
 
 def stamp_of(table_schema: Any) -> dict[str, Any] | None:
@@ -79,7 +79,7 @@ def facts_of(path: Path) -> PartFacts:
     Raises:
         InputError: the metadata are missing or damaged.
     """
-    pq = needed("pyarrow.parquet", "a part")
+    pq = import_optional("pyarrow.parquet", "a part")
     return checked(PartFacts, stamp_of(pq.read_schema(path)), f"{path.name}'s metadata")
 
 
@@ -89,7 +89,7 @@ def verified(path: Path, scores: str) -> Part | None:
     Without a checksum of the file, the checksums of its pages are verified, and writing its content again must give
     the same bytes.
     """
-    pq, arrow = needed("pyarrow.parquet", "a part"), needed("pyarrow", "a part")
+    pq, arrow = import_optional("pyarrow.parquet", "a part"), import_optional("pyarrow", "a part")
     expected = schema(scores)
     try:
         content = path.read_bytes()

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from typing import Any
 
 from whyformer.errors import LoadError
-from whyformer.jobs.actors import connected, made_by_actors
+from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Run, Track, make_part, open_job
 from whyformer.jobs.manifest import read_part
 from whyformer.jobs.reading import Maps
 
 
-class Maker:
+class PartActor:
     """An actor that loads the model once and computes parts one after another."""
 
     def __init__(self, job: Job) -> None:
@@ -32,10 +32,10 @@ class Maker:
         ``part`` is the journal entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
         input ended with the previous part.
         """
-        records = [self._made(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
+        records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
         return {name: [record[name] for record in records] for name in records[0]}
 
-    def _made(self, number: int, size: int) -> dict[str, Any]:
+    def _record(self, number: int, size: int) -> dict[str, Any]:
         explained = make_part(self.opened, number, size)
         record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
         if explained is None or (not explained.count and number):
@@ -71,7 +71,7 @@ def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) ->
     """Compute the missing parts; return the number of the first that did not fit into memory, or None."""
     device = None if job.options.device is None else str(job.options.device)
     items = [{"number": number, "size": run.size(number)} for number in todo]
-    with closing(made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=device)) as records:
+    with closing(actor_results(ray, PartActor, (job,), items, actors=job.actors, device=device)) as records:
         return noted(run, records if track is None else track(records, "parts", len(items)))
 
 

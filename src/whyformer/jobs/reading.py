@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whyformer.errors import LoadError
+from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.columns import explanation_of, failures_table
 from whyformer.jobs.disk import checksum
 from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, read_manifest
 from whyformer.jobs.parts import failures_of
-from whyformer.jobs.rows import needed
 
 if TYPE_CHECKING:
     from whyformer.jobs.summaries import Drift, MeanMap, Words
@@ -85,7 +84,7 @@ class Maps:
 
     def table(self, columns: list[str] | None = None) -> Any:
         """Return a pyarrow table with a row for each input, method and target, in the order of the input."""
-        pa = needed("pyarrow", "a table of explanations")
+        pa = import_optional("pyarrow", "a table of explanations")
         tables = [t.replace_schema_metadata(None) for t in self.tables(columns)]
         if tables:
             return pa.concat_tables(tables)
@@ -100,7 +99,7 @@ class Maps:
         Raises:
             LoadError: a file is missing or damaged.
         """
-        pq = needed("pyarrow.parquet", "a table of failures")
+        pq = import_optional("pyarrow.parquet", "a table of failures")
         if self.complete:
             path, expected = self.path / FAILURES, self.manifest.get("failures_sha256")
             if not path.is_file() or expected not in (None, checksum(path)):
@@ -110,7 +109,7 @@ class Maps:
         return failures_table(list(itertools.chain.from_iterable(listed)))
 
     def _table(self, part: Part, columns: list[str] | None = None) -> Any:
-        pq = needed("pyarrow.parquet", "a table of explanations")
+        pq = import_optional("pyarrow.parquet", "a table of explanations")
         return pq.read_table(self._whole(part), columns=columns)
 
     def _whole(self, part: Part) -> Path:

@@ -87,7 +87,7 @@ class RecordFile(ExitStack):
         rows = [plain(record, 6) for record in records]
         piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in rows})).encode()), len(rows)]
         rows = [{**record, "piece": piece} for record in rows]
-        lines.append(self._file, b"".join(map(lines.written, rows)))
+        lines.append(self._file, b"".join(map(lines.encoded, rows)))
         self.records |= {(r["sample"], r["key"]): r for r in rows}
 
     def sync(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError
 from whyformer.inputs.argument import checksum, read_file
 from whyformer.inputs.normalize import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
@@ -62,22 +62,6 @@ class Source:
     digest: str | None = None
 
 
-def needed(package: str, purpose: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingExtra: it is not installed; the message names the command that installs it.
-    """
-    import importlib
-
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.partition(".")[0]
-        extra = name if name == "ray" else "jobs"
-        raise MissingExtra(f'{purpose} needs the package {name}: pip install "whyformer[{extra}]"') from error
-
-
 # -- Python objects ---------------------------------------------------------------------------------------
 def from_python(data: Any, column: str | None = None, id_column: str | None = None, files: bool = True) -> Source:
     """Return the rows of an iterable: a list, a generator, a table, a ``Dataset``, or the samples of a ``DataLoader``.
@@ -99,13 +83,13 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
         )
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
-    once = _Once(data) if isinstance(data, Iterator) else None
+    single_pass = _SinglePass(data) if isinstance(data, Iterator) else None
 
     def rows(start: int) -> Iterator[Row]:
-        if once is not None:
-            items: Iterator[Any] = once.items(start)
+        if single_pass is not None:
+            items: Iterator[Any] = single_pass.items(start)
         elif loader:
-            items = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
+            items = itertools.islice(itertools.chain.from_iterable(map(_samples_of, data)), start, None)
         elif is_sliced(data):
             items = sliced(data, start)
         elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
@@ -127,12 +111,12 @@ HEAD = 64
 
 
 @dataclass
-class _Once:
+class _SinglePass:
     """An iterator that can be read only once, such as a generator or a stream."""
 
     data: Iterator[Any]
     head: list[Any] = field(default_factory=list)
-    taken: int = 0
+    count: int = 0
 
     def items(self, start: int) -> Iterator[Any]:
         """Yield the items from index ``start``.
@@ -141,17 +125,17 @@ class _Once:
             InputError: an item was read before and is not stored.
         """
         for at in itertools.count(start):
-            if at >= len(self.head) and at < self.taken:
+            if at >= len(self.head) and at < self.count:
                 raise InputError(
                     f"item {at} of an iterator cannot be read twice: pass a list or a Dataset instead"
                 )
-            while at >= self.taken:
+            while at >= self.count:
                 try:
                     item = next(self.data)
                 except StopIteration:
                     return
-                self.taken += 1
-                if self.taken <= HEAD:
+                self.count += 1
+                if self.count <= HEAD:
                     self.head.append(item)
             yield self.head[at] if at < len(self.head) else item
 
@@ -171,7 +155,7 @@ def _from(data: Any, start: int) -> Iterator[Any]:
         yield item
 
 
-def _apart(batch: Any) -> Iterator[Any]:
+def _samples_of(batch: Any) -> Iterator[Any]:
     """Yield the samples of one batch of a ``DataLoader``."""
     if isinstance(batch, Mapping):
         names, columns = list(batch), [list(_each(v)) for v in batch.values()]
@@ -226,7 +210,7 @@ def _as_row(
     if isinstance(item, Mapping) and any(isinstance(v, Tensor) for v in item.values()):
         columns = {k: _plain(v) for k, v in item.items() if k in ("label", "labels", "id")}
         item = {k: v for k, v in item.items() if k not in columns}
-    return Row(index, str(columns.get("id", index)), partial(_taken, item), columns)
+    return Row(index, str(columns.get("id", index)), partial(_content, item), columns)
 
 
 def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
@@ -253,7 +237,7 @@ def read_bytes(data: bytes, name: str) -> Any:
         raise InputError(f"{name} is not UTF-8 text") from error
 
 
-def _taken(item: Any) -> Any:
+def _content(item: Any) -> Any:
     """Convert an item to a picture, a text or a mapping; tensors get a batch axis of 1."""
     if isinstance(item, bytes):
         return open_picture(io.BytesIO(item))

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.jobs.rows import Row, Source, from_item, from_python, needed, raising, read_bytes
+from whyformer.jobs.rows import Row, Source, from_item, from_python, raising, read_bytes
 from whyformer.jobs.tables import check_columns, check_data
 
 TABLES = (".jsonl", ".csv", ".parquet")
@@ -87,7 +87,7 @@ def _of_files(files: Sequence[tuple[str, Path]], name: str) -> Source:
 
 def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
     """Return the rows of files that fsspec can open: s3://, gs://, https://, memory:// ..."""
-    fsspec = needed("fsspec", f"the input {url}")
+    fsspec = import_optional("fsspec", f"the input {url}")
     try:
         system, path = fsspec.core.url_to_fs(url)
         if PurePosixPath(path).suffix.lower() in TABLES and "*" not in path:
@@ -198,7 +198,7 @@ def _parquet_count(open_file: Open) -> int:
 @contextmanager
 def _parquet(open_file: Open) -> Iterator[Any]:
     """Open a .parquet file; all errors become OSError."""
-    pq, arrow = needed("pyarrow.parquet", "a Parquet file"), needed("pyarrow.lib", "a Parquet file")
+    pq, arrow = import_optional("pyarrow.parquet", "a Parquet file"), import_optional("pyarrow.lib", "a Parquet file")
     with open_file() as raw:
         try:
             yield pq.ParquetFile(raw)
@@ -209,7 +209,7 @@ def _parquet(open_file: Open) -> Iterator[Any]:
 # -- Hugging Face data sets ------------------------------------------------------------------------------------------
 def _of_data_set(place: str, column: str | None, id_column: str | None) -> Source:
     """Return the rows of ``hf:NAME``, ``hf:NAME:SPLIT``, or ``hf:FOLDER`` written by ``save_to_disk``."""
-    datasets = needed("datasets", f"the input {place}")
+    datasets = import_optional("datasets", f"the input {place}")
     name, _, split = place.removeprefix("hf:").partition(":")
     try:
         data = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)

@@ -28,7 +28,7 @@ def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, m
                 future.cancel()
 
 
-class Behind(ExitStack):
+class BackgroundWriter(ExitStack):
     """A thread that writes one result while the next is computed; at most one result waits."""
 
     def __init__(self) -> None:

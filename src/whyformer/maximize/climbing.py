@@ -148,7 +148,9 @@ def maximize_activation(
     chosen = _settings(recipe, settings)
     model, processor = opened(model, processor, device=device, dtype=dtype)
     argument, goal = argument_of(model), unit_of(model, unit)
-    sizes = shape_of(model, start, shape, prepare(model, like, processor).tensor if _is_picture(like) else like)
+    if like is not None and not isinstance(like, Tensor):
+        like = prepare(model, like, processor).tensor
+    sizes = shape_of(model, start, shape, like)
     if chosen["jitter"] is None:
         chosen["jitter"] = max(1, min(sizes[-2:]) // 7)
     parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
@@ -203,10 +205,6 @@ def maximize_activation(
     shown = without_normalisation(shares.clamp(0, 1) if shares is not image else image, None)
     assert shown is not None
     return Maximized(image[0], history[-1], history, goal.name, record, shown[0])
-
-
-def _is_picture(like: Any) -> bool:
-    return like is not None and not isinstance(like, Tensor)
 
 
 def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: Canvas) -> Tensor:

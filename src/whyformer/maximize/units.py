@@ -22,7 +22,7 @@ _UNITS = (
 )
 
 
-class _Reached(Exception):  # noqa: N818
+class _StopForward(Exception):  # noqa: N818
     """Ends a forward pass early; it is always caught in this module."""
 
 
@@ -53,12 +53,12 @@ class Unit:
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                raise _Reached(output)
+                raise _StopForward(output)
 
         handle = module.register_forward_hook(stop)
         try:
             run()
-        except _Reached as reached:
+        except _StopForward as reached:
             return self.read(module, *reached.args)
         finally:
             handle.remove()

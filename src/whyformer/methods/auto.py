@@ -10,7 +10,7 @@ from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.applying import ODD
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import speaks
+from whyformer.models.kinds import is_generative
 
 Purpose = Literal["faithful", "localise"]
 
@@ -56,7 +56,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     and why better methods were passed over, which is also a warning.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
-    if kind == "text" and speaks(task.model, task.forward):
+    if kind == "text" and is_generative(task.model, task.forward):
         kind = "language model" if task.structure.is_plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]

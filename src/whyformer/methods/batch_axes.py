@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.inputs import Inputs, called, stands_beside
+from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.models.readout import anything, plain_logits
 
 __all__ = ["with_batch_axes"]
@@ -46,7 +46,7 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def _name(model: nn.Module, place: Place) -> str:
-    return place if isinstance(place, str) else called(model, place)
+    return place if isinstance(place, str) else argument_name(model, place)
 
 
 def _is_ambiguous(name: str, value: Tensor, batch: int) -> bool:
@@ -54,7 +54,7 @@ def _is_ambiguous(name: str, value: Tensor, batch: int) -> bool:
     if batch == len(value) == 1:
         return False
     fits = len(value) == batch or "position" not in name
-    return not (fits and stands_beside(name)) and (len(value) != batch or value.is_floating_point())
+    return not (fits and is_auxiliary(name)) and (len(value) != batch or value.is_floating_point())
 
 
 def _choices(ambiguous: list[Place]) -> Iterator[tuple[Place, ...]]:

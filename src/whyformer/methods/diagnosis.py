@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
-from whyformer.inputs import Inputs, called, stands_beside
+from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
 from whyformer.models.readout import plain_logits
 
@@ -95,8 +95,8 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     for place, value in arguments:
         if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
             continue
-        name = place if isinstance(place, str) else called(task.model, place)
-        if value.dim() and not stands_beside(name):
+        name = place if isinstance(place, str) else argument_name(task.model, place)
+        if value.dim() and not is_auxiliary(name):
             other = _changed(value)
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError, UnknownOperation
 from whyformer.inputs import Inputs
-from whyformer.models.ends import apart, end_in
+from whyformer.models.ends import end_in, without_end
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
@@ -146,7 +146,7 @@ class ForwardPass:
         raw = self.raw
         if value is not None:
             raw = with_tensors(raw, lambda t: of(tape.number(t)) if tape.knows(t) else t)
-        return apart(Output(self.model, raw, *self.feed, self.samples), self.end, of)
+        return without_end(Output(self.model, raw, *self.feed, self.samples), self.end, of)
 
     @cached_property
     def outputs(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.methods.structure import MERGED, NOT_YET, Structure
-from whyformer.models.kinds import last_row_alone
+from whyformer.models.kinds import last_row_only
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.options import Options
@@ -52,7 +52,7 @@ class Sources:
         padded = inputs.mask is not None and (inputs.mask.dim() != 2 or not bool(inputs.mask[:, -1].all()))
         if not self.last or padded or (inputs.mask is None and "attention_mask" in kwargs):
             return args, kwargs
-        return args, {**last_row_alone(self.model), **kwargs}
+        return args, {**last_row_only(self.model), **kwargs}
 
     # -- the inputs
     @cached_property

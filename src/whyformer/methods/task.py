@@ -22,8 +22,8 @@ from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
-from whyformer.models.isolation import alone
-from whyformer.models.kinds import takes_several
+from whyformer.models.isolation import refuse_changes
+from whyformer.models.kinds import accepts_batches
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.options import DEFAULTS, Options
@@ -146,7 +146,7 @@ class Task(Sources):
         def twice() -> tuple[Any, Any]:
             return self.fed(self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0)))
 
-        return batch_size if takes_several(self.model, twice) else 1
+        return batch_size if accepts_batches(self.model, twice) else 1
 
     def value_index(self, logits: Tensor) -> Tensor:
         """Return the class ``[B]`` of each sample's target: the one with the largest ∂target/∂logits ≠ 0."""
@@ -257,7 +257,7 @@ class Task(Sources):
     def at_work(self) -> Iterator[None]:
         """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
         the rules of the options."""
-        with alone(self.model), torch.inference_mode(False), declared(self.options.rules):
+        with refuse_changes(self.model), torch.inference_mode(False), declared(self.options.rules):
             yield
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:

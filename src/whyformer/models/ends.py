@@ -40,14 +40,9 @@ def forward(
             plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
         if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
             return plain.with_end(_plain_end(plain))
-    return _recorded(model, args, kwargs, samples)
-
-
-def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], samples: Tensor | None) -> Output:
-    """Record a pass, and store its end function for later passes."""
     tape, raw = record_call(model, args, kwargs)
     output = Output(model, raw, args, kwargs, samples)
-    return apart(output, end_in(tape, output), tape.__getitem__)
+    return without_end(output, end_in(tape, output), tape.__getitem__)
 
 
 def end_in(tape: Tape, output: Output) -> EndFunction | None:
@@ -58,7 +53,7 @@ def end_in(tape: Tape, output: Output) -> EndFunction | None:
     return end
 
 
-def apart(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
+def without_end(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
     """Return the output of a recorded pass with its logits before the end function.
 
     Args:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.models.walking import named_modules
 
-__all__ = ["alone", "changes", "parameters"]
+__all__ = ["changes", "parameters", "refuse_changes"]
 
 
 @contextlib.contextmanager
-def alone(model: nn.Module) -> Iterator[None]:
+def refuse_changes(model: nn.Module) -> Iterator[None]:
     """Context that raises at its end if the model was changed meanwhile.
 
     Raises:
@@ -42,7 +42,7 @@ Named = list[tuple[str, nn.Module]]
 _State = tuple[Tensor, Tensor | None, int, int]
 
 
-def parameters(model: nn.Module, named: Named | None = None, *, held: bool = True) -> dict[str, _State]:
+def parameters(model: nn.Module, named: Named | None = None, *, hold: bool = True) -> dict[str, _State]:
     """Return {name: (parameter, its memory, its version counter, its address)} of a model.
 
     Buffers are left out, because they may change: rotary tables grow in a forward pass.
@@ -50,20 +50,20 @@ def parameters(model: nn.Module, named: Named | None = None, *, held: bool = Tru
     Args:
         model: the model.
         named: its modules, if they are listed already.
-        held: hold references to the parameters' memory, so that it is not reused.
+        hold: hold references to the parameters' memory, so that it is not reused.
     """
     states: dict[str, _State] = {}
     for name, module in named or named_modules(model):
         for parameter, p in module._parameters.items():
             if p is not None and p.is_floating_point():
-                memory, version = p.detach() if held else None, 0 if p.is_inference() else p._version
+                memory, version = p.detach() if hold else None, 0 if p.is_inference() else p._version
                 states[f"{name}.{parameter}" if name else parameter] = (p, memory, version, _address(p))
     return states
 
 
 def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None = None) -> list[str]:
     """Return the names of the parameters that changed since :func:`parameters` returned ``before``."""
-    after = parameters(model, named, held=False)
+    after = parameters(model, named, hold=False)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
 
 

@@ -15,10 +15,10 @@ from whyformer.models.ends import fed
 from whyformer.models.output import Output, decodes
 
 LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+ROW_PER_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _ROUNDS = re.compile(r"\bquantized\b|\bbitsandbytes\b")
-_COMPARES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_SEVERAL: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_CONTRASTIVE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_BATCHED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_language_model(output: Output) -> bool:
@@ -33,14 +33,14 @@ def is_language_model(output: Output) -> bool:
     return LANGUAGE[output.model]
 
 
-def speaks(model: nn.Module, forward: Callable[[], Any]) -> bool:
+def is_generative(model: nn.Module, forward: Callable[[], Any]) -> bool:
     """Return whether this is a language model; ``forward`` is called if that is not known yet."""
     if model not in LANGUAGE:
         forward()
     return LANGUAGE.get(model, False)
 
 
-def last_row_alone(model: nn.Module) -> dict[str, Any]:
+def last_row_only(model: nn.Module) -> dict[str, Any]:
     """Return the argument that makes a known language model compute only the logits of the last token; empty if it does
     not take it."""
     if not LANGUAGE.get(model, False):
@@ -82,7 +82,7 @@ def _language(output: Output) -> bool:
         return True
     if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # tokens share rounding
         return _generates(output)
-    pictures = any(n.startswith(("pixel", "image")) for n in output.given)
+    pictures = any(n.startswith(("pixel", "image")) for n in output.arguments)
     return pictures and _generates(output)
 
 
@@ -93,7 +93,7 @@ def _generates(output: Output) -> bool:
     return callable(generate) and bool(generate()) and named
 
 
-def one_a_token(output: Output, logits: Tensor) -> bool:
+def is_row_per_token(output: Output, logits: Tensor) -> bool:
     """Return whether ``[B, N]`` logits are one per token (a discriminator's), if N tokens are fed."""
     if (
         output.tokens is None
@@ -102,22 +102,22 @@ def one_a_token(output: Output, logits: Tensor) -> bool:
         or "Classifier" in type(output.raw).__name__
     ):
         return False
-    if output.model not in ONE_A_TOKEN:
+    if output.model not in ROW_PER_TOKEN:
         n = logits.shape[1]
         fewer = fed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t) if n > 1 else None
-        ONE_A_TOKEN[output.model] = fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
-    return ONE_A_TOKEN[output.model]
+        ROW_PER_TOKEN[output.model] = fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
+    return ROW_PER_TOKEN[output.model]
 
 
-def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_contrastive(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the model compares pictures with texts, so that either can be the classes of the other."""
-    if model not in _COMPARES:
+    if model not in _CONTRASTIVE:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
-        _COMPARES[model] = output is not None and "logits_per_image" in output.named
-    return _COMPARES[model]
+        _CONTRASTIVE[model] = output is not None and "logits_per_image" in output.named
+    return _CONTRASTIVE[model]
 
 
-def takes_several(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
+def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
     """Return True if the model accepts batches of several samples, which it may not if its config has no padding token.
 
     Args:
@@ -126,6 +126,6 @@ def takes_several(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Map
     """
     if getattr(getattr(model, "config", None), "pad_token_id", 0) is not None:
         return True
-    if model not in _SEVERAL:
-        _SEVERAL[model] = fed(Output(model, None, *twice()), lambda t: t) is not None
-    return _SEVERAL[model]
+    if model not in _BATCHED:
+        _BATCHED[model] = fed(Output(model, None, *twice()), lambda t: t) is not None
+    return _BATCHED[model]

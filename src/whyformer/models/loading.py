@@ -84,7 +84,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
                 "first, or load it yourself and pass the module"
             )
         modality = _modality(model)
-        processor = None if _holds_weights_alone(Path(place)) else _processor(place, modality, local)
+        processor = None if _has_weights_only(Path(place)) else _processor(place, modality, local)
     except LoadError:
         raise
     except Exception as error:  # a damaged config or tokenizer may raise any error
@@ -153,7 +153,7 @@ def _modality(model: nn.Module) -> str:
     return "sound" if main in ("input_values", "input_features") else "text"
 
 
-def _holds_weights_alone(folder: Path) -> bool:
+def _has_weights_only(folder: Path) -> bool:
     """Return whether a folder has a model without a processor, from which transformers would make an empty tokenizer.
     """
     alone = re.compile(r"(generation_)?config\.json|.*\.index\.json|.*\.safetensors")
@@ -229,21 +229,21 @@ def _stamp(name: str) -> Any:
     return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir() if file.is_file()))
 
 
-_FOUND: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+_PROCESSORS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def processor_of(model: nn.Module) -> Any:
     """Load the processor from the folder or hub id that a module was loaded from, ``model.name_or_path``; None if there
     is none."""
-    if model not in _FOUND:
-        _FOUND[model] = _beside(getattr(getattr(model, "config", None), "_name_or_path", None))
-    return _FOUND[model]
+    if model not in _PROCESSORS:
+        _PROCESSORS[model] = _saved_processor(getattr(getattr(model, "config", None), "_name_or_path", None))
+    return _PROCESSORS[model]
 
 
-def _beside(name: Any) -> Any:
+def _saved_processor(name: Any) -> Any:
     import transformers
 
-    if not isinstance(name, str) or not name or _holds_weights_alone(Path(name)):
+    if not isinstance(name, str) or not name or _has_weights_only(Path(name)):
         return None
     try:
         return transformers.AutoProcessor.from_pretrained(

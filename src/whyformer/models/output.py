@@ -120,7 +120,7 @@ class Output:
         return dense if dense is not None or depth is None or depth.dim() != 3 else depth[:, None]
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments by the names of the model's forward."""
         named = dict(self.kwargs)
         if self.args:
@@ -132,11 +132,11 @@ class Output:
     def tokens(self) -> tuple[str, Tensor] | None:
         """(name, ids ``[B, N]`` or vectors ``[B, N, D]``) of the output's tokens, the decoder's if there is one."""
         for name in _TOKENS:
-            if isinstance(self.given.get(name), Tensor):
-                return name, self.given[name]
-        ids = ((n, t) for n, t in self.given.items() if isinstance(t, Tensor) and t.dim() == 2)
-        beside = ("mask", "type", "position")
-        return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(b in n for b in beside)), None)
+            if isinstance(self.arguments.get(name), Tensor):
+                return name, self.arguments[name]
+        ids = ((n, t) for n, t in self.arguments.items() if isinstance(t, Tensor) and t.dim() == 2)
+        others = ("mask", "type", "position")
+        return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(o in n for o in others)), None)
 
     def rows(self, value: Tensor) -> Tensor:
         """Reshape a tensor ``[C]`` or a scalar to ``[1, C]`` if a single sample was fed; return others unchanged."""
@@ -147,7 +147,7 @@ class Output:
 
     @property
     def _is_single(self) -> bool:
-        tensors = [v for v in self.given.values() if isinstance(v, Tensor) and v.dim() > 1]
+        tensors = [v for v in self.arguments.values() if isinstance(v, Tensor) and v.dim() > 1]
         return bool(tensors) and all(len(v) == 1 for v in tensors)
 
     @cached_property
@@ -155,7 +155,7 @@ class Output:
         """Number of rows."""
         if self.samples is not None:
             return len(self.samples)
-        tensors = [*self.named.values(), *(v for v in self.given.values() if isinstance(v, Tensor) and v.dim())]
+        tensors = [*self.named.values(), *(v for v in self.arguments.values() if isinstance(v, Tensor) and v.dim())]
         return len(tensors[0]) if tensors else 1
 
     def real(self, count: int) -> Tensor:
@@ -175,7 +175,7 @@ class Output:
             return mask
         return torch.cat([mask.new_ones(len(mask), count - mask.shape[1]), mask], 1)
 
-    def own(self, value: int | Sequence[int]) -> Tensor:
+    def by_row(self, value: int | Sequence[int]) -> Tensor:
         """Return ``[B]`` the number of each row, from one for all samples or a list of one per sample."""
         numbers = torch.as_tensor(value)
         if not numbers.dim():
@@ -189,7 +189,7 @@ class Output:
             InputError: a sample has no such token.
         """
         real = self.real(count)
-        wanted, lengths = self.own(position), real.sum(1)
+        wanted, lengths = self.by_row(position), real.sum(1)
         from_start = torch.where(wanted < 0, wanted + lengths, wanted)
         for i, (at, length) in enumerate(zip(wanted.tolist(), lengths.tolist(), strict=True)):
             if not -length <= at < length:
@@ -206,7 +206,7 @@ def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     A decoder without tokens reads the input's, shifted by one. A positional mask is identified by the signature of the
     model's forward.
     """
-    named = Output(model, None, args, kwargs).given
+    named = Output(model, None, args, kwargs).arguments
     decodes = any(named.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds", "attention_mask"))
     mask = named.get("decoder_attention_mask" if decodes else "attention_mask")
     return mask if isinstance(mask, Tensor) else None

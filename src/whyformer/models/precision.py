@@ -28,17 +28,17 @@ def in_half_precision(
     return None if half is None else (half, plain_logits(model, *feed, read, samples))
 
 
-def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
+def agreement(half: str, logits: Tensor, wide: Tensor) -> dict[str, object]:
     """Compare a model in half precision with its float32 copy, in which relevance was propagated.
 
     Returns:
         ``model``, ``relevance``: the two types; per sample: ``logits_moved``, max |l_half − l_float32| / (max l_float32
         − min l_float32), and ``same_class``, whether the class with the largest logit is the same.
     """
-    own, wide = own.double(), wide.detach().double()
+    logits, wide = logits.double(), wide.detach().double()
     spread = wide.amax(-1) - wide.amin(-1) if wide.shape[-1] > 1 else wide.abs().amax(-1)
-    moved = (own - wide).abs().amax(-1) / spread.clamp(min=1e-12)
-    same = own.argmax(-1) == wide.argmax(-1)
+    moved = (logits - wide).abs().amax(-1) / spread.clamp(min=1e-12)
+    same = logits.argmax(-1) == wide.argmax(-1)
     return {"model": half, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}
 
 

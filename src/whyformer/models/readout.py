@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
 from whyformer.models.ends import forward
-from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
+from whyformer.models.kinds import LANGUAGE, ROW_PER_TOKEN, is_language_model, is_row_per_token
 from whyformer.models.output import Output
 from whyformer.models.structure import first_bad_parameter
 
@@ -75,7 +75,7 @@ def has_row(output: Output) -> bool:
         return False
     if logits.dim() == 3:
         return is_language_model(output)
-    return logits.dim() == 1 or not one_a_token(output, logits)
+    return logits.dim() == 1 or not is_row_per_token(output, logits)
 
 
 def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
@@ -148,7 +148,7 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
         yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
         if LANGUAGE.get(output.model):
             yield _span(output, logits)
-    elif logits is not None and logits.dim() == 2 and ONE_A_TOKEN.get(output.model):
+    elif logits is not None and logits.dim() == 2 and ROW_PER_TOKEN.get(output.model):
         yield f"targets.Token({min(5, _last(output, logits))}, 0)"
     if output.dense is not None:
         _, count, height, width = output.dense.shape

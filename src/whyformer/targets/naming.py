@@ -93,12 +93,12 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     """
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
     text = text[1:-1] if quoted else text
-    ids = behind(tokenizer, text)
+    ids = continuation_ids(tokenizer, text)
     known = tokenizer.get_vocab() if len(ids) != 1 else {}
     return [int(known[text])] if text in known else ids
 
 
-def behind(tokenizer: Any, text: str) -> list[int]:
+def continuation_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text's tokens as the continuation of another text.
 
     A leading space separates the two texts; tokenizers that prepend a space to every text would count it twice.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.models.kinds import is_language_model, one_a_token
+from whyformer.models.kinds import is_language_model, is_row_per_token
 from whyformer.models.output import Output
 from whyformer.models.readout import refusal
 
@@ -55,7 +55,8 @@ class Token:
     def read(self, output: Output) -> Tensor:
         """Return the row ``[B, V]`` at the position."""
         logits = output.logits if output.logits is not None else output.named.get("prediction_logits")
-        of_tokens = logits is not None and (logits.dim() == 3 or (logits.dim() == 2 and one_a_token(output, logits)))
+        dim = 0 if logits is None else logits.dim()
+        of_tokens = logits is not None and (dim == 3 or (dim == 2 and is_row_per_token(output, logits)))
         if logits is None or not of_tokens or "pred_boxes" in output.named:
             raise refusal(output, "has no logits of single tokens")
         at = output.places(self.position, logits.shape[1]).to(logits.device)
@@ -145,10 +146,10 @@ class Query:
             raise refusal(output, "has no logits of queries")
         each = torch.arange(len(logits), device=logits.device)
         if self.index is None:
-            wanted = output.own(self.label).to(logits.device)
+            wanted = output.by_row(self.label).to(logits.device)
             _check_range("class", wanted, logits.shape[-1])
             return logits[each, logits[each, :, wanted].argmax(-1)]
-        at = output.own(self.index).to(logits.device)
+        at = output.by_row(self.index).to(logits.device)
         _check_range("query", at, logits.shape[1])
         return logits[each, at]
 
@@ -188,7 +189,7 @@ class Pixel:
             dense = output.raw[:, None]
         if dense is None:
             raise refusal(output, "has no value per pixel and class")
-        line, column = (output.own(v).to(dense.device) for v in (self.row, self.column))
+        line, column = (output.by_row(v).to(dense.device) for v in (self.row, self.column))
         _check_range("row", line, dense.shape[2])
         _check_range("column", column, dense.shape[3])
         return dense[torch.arange(len(dense), device=dense.device), :, line, column]

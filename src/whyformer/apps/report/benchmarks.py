@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from whyformer.apps.report.models import title
 from whyformer.apps.report.pictures import drawing
-from whyformer.explanation.schemas import HeldBenchmark, checked
+from whyformer.explanation.schemas import BenchmarkSchema, checked
 from whyformer.show.html import render
 from whyformer.show.words import format_score
 
@@ -71,7 +71,7 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
     Raises:
         InputError: the values are not those of a benchmark.
     """
-    report = checked(HeldBenchmark, facts, "the report")
+    report = checked(BenchmarkSchema, facts, "the report")
     cells = {(f.table, f.row, f.column): (f.measured, f.low, f.high, f.published) for f in report.figures}
     tables = [
         {**dict(t), "rows": [(row, [cells.get((t.table, row, column)) for column in t.columns]) for row in t.rows]}

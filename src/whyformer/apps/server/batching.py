@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from whyformer.apps.server.limits import Limits
 from whyformer.errors import TooLarge
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
+from whyformer.jobs.batching import OutOfMemory, RowContent, RowResult, Session
 from whyformer.jobs.rows import Row
 from whyformer.methods import find
 
@@ -124,7 +124,7 @@ class Batcher:
                 targets="predicted" if first.target is None else [first.target],
                 progress=partial(while_awaited, requests),
             )
-            reads = [Read(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
+            reads = [RowContent(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
             answers += map(_answer, _explained(session, reads))
         except Exception as error:  # it is the answer to these requests, and the thread goes on
             answers = [error] * len(requests)
@@ -136,7 +136,7 @@ class Batcher:
                     request.answer.set_result(answer)
 
 
-def _explained(session: Session, reads: list[Read]) -> list[Explained]:
+def _explained(session: Session, reads: list[RowContent]) -> list[RowResult]:
     """Explain in one batch, or in smaller ones if that does not fit into memory."""
     size = len(reads)
     while True:
@@ -146,7 +146,7 @@ def _explained(session: Session, reads: list[Read]) -> list[Explained]:
             size = max(1, size // 2)
 
 
-def _answer(result: Explained) -> Explanation | Exception:
+def _answer(result: RowResult) -> Explanation | Exception:
     if result.explanations:
         return result.explanations[0]
     failure = result.failures[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from whyformer.show import answers, colours, grid, html, painting, paper, words
+from whyformer.show import answers, colours, grid, html, painting, paper
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
     return {
         "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_source": answers.source,
         "one_line": answers.one_line, "alternatives": answers.alternatives, "answer_remarks": answers.remarks,
-        "figure_of": words.format_score, "signed": talk.signed, "pictures": _pictures(talk),
+        "signed": talk.signed, "pictures": _pictures(talk),
         "background": _background, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-class Displayed:
+class Displayable:
     """A result that is displayed as HTML in notebooks and as coloured text in terminals.
 
     Subclasses define ``__rich__`` for terminals and ``_repr_html_`` for notebooks.

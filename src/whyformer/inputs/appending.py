@@ -16,7 +16,7 @@ from whyformer.inputs.pieces import pieces
 _DECODER = "decoder_input_ids"
 
 
-def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inputs:
+def with_appended(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inputs:
     """Append ``ids`` to the tokens of each sample (to the decoder's, if there is one), and a note.
 
     Raises:
@@ -24,30 +24,31 @@ def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> Inp
     """
     side = inputs.others.get(_DECODER, inputs)
     name = side.scored if side is not inputs or isinstance(inputs.scored, str) else "input_ids"
-    beside = "decoder_attention_mask" if name == _DECODER else "attention_mask"
+    mask_name = "decoder_attention_mask" if name == _DECODER else "attention_mask"
     value = side.tensor if side is inputs else inputs.kwargs[str(name)]
-    mask = inputs.kwargs.get(beside)
+    mask = inputs.kwargs.get(mask_name)
     others = [
         n
         for n, v in inputs.kwargs.items()
-        if isinstance(v, Tensor) and n not in ("input_ids", "attention_mask", name, beside)
+        if isinstance(v, Tensor) and n not in ("input_ids", "attention_mask", name, mask_name)
     ]
     whole = mask is None or bool(mask[:, -1].all())
     if value.dim() != 2 or inputs.args or others or not whole or inputs.modality != "text":
-        why = "is padded on the right" if not whole else f"has other arguments ({', '.join(others) or 'by position'})"
+        listed = ", ".join(others) or "by position"
+        reason = f"has other arguments ({listed})" if whole else "is padded on the right"
         raise InputError(
-            f"a target of several tokens must be appended to the text, and this input {why}: explain one text at a "
+            f"a target of several tokens must be appended to the text, and this input {reason}: explain one text at a "
             "time, or name one token"
         )
     more = torch.tensor([ids], device=value.device).expand(len(value), -1)
     kwargs = {**inputs.kwargs, str(name): torch.cat([value, more], 1)}
     if mask is not None:
-        kwargs[beside] = torch.cat([mask, mask.new_ones(more.shape)], 1)
+        kwargs[mask_name] = torch.cat([mask, mask.new_ones(more.shape)], 1)
     notes = [[*previous, note] for previous in inputs.notes or [[]] * inputs.batch]
-    longer = _with_features(side, value[0, -1:].tolist(), ids, tokenizer)
+    extended = _with_features(side, value[0, -1:].tolist(), ids, tokenizer)
     if side is inputs:
-        return replace(longer, kwargs=kwargs, notes=notes)
-    return replace(inputs, kwargs=kwargs, notes=notes, others={**inputs.others, _DECODER: longer})
+        return replace(extended, kwargs=kwargs, notes=notes)
+    return replace(inputs, kwargs=kwargs, notes=notes, others={**inputs.others, _DECODER: extended})
 
 
 def _with_features(side: Inputs, last: list[int], ids: list[int], tokenizer: Any) -> Inputs:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.inputs.feed import called, channels, parameters
+from whyformer.inputs.feed import argument_name, channels, parameters
 
 _PADDED_BY_0 = ("attention_mask", "token_type_ids", "special_tokens_mask")
 _ARGUMENTS = "Pass positional arguments of the model's forward as a tuple, explain(model, (a, b))"
@@ -19,11 +19,8 @@ def holds_tensors(inputs: Any) -> bool:
     """Return whether the inputs are a list of samples that are tensors or mappings of tensors."""
     if not isinstance(inputs, list):
         return False
-    return any(isinstance(i, Tensor) or (isinstance(i, Mapping) and _has_tensors(i)) for i in inputs)
-
-
-def _has_tensors(sample: Mapping[str, Any]) -> bool:
-    return any(isinstance(v, Tensor) for v in sample.values())
+    values = (value for i in inputs for value in (i.values() if isinstance(i, Mapping) else [i]))
+    return any(isinstance(value, Tensor) for value in values)
 
 
 def stacked(model: nn.Module, samples: Sequence[Any], processor: Any) -> Tensor | dict[str, Any]:
@@ -47,7 +44,7 @@ def stacked(model: nn.Module, samples: Sequence[Any], processor: Any) -> Tensor 
         shapes = _shapes(samples)
         raise InputError(f"a list holds samples, and these cannot be batched: {shapes}. {_ARGUMENTS}; {_ALONE}")
     ids, mask = _padded(model, unbatched, processor)
-    return {called(model, 0): ids, "attention_mask": mask}
+    return {argument_name(model, 0): ids, "attention_mask": mask}
 
 
 _ALONE = "explain samples of different shapes one at a time (explain_many does that)"

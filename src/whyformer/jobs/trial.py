@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
-from whyformer.inputs.feed import place_of
-from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
+from whyformer.inputs.feed import device_of
+from whyformer.jobs.batching import OutOfMemory, RowContent, RowResult, Session
 from whyformer.jobs.rows import PAIR
 from whyformer.models.memory import total_memory
 
@@ -31,13 +31,13 @@ class Trial:
 
     Attributes:
         explained: result of the row; None if no row could be read.
-        held: memory that the autograd graphs of its explanations hold, in bytes.
+        graph_bytes: memory that the autograd graphs of its explanations hold, in bytes.
         seconds: duration.
         size: batch size for such rows.
     """
 
-    explained: Explained | None
-    held: int
+    explained: RowResult | None
+    graph_bytes: int
     seconds: float
     size: int
 
@@ -54,8 +54,8 @@ class Trial:
         return self
 
 
-def tried(
-    session: Session, reads: Sequence[Read], begun: Callable[[Iterable[int]], None] = lambda rows: None
+def run_trial(
+    session: Session, reads: Sequence[RowContent], on_start: Callable[[Iterable[int]], None] = lambda rows: None
 ) -> Trial:
     """Explain the largest of some rows alone.
 
@@ -65,29 +65,29 @@ def tried(
     Args:
         session: the model and the methods.
         reads: the rows.
-        begun: as for :meth:`~whyformer.jobs.batching.Session.explain`.
+        on_start: as for :meth:`~whyformer.jobs.batching.Session.explain`.
     """
     usable = [read for read in reads if read.error is None]
-    place = place_of(session.model)
+    place = device_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
         return Trial(None, 0, 0.0, most)
     _check_kind(session, usable[0].content)
     largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
     parameters = {p.untyped_storage().data_ptr() for p in session.model.parameters()}
-    held, explained, start = 0, None, time.perf_counter()
+    graph_bytes, explained, start = 0, None, time.perf_counter()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal held
+        nonlocal graph_bytes
         if tensor.untyped_storage().data_ptr() not in parameters:
-            held += tensor.numel() * tensor.element_size()
+            graph_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), contextlib.suppress(OutOfMemory):
-        (explained,) = session.explain([largest], 1, begun)
-    allowed = max(1, total_memory(place) // SHARE // max(held, 1))
+        (explained,) = session.explain([largest], 1, on_start)
+    allowed = max(1, total_memory(place) // SHARE // max(graph_bytes, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
-    return Trial(explained, held, time.perf_counter() - start, size)
+    return Trial(explained, graph_bytes, time.perf_counter() - start, size)
 
 
 def _check_kind(session: Session, content: Any) -> None:

@@ -12,7 +12,7 @@ from whyformer.explanation.result import Explanation
 
 
 @dataclass(frozen=True, eq=False)
-class Pictured:
+class PictureScores:
     """The maps of one picture for the steps of a generated text.
 
     Attributes:
@@ -24,7 +24,7 @@ class Pictured:
     scores: Tensor
 
     @classmethod
-    def of(cls, steps: list[Explanation]) -> Pictured:
+    def of(cls, steps: list[Explanation]) -> PictureScores:
         """Join the explanations of one picture, one for each step."""
         return cls(steps[0], torch.cat([e.scores for e in steps]))
 
@@ -32,6 +32,6 @@ class Pictured:
         """Return the explanation of one step; ``facts`` are its target and logits."""
         return replace(self.first, scores=self.scores[step : step + 1], **facts)
 
-    def merged(self, steps: list[tuple[int, int]]) -> Pictured:
+    def merged(self, steps: list[tuple[int, int]]) -> PictureScores:
         """Return a copy in which the scores of each half-open range of steps are summed."""
         return replace(self, scores=torch.stack([self.scores[a:b].sum(0) for a, b in steps]))
