@@ -116,7 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         given = inputs(folder, asked.runs)
-        close, found = (lambda: None), []
+        close, found = (lambda: None), list[str]()
         if asked.browser:
             close = serve(catalogue, started=found.append, wait=False)
         for kind in MODELS:

@@ -1,7 +1,7 @@
-"""The ``whyformer`` command. Thin: it reads arguments, calls the library, and shows what came back.
+"""The ``whyformer`` command.
 
-torch and the rest of the library are imported inside the commands, so that ``--help``, ``--version`` and completion
-stay quick.
+Commands import torch and the rest of the library when they are called, so that ``--help``, ``--version`` and completion
+are fast.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ whyformer methods transformer_attribution
 
 
 class Commands(TyperGroup):
-    """The commands; what once was an option of another is passed on to the command that it is now."""
+    """The commands. ``explain`` with an option that has moved to ``generate`` calls that command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
 
 
 def _answer_of(arguments: Sequence[str]) -> list[str] | None:
-    """Arguments of ``explain --generate N``, ``--continuation`` and ``--chat`` as those of ``generate``, or None."""
+    """Return arguments of ``explain`` with ``--generate N`` or ``--chat`` as those of ``generate``; else None."""
     moved, answers, rest = [], False, iter(arguments)
     for argument in rest:
         if argument == "--":
@@ -70,7 +70,7 @@ def _answer_of(arguments: Sequence[str]) -> list[str] | None:
         if name[:2] == "-g" and name[2:].isdigit():
             argument, answers = f"-n{name[2:]}", True
         answers |= name in ("--generate", "-g", "--continuation", "--chat")
-        if name == "--top":  # of a prediction, and never used for an answer
+        if name == "--top":  # has no effect on an answer
             _ = None if equals else next(rest, None)
         else:
             renamed = argument.replace("--generate=", "--max-new-tokens=", 1)

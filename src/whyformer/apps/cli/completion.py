@@ -1,4 +1,4 @@
-"""What the shell offers after a Tab: names of methods, settings, formats, models and benchmarks.
+"""Completion of names of methods, settings, formats, models and benchmarks in the shell.
 
 The registries need torch, which takes seconds to import, so ``names.json`` holds their names; ``scripts/names`` writes
 it, and a test compares it with the registries.
@@ -32,7 +32,7 @@ def known() -> dict[str, Any]:
 
 # -- what begins as typed ------------------------------------------------------------------------------------------
 def of(offers: Callable[[], Iterable[tuple[str, str]]]) -> Callable[[str], Offers]:
-    """A function that offers those that begin as typed, from (value, what it is)."""
+    """Return a function that offers the values that begin with the typed text, from (value, description)."""
 
     def complete(incomplete: str) -> Offers:
         return [(value, about) for value, about in offers() if value.startswith(incomplete)]
@@ -45,7 +45,7 @@ def _named(kind: str) -> Callable[[], Iterable[tuple[str, str]]]:
 
 
 def _listed(complete: Callable[[str], Offers]) -> Callable[[str], Offers]:
-    """For the last of a list with commas; what is in the list already is not offered again."""
+    """Complete the last entry of a list with commas; entries of the list are not repeated."""
 
     def complete_last(incomplete: str) -> Offers:
         before, comma, last = incomplete.rpartition(",")
@@ -56,7 +56,7 @@ def _listed(complete: Callable[[str], Offers]) -> Callable[[str], Offers]:
 
 
 def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
-    """``key=value`` for each value that needs no quotes, else ``key=``."""
+    """Return ``key=value`` for each value that needs no quotes, else ``key=``."""
     for key, values in settings.items():
         for i, value in enumerate(values):
             written = value if isinstance(value, str) else json.dumps(value)
@@ -94,7 +94,7 @@ methods = _listed(method)
 
 
 def configurations(incomplete: str) -> Offers:
-    """``name:key=value,name``: names, and after a colon the settings of that method."""
+    """Complete ``name:key=value,name``: names of methods, and after a colon the settings of that method."""
     before, comma, last = incomplete.rpartition(",")
     head, colon, setting = last.rpartition(":")
     if not colon:
@@ -104,7 +104,7 @@ def configurations(incomplete: str) -> Offers:
 
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
-    """``key=value`` for the settings of the methods that stand on the line before."""
+    """Complete ``key=value`` with the settings of the methods on the command line."""
     typed = context.params.get("method")
     names = typed.split(",") if typed else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
     offered: dict[str, list[Any]] = {}

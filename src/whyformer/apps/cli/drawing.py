@@ -1,4 +1,4 @@
-"""``whyformer attention`` and ``perturb``: pictures that are no explanation of a class on their own."""
+"""``whyformer attention`` and ``whyformer perturb``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def attention(
 def _drawn(
     maps: AttentionMaps, head: int | str, look: dict[str, Any], *, block: int | None, heads: bool, matrix: bool
 ) -> tuple[str, Figure]:
-    """(what is drawn, in words; the figure)."""
+    """Return a description and the figure."""
     from whyformer import show
 
     if matrix:
@@ -157,7 +157,7 @@ def perturb(
 
 
 def _measured(strip: Strip) -> tuple[dict[str, Any], list[str]]:
-    """Values and predictions at each step of a removal, for JSON and as lines."""
+    """Return values and predictions at each step of a removal, for JSON and as lines."""
     orders = ("highest_first", "lowest_first")
     values = dict(zip(orders, strip.probabilities.tolist(), strict=True))
     facts = {

@@ -1,4 +1,4 @@
-"""``whyformer explain`` and ``whyformer compare``; the model of an input, for the commands that draw too."""
+"""``whyformer explain`` and ``whyformer compare``, and the choice of the model for an input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _Pair = Annotated[str | None, Option(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Explanations that are asked for, the same for each input.
+    """The explanations to compute for each input.
 
     Attributes:
         command: its name.
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The options of both commands about what is explained, by which model, and which files are written."""
+    """Options of both commands: target, model and files."""
 
     target: opt.Targets = None
     top: opt.Top = 5
@@ -102,7 +102,7 @@ class Question:
     out: opt.Out = Path("whyformer-out")
 
     def request(self, command: str, methods: list[tuple[Method, dict[str, Any]]], **more: Any) -> Request:
-        """The request of a command; ``more`` are its other fields."""
+        """Return the request of a command; ``more`` are its other fields."""
         return Request(
             command=command, methods=methods, top=self.top, check=self.check, model=self.model, out=self.out, **more
         )
@@ -181,7 +181,7 @@ def compare(
 
 
 def _files_in(source: str, more: Sequence[str]) -> list[str] | None:
-    """The files that are named, and those in folders by name; None for one input that is no folder.
+    """Return the files, and the files in folders sorted by name; None for a single input that is no folder.
 
     Raises:
         InputError: a folder holds no picture and no text, or one of several inputs is no file.
@@ -206,7 +206,7 @@ def _files_in(source: str, more: Sequence[str]) -> list[str] | None:
 
 
 def _explain_files(request: Request, files: Sequence[str]) -> None:
-    """Explain each file; one that cannot be read, or explained, is named and left out (status 3)."""
+    """Explain each file. A file that cannot be read or explained is reported and skipped (status 3)."""
     from whyformer.inputs.argument import read_argument
 
     taken: Counter[str] = Counter()
@@ -252,7 +252,7 @@ def _explain_input(request: Request, argument: Argument) -> None:
 
 
 def _prepare(request: Request, argument: Argument, bars: Bars) -> Prepared:
-    """The input with its pictures or its second text, read for its model."""
+    """Read the input with its pictures or its second text for its model."""
     kind = "both" if request.images and argument.kind == "text" else argument.kind
     loaded = load_for(kind, request.model, request.options, bars, request.loaded)
     content: Any = {"text": argument.content, "images": request.images} if kind == "both" else argument.content
@@ -266,7 +266,7 @@ def _prepare(request: Request, argument: Argument, bars: Bars) -> Prepared:
 
 
 def _explain_each(request: Request, ready: Prepared, bars: Bars) -> tuple[list[Explanation], list[Refusal]]:
-    """Each method for each target, and why some do not apply."""
+    """Explain with each method for each target; return the explanations and the refusals."""
     from whyformer.comparing import Refusal, each
 
     def once(key: Any, make: Callable[[], Explanation]) -> Explanation:
@@ -280,7 +280,7 @@ def _explain_each(request: Request, ready: Prepared, bars: Bars) -> tuple[list[E
 
 
 def _check(results: Sequence[Explanation], ready: Prepared, bars: Bars) -> list[Trust]:
-    """How far each explanation of an input may be believed."""
+    """Measure the faithfulness of each explanation of an input."""
     import whyformer
 
     checks: list[Trust] = []
@@ -293,7 +293,7 @@ def _check(results: Sequence[Explanation], ready: Prepared, bars: Bars) -> list[
 def load_for(
     kind: str, model: str | None, options: Options, bars: Bars, loaded: dict[str, Loaded] | None = None
 ) -> Loaded:
-    """The model for this kind of input; ``loaded`` holds those that were loaded before.
+    """Return the model for a kind of input; ``loaded`` is a cache of models.
 
     Raises:
         InputError: no model is named and there is no default, or it reads another kind of input.
@@ -308,7 +308,7 @@ def load_for(
 
 
 def load_model(name: str, options: Options, bars: Bars) -> Loaded:
-    """A model by name, in a step of its own."""
+    """Load a model by name and show it as a step of the progress."""
     with bars.step(f"loading {name}"):
         from whyformer.models import load
 

@@ -103,7 +103,7 @@ def generate(
 
 
 def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: dict[str, Any]) -> bytes:
-    """An answer as a file: as a figure, the map of each word over the picture, or the matrix of tokens."""
+    """Return an answer as a file; a figure has the map of each word over the picture, or the matrix of tokens."""
     from whyformer.explanation.generation_files import content
     from whyformer.show import encode, film, grid
     from whyformer.show.html.answer import page

@@ -1,7 +1,7 @@
-"""Options that several commands take, as typer reads them, and how their values are read.
+"""Options of several commands, and parsers of their values.
 
-A command is a function whose parameters are its options: ``Annotated`` with :func:`typer.Option`. One whose type is a
-dataclass stands for the options that are the dataclass's fields.
+A command is a function whose parameters are its options: ``Annotated`` with :func:`typer.Option`. A parameter whose
+type is a dataclass stands for the fields of the dataclass.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _DEFAULT = "Default: what the model predicts."
 
 
 def model_option(help: str) -> Any:
-    """``--model`` with this help."""
+    """Return the option ``--model``."""
     return Option("--model", "-m", metavar="ID|FOLDER", autocompletion=completion.models, help=help)
 
 
 def setting_option(help: str, **words: Any) -> Any:
-    """``--setting`` with this help."""
+    """Return the option ``--setting``."""
     return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; repeat for several.", **words)
 
 
 def format_option(help: str, **words: Any) -> Any:
-    """``--format`` with this help."""
+    """Return the option ``--format``."""
     return Option("--format", "-f", metavar="LIST", help=help, **words)
 
 
 def methods_option(help: str) -> Any:
-    """``--method`` of a job or a benchmark, with this help."""
+    """Return the option ``--method`` of a job or a benchmark."""
     flags = ("--method", "--methods")
     return Option(*flags, metavar="LIST", autocompletion=completion.configurations, help=help)
 
 
 def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
-    """``--target`` with this help."""
+    """Return the option ``--target``."""
     return Option("--target", "-t", metavar=metavar, help=help)
 
 
@@ -118,7 +118,7 @@ class Drawing:
     )] = None
 
     def look(self) -> dict[str, Any]:
-        """The options of :class:`~whyformer.show.look.Look` that are not the default, checked before any work."""
+        """Return the options of :class:`~whyformer.show.look.Look` that differ from the defaults, checked."""
         from whyformer.show.colours import lookup
         from whyformer.show.look import Look
 
@@ -131,23 +131,23 @@ class Drawing:
         return look
 
 
-def _offered() -> dict[str, Any]:
-    """The options of :class:`~whyformer.options.Options` that commands take, each with its annotation."""
-    offered: dict[str, Any] = {}
+def _annotations() -> dict[str, Any]:
+    """Return the annotations of the options in :class:`~whyformer.options.Options` that commands accept."""
+    annotations: dict[str, Any] = {}
     for name, words in WORDS.items():
         flags, complete = words.get("flags", ()), words.get("autocompletion")
         rest = {key: word for key, word in words.items() if key not in ("flags", "autocompletion", "type")}
         option = Option(*flags, autocompletion=complete and getattr(completion, complete), **rest)
         kind: Any = kind_of(name)
-        offered[name] = Annotated[kind if kind is bool else kind | None, option]
-    return offered
+        annotations[name] = Annotated[kind if kind is bool else kind | None, option]
+    return annotations
 
 
 def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a function as a command: a parameter for each field of its dataclasses, errors as sentences.
+    """Turn a function into a command: parameters for the fields of its dataclasses, and errors as messages.
 
     Args:
-        resumes: the command, run again, goes on where it was interrupted.
+        resumes: True if the command continues when it is run again.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -158,7 +158,7 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
             if not is_dataclass(kind):
                 parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
                 continue
-            hints = _offered() if kind is Options else get_type_hints(kind, include_extras=True)
+            hints = _annotations() if kind is Options else get_type_hints(kind, include_extras=True)
             groups[parameter.name] = kind, list(hints)
             for name, hint in hints.items():
                 default = getattr(kind, name)
@@ -177,7 +177,7 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
     return decorate
 
 
-# -- how values are read -------------------------------------------------------------------------------------------
+# -- parsers of values ---------------------------------------------------------------------------------------------
 def _share(text: str | None) -> float | None:
     if text is None:
         return None
@@ -189,12 +189,12 @@ def _share(text: str | None) -> float | None:
 
 
 def parts(text: str) -> list[str]:
-    """The parts between commas."""
+    """Split a text at commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
-    """The formats that ``--format`` names."""
+    """Parse ``--format``."""
     formats = list(dict.fromkeys(parts(text.lower())))
     for name in formats:
         if name not in (*FORMATS, *allowed, "none"):
@@ -205,12 +205,12 @@ def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
 
 
 def settings_in(texts: list[str] | None) -> dict[str, Any]:
-    """The settings that ``--setting`` names."""
+    """Parse ``--setting``."""
     return dict(map(assignment, texts or []))
 
 
 def assignment(text: str, subject: str = "a setting") -> tuple[str, Any]:
-    """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
+    """Parse ``key=value``. The value is JSON, a Python literal or text."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise InputError(f"{subject} is written key=value, not '{text}'")
@@ -221,7 +221,7 @@ def assignment(text: str, subject: str = "a setting") -> tuple[str, Any]:
 
 
 def one_method(name: str, setting: list[str] | None) -> tuple[str, dict[str, Any]]:
-    """The name of the one method, and its settings."""
+    """Return the name and the settings of a method."""
     from whyformer.comparing import read_methods
 
     chosen = read_methods(parts(name), settings_in(setting))
@@ -231,7 +231,7 @@ def one_method(name: str, setting: list[str] | None) -> tuple[str, dict[str, Any
 
 
 def contrasted(target: str | None, other: str) -> Any:
-    """The target rather than another."""
+    """Return the contrast between a target and another."""
     if target is None:
         raise InputError("--contrast says what the target is compared with: give --target too")
     from whyformer.targets import Contrast

@@ -1,7 +1,7 @@
-"""What commands print: progress, results as text or JSON, and errors as sentences with an exit status.
+"""Output of commands: progress, results as text or JSON, and errors as messages with an exit status.
 
-Status 0: done. 1: a bug. 2: something that the user can mend. 3 (:data:`INCOMPLETE`): done, but something is missing
-from the result. 130: interrupted.
+Status 0: done. 1: a bug. 2: an error that the user can correct. 3 (:data:`INCOMPLETE`): done, but the result is
+incomplete. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 INCOMPLETE = 3
-"""Exit status of work that was finished and written, but lacks something it should have: samples without figures (a
-method failed, or a map was constant or NaN), or files of a report that cannot be read."""
+"""Exit status of an incomplete result: samples without figures (a method failed, or a map was constant or NaN), or
+files of a report that cannot be read."""
 
 
 @contextmanager
 def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
-    """Status 2 and one sentence for what the user can mend, 1 for a bug; third-party chatter is for --debug.
+    """Print errors as one line and exit with status 2, or 1 for a bug.
 
-    ``resumes``: the command, given again, goes on where it was interrupted.
+    Args:
+        debug: raise errors, and show warnings of other libraries.
+        resumes: True if the command continues when it is run again.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -57,7 +59,7 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"interrupted{'; the same command goes on where this one stopped' if resumes else ''}", err=True)
         raise typer.Exit(130) from None
-    except (typer.Exit, typer.Abort, BrokenPipeError):  # the last: who read this has gone; typer ends quietly
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # BrokenPipeError: the reader has ended
         raise
     except Exception as error:
         if debug:
@@ -70,30 +72,30 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
     raise typer.Exit(status)
 
 
-def one_line(said: object) -> str:
-    """An error's message, or a text, without line breaks and control characters."""
+def one_line(text: object) -> str:
+    """Return a text or the message of an error without line breaks and control characters."""
     from whyformer.show.words import visible
 
-    return visible(re.sub(r"\s+", " ", str(said)).strip()) or type(said).__name__
+    return visible(re.sub(r"\s+", " ", str(text)).strip()) or type(text).__name__
 
 
 class Bars:
-    """Progress of a command (see :meth:`Printer.working`)."""
+    """Progress bars of a command (see :meth:`Printer.working`)."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
 
     @contextmanager
     def step(self, description: str) -> Iterator[None]:
-        """Work of unknown length, such as loading a model."""
+        """Show a step of unknown length, such as loading a model."""
         yield from self.track((None,), description)
 
     def track(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
-        """An iterable with a bar around it, as ``progress=`` of the library's functions takes it."""
+        """Wrap an iterable in a progress bar, for ``progress=`` of the library's functions."""
         task = self._bars.add_task(description, total=total)
         try:
             for item in work:
-                if isinstance(item, str):  # the end of a text that is being written
+                if isinstance(item, str):  # a text that is being generated
                     self._bars.update(task, description=f"{description}: … {one_line(item)[-40:]}")
                 yield item
                 self._bars.advance(task)
@@ -106,14 +108,20 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error."
 
 @dataclass(frozen=True, kw_only=True)
 class Printer:
-    """The options of what a command prints, and the printing."""
+    """Prints the output of a command; its fields are options."""
 
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")] = False
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON, nothing else.")] = False
     debug: Debug = False
 
-    def result(self, facts: dict[str, Any], shown: Any, files: Sequence[Path] | None = None) -> None:
-        """The result of a command: ``facts`` as JSON, or what is shown, a text or an object of rich; files written."""
+    def result(self, facts: dict[str, Any], text: Any, files: Sequence[Path] | None = None) -> None:
+        """Print the result of a command.
+
+        Args:
+            facts: the result for ``--json``.
+            text: the result without ``--json``, a text or an object of rich.
+            files: files that were written.
+        """
         if self.as_json:
             typer.echo(json.dumps(facts if files is None else {**facts, "files": [str(path) for path in files]}))
         elif not self.quiet:
@@ -121,28 +129,28 @@ class Printer:
 
             from whyformer.show.words import visible
 
-            console = Console(highlight=False, emoji=False)  # without rich's own ideas of what to colour
-            for line in (shown, *(f"wrote {path}" for path in files or ())):
+            console = Console(highlight=False, emoji=False)  # rich colours nothing by itself
+            for line in (text, *(f"wrote {path}" for path in files or ())):
                 if isinstance(line, str):
                     console.print(visible(line, keep="\n"), markup=False, soft_wrap=True)
                 else:
                     console.print(line)
 
     def note(self, text: str) -> None:
-        """A line on standard error, beside the result."""
+        """Print a line on standard error."""
         if not self.quiet:
             typer.echo(text, err=True)
 
     @contextmanager
     def working(self) -> Iterator[Bars]:
-        """One display on standard error, with rate and time left, gone at the end; none if quiet, or where standard
-        error is no terminal."""
+        """Show progress bars on standard error, removed at the end. There are none if quiet, or if standard error is no
+        terminal."""
         from rich import progress
         from rich.console import Console
         from rich.text import Text
 
         class Rate(progress.ProgressColumn):
-            """How many steps are done a second."""
+            """Steps per second."""
 
             def render(self, task: progress.Task) -> Text:
                 speed = task.finished_speed or task.speed

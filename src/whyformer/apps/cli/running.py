@@ -1,4 +1,4 @@
-"""``whyformer run``: a job over a whole data set, from a JOB.toml or from the same as options."""
+"""``whyformer run``: a job over a whole data set, described by a JOB.toml or by options."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(
 
 
 def _keys(**keys: Any) -> dict[str, Any]:
-    """The options that are not the default, as keys of a job."""
+    """Return the options that differ from the defaults as keys of a job."""
     keys = {name: value for name, value in keys.items() if value is not None}
     if "methods" in keys:
         keys["methods"] = tuple(map(_method, opt.parts(keys["methods"])))
@@ -114,7 +114,7 @@ def _keys(**keys: Any) -> dict[str, Any]:
 
 
 def _method(text: str) -> Any:
-    """``name``, or ``name:setting=value:setting=value``."""
+    """Parse ``name`` or ``name:setting=value:setting=value``."""
     name, *settings = text.split(":")
     return (name, opt.settings_in(settings)) if settings else name
 

@@ -242,7 +242,8 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
     classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
     parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
-    gr.on([*changed, classes.input, form.input, says.click, go.click], _linger, **wires.parallel)
+    events = [*changed, classes.input, form.input, says.click, go.click]
+    gr.on(events, _linger, trigger_mode="multiple", **wires.parallel)
     parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
     for name in KINDS:
         event = parts[f"save-{name}"].click(**wires.fill(partial(save, kind=name), [], ["file"]))
