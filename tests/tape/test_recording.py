@@ -226,7 +226,7 @@ def test_a_tape_is_freed_when_it_is_dropped(name: str) -> None:
     gc.disable()
     try:
         tape, output = record(model, *args, **kwargs)
-        held = [weakref.ref(tape[n]) for n in range(len(tape)) if n not in tape.given and tape.holds(n)]
+        held = [weakref.ref(tape[n]) for n in range(len(tape)) if n not in tape.leaves and tape.holds(n)]
         end = tape.number(logits_of(output))
         root = next(iter(c.results[0] for c in tape.calls if tape.floating(c.results[0])))
         walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(logits_of(output))})], wanted=[root])

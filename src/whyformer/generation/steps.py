@@ -222,7 +222,7 @@ class Steps:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
                     resolver = self.resolver(target, t)
-                    shared = replace(task, read=self.read(t), resolve=resolver.callable, replay=replay)
+                    shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, replay=replay)
                     scores = function(shared, **full)
                     if not replay.used:
                         return None

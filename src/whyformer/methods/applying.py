@@ -15,7 +15,7 @@ from whyformer.methods.registry import METHODS
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
 
-ODD = (
+UNSUPPORTED = (
     ArithmeticError,
     AttributeError,
     ZeroDivisionError,
@@ -31,8 +31,8 @@ _LARGE = 3e8
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
 
 
-class Begun(Exception):  # noqa: N818 - a signal, not shown to users
-    """Signals that a method has done the first part of its work."""
+class FirstStep(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a method has reached the first step after its recorded pass."""
 
 
 def applying(task: Task) -> list[str]:
@@ -65,13 +65,13 @@ def _tried(task: Task) -> list[str]:
 
 
 def _applies(task: Task, name: str) -> bool:
-    """Return whether the first part of a method's work succeeds."""
+    """Return True if a method succeeds up to its first step."""
     tried = replace(task, method=name, progress=_first, replay=None, shared=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
-    except Begun:
+    except FirstStep:
         return True
-    except (WhyformerError, *ODD):  # includes running out of memory
+    except (WhyformerError, *UNSUPPORTED):  # includes running out of memory
         return False
     return True
 
@@ -79,4 +79,4 @@ def _applies(task: Task, name: str) -> bool:
 def _first(items: Iterable[Any], *_: Any) -> Iterator[Any]:
     for item in items:
         yield item
-        raise Begun
+        raise FirstStep

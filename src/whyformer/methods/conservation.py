@@ -90,7 +90,7 @@ class Sums:
 
         return arrived
 
-    def handed_on(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
+    def on_unit(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
         """Record the relevance that a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
         # a view of one value passes all relevance on; one that joins it with constants may not
         if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):

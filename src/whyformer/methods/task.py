@@ -27,7 +27,7 @@ from whyformer.models.kinds import takes_several
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.options import DEFAULTS, Options
-from whyformer.rules.registered import declared
+from whyformer.rules.registered import custom_rules
 from whyformer.tape.places import Box, Places
 from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
@@ -41,19 +41,19 @@ class MapWalk:
 
     Attributes:
         logits: ``[B, C]`` of the plain forward pass.
-        read: ``[B, N]`` weight of each row of the last block's output in the target; None if it was not computed.
+        readout: ``[B, N]`` weight of each row of the last block's output in the target; None if it was not computed.
         balance: conservation of relevance, if the rules propagate relevance.
     """
 
     logits: Tensor
-    read: Tensor | None
+    readout: Tensor | None
     balance: Balance | None = None
 
     @property
     def row(self) -> Tensor:
         """``[B, N]`` weight of each row of the last block's output in the target."""
-        assert self.read is not None
-        return self.read
+        assert self.readout is not None
+        return self.readout
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class MapWatch:
 
     Attributes:
         blocks: indices of the observed blocks.
-        seen: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
+        on_map: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
             block first; None to observe no maps.
-        gradient: also pass ∂target/∂A to ``seen``, as the fourth argument.
-        scores: pass the attention scores before the softmax to ``seen`` instead of A.
+        gradient: also pass ∂target/∂A to ``on_map``, as the fourth argument.
+        scores: pass the attention scores before the softmax to ``on_map`` instead of A.
         entering: called with the block's index, its input, and the flow that arrives there, ``[B, N, D]`` each.
     """
 
     blocks: Collection[int]
-    seen: Callable[..., None] | None = None
+    on_map: Callable[..., None] | None = None
     gradient: bool = False
     scores: bool = False
     entering: Callable[[int, Tensor, Tensor], None] | None = None
@@ -86,7 +86,7 @@ class Task(Sources):
         resolve: function from logits ``[B, C]`` to the target as a callable for these samples.
         progress: function that wraps an iterable of long work.
         method: name of the method.
-        read: function from the model's output to the row of logits that the target selects from.
+        read_logits: function from the model's output to the row of logits that the target selects from.
         counted: whether a token's index selects that row, so that it changes when other tokens are deleted.
         last: whether that row belongs to the last real token, so that a language model need not compute others.
         options: options of the model's passes.
@@ -100,7 +100,7 @@ class Task(Sources):
     resolve: Callable[[Tensor], Callable[[Tensor], Tensor]]
     progress: Callable[..., Any]
     method: str
-    read: Callable[[Output], Tensor] = row_of
+    read_logits: Callable[[Output], Tensor] = row_of
     counted: bool = False
     last: bool = False
     options: Options = DEFAULTS
@@ -170,15 +170,15 @@ class Task(Sources):
         def make() -> ForwardPass:
             feed, samples = self.fed(self.inputs), self.inputs.samples
             if wide:
-                return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.options.checkpoint)
+                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
             return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
 
-        apart = wide and (self.in_half_precision or self.passed().is_half)
+        in_float32 = wide and (self.in_half_precision or self.passed().is_half)
         if self.replay is not None:
-            return self.replay.passed(self.inputs, make, apart)
-        if apart not in self._passes:
-            self._passes[apart] = make() if self.shared is None else self.shared.passed(self, make, apart)
-        return self._passes[apart]
+            return self.replay.passed(self.inputs, make, in_float32)
+        if in_float32 not in self._passes:
+            self._passes[in_float32] = make() if self.shared is None else self.shared.passed(self, make, in_float32)
+        return self._passes[in_float32]
 
     @cached_property
     def _passes(self) -> dict[bool, ForwardPass]:
@@ -201,22 +201,22 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
-        relevance, seen = composite.carrier == "relevance", watch.seen
-        attended = self.attended(values, roots, relevance=relevance, row_alone=seen is None, merged=True)
+        relevance, on_map = composite.carrier == "relevance", watch.on_map
+        attended = self.attended(values, roots, relevance=relevance, row_alone=on_map is None, merged=True)
         if min(watch.blocks, default=attended.first) < attended.first:
             raise self.refuse(MERGED)
         first_run = [GRADIENT] if watch.gradient or relevance else []
 
         def at_map(block: int, *flows: Tensor) -> None:
             shown = attended.scores(block) if watch.scores else attended.map(block)
-            if seen is not None:
-                seen(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+            if on_map is not None:
+                on_map(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
-        at, seed = None if seen is None else at_map, self.seed(attended.logits)
+        at, seed = None if on_map is None else at_map, self.seed(attended.logits)
         walked = attended.walk_blocks(seed, [*first_run, composite], at, watch.blocks, watch.entering)
-        if walked.row is None and seen is not None:
+        if walked.row is None and on_map is not None:
             raise self.refuse(UNREAD, verdict=NOT_YET)
-        balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.whole.precision)
+        balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.recording.precision)
         return MapWalk(attended.logits, walked.row, balance)
 
     def look_at_maps(
@@ -257,14 +257,14 @@ class Task(Sources):
     def at_work(self) -> Iterator[None]:
         """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
         the rules of the options."""
-        with alone(self.model), torch.inference_mode(False), declared(self.options.rules):
+        with alone(self.model), torch.inference_mode(False), custom_rules(self.options.rules):
             yield
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Return the row of logits that the target reads, from a plain forward pass without gradients."""
         chosen = inputs or self.inputs
         try:
-            return plain_logits(self.model, *self.fed(chosen), self.read, chosen.samples)
+            return plain_logits(self.model, *self.fed(chosen), self.read_logits, chosen.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
@@ -321,7 +321,7 @@ class Task(Sources):
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
             passed = passed or record_pass(self.model, self.fed(inputs), inputs.samples)
-            number = passed.tape.number(argument_of(passed.feed, self.given[name].scored))
+            number = passed.tape.number(argument_of(passed.feed, self.scored_inputs[name].scored))
             return find_read_box(passed.tape, number, passed.outputs.values())
         return None
 

@@ -31,7 +31,7 @@ __all__ = [
     "multiply",
     "repeat",
     "separate",
-    "whole",
+    "unchanged",
     "wide",
     "without_constant",
 ]
@@ -82,7 +82,7 @@ def wide(t: Tensor) -> Tensor:
 
 
 # -- the common interface of linear layers -----------------------------------------------------------------------------
-def whole(w: Tensor) -> Tensor:
+def unchanged(w: Tensor) -> Tensor:
     """Return the weights themselves, see :data:`Part`."""
     return w
 
@@ -159,7 +159,7 @@ class MatrixLayer:
     def _by_parts(self, product: Callable[[Tensor], Tensor], part: Part, axis: int) -> Tensor:
         w = self.weight
         step = max(64, _AT_ONCE.get(w.device.type, 2**24) // w.shape[1 - axis])
-        if (part is whole and w.itemsize > 2) or w.shape[axis] <= step:
+        if (part is unchanged and w.itemsize > 2) or w.shape[axis] <= step:
             return product(w)
         return torch.cat([product(p) for p in w.split(step, axis)], -1)
 
@@ -171,7 +171,7 @@ class MatrixLayer:
         if constant is None:
             return self.y()
         # a sum that was rounded to half precision with the constant must be recomputed without it
-        return self.forward(self.x, whole) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
+        return self.forward(self.x, unchanged) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
 
     def _rows_of(self, y: Tensor) -> Tensor:
         y = y.reshape(-1, self.weight.shape[1])
@@ -243,7 +243,7 @@ def without_constant(tape: Tape, unit: Unit) -> Tensor:
     """Return the exit of a linear unit without its constant, such as a bias."""
     if _constant(tape, unit) is None:
         return wide(tape[unit.exit])
-    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, whole)
+    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, unchanged)
 
 
 def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
@@ -295,7 +295,7 @@ def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         size = layer.x.abs()
         a, b = shares(layer.flow, layer.z(), layer.forward(size, torch.abs))
-        return layer.backward(a, whole) * layer.x + layer.backward(b, torch.abs) * size
+        return layer.backward(a, unchanged) * layer.x + layer.backward(b, torch.abs) * size
 
     return share
 
@@ -357,7 +357,7 @@ def epsilon_rule(epsilon: float = 1e-6) -> Share:
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         y = layer.y()
-        return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), whole) * layer.x
+        return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), unchanged) * layer.x
 
     return share
 
@@ -375,7 +375,7 @@ def box(low: Tensor, high: Tensor) -> Share:
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         x = layer.x
         bounds = low.reshape(x.shape), high.reshape(x.shape)
-        parts: tuple[tuple[Tensor, Part], ...] = ((x, whole), (-bounds[0], positive), (-bounds[1], negative))
+        parts: tuple[tuple[Tensor, Part], ...] = ((x, unchanged), (-bounds[0], positive), (-bounds[1], negative))
         s = divide(layer.flow, torch.stack([layer.forward(v, w) for v, w in parts]).sum(0))
         return torch.stack([layer.backward(s, w) * v for v, w in parts]).sum(0)
 

@@ -1,4 +1,4 @@
-"""Rules for custom operations: :func:`register` for the whole process, :func:`declared` for a context."""
+"""Rules for custom operations: :func:`register` for the whole process, :func:`custom_rules` for a context."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from whyformer.tape.walking import Rule as TapeRule
 
 
 @dataclass(frozen=True)
-class Declared:
+class CustomRule:
     """The rule of a custom operation: ``like``, a similar operation or kind of operations, or ``rule``."""
 
     like: str = ""
     rule: Rule | None = None
 
 
-_registered: dict[Any, Declared] = {}
-_in_context: ContextVar[Mapping[Any, Declared] | None] = ContextVar("rules of this call", default=None)
+_registered: dict[Any, CustomRule] = {}
+_in_context: ContextVar[Mapping[Any, CustomRule] | None] = ContextVar("rules of this call", default=None)
 
 
 def register(operation: Any, *, like: str | None = None, rule: Rule | None = None) -> None:
@@ -54,7 +54,7 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
 
 
 @contextlib.contextmanager
-def declared(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
+def custom_rules(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
     """Context manager with additional rules, in this thread.
 
     Args:
@@ -71,8 +71,8 @@ def declared(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
         _in_context.reset(token)
 
 
-def declarations() -> dict[Any, Declared]:
-    """Return all rules in force. Those of :func:`declared` take precedence over those of :func:`register`."""
+def declarations() -> dict[Any, CustomRule]:
+    """Return all rules in force. Those of :func:`custom_rules` take precedence over those of :func:`register`."""
     return {**_registered, **(_in_context.get() or {})}
 
 
@@ -88,7 +88,7 @@ def with_own_rules(composite: Composite) -> Composite:
     return replace(composite, rules={**composite.rules, **custom}) if custom and composite.rules else composite
 
 
-def _kind(declaration: Declared) -> str:
+def _kind(declaration: CustomRule) -> str:
     return f"rule {id(declaration.rule)}"
 
 
@@ -121,7 +121,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
     return TapeRule(rule.hold, rule.share, back, name=rule.name)
 
 
-def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declared:
+def _declaration(operation: Any, like: str | None, rule: Rule | None) -> CustomRule:
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
         raise InputError('give either like="gelu" (a similar operation) or rule=Rule(...) for a custom operation')
     recorded_as(operation)
@@ -132,4 +132,4 @@ def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declare
             LIKES,
             'Use an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
         )
-    return Declared(like or "", rule)
+    return CustomRule(like or "", rule)

@@ -51,8 +51,8 @@ class Call:
         results: numbers of the output values.
         writes: positions of the operands that the call overwrites; their new values are its first results.
         random: True if the call draws random numbers. Such a call is never repeated.
-        kind: kind of a declared operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
-        beside: numbers of the values that a declared operation reads although they are not among its arguments.
+        kind: kind of a custom operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
+        hidden_operands: numbers of the values that a custom operation reads without getting them as arguments.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Call:
     writes: tuple[int, ...] = ()
     random: bool = False
     kind: str = ""
-    beside: tuple[int, ...] = ()
+    hidden_operands: tuple[int, ...] = ()
 
     def __call__(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Repeat the call with other operands, without modifying them; return all results."""

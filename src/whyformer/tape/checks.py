@@ -66,10 +66,10 @@ def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
         other: a pass of the same model on changed inputs.
         known: numbers of parameters and buffers, which need no comparison.
     """
-    suspects = sorted(n for n in tape.given - tape.inputs - set(known) if tape.floating(n))
+    suspects = sorted(n for n in tape.leaves - tape.inputs - set(known) if tape.floating(n))
     # compared by value, since the numbers differ if the other pass took another path
-    leaves = [other[n] for n in other.given - other.inputs if other.floating(n)]
-    return [n for n in suspects if not any(_same(tape[n], t) for t in leaves)]
+    others = [other[n] for n in other.leaves - other.inputs if other.floating(n)]
+    return [n for n in suspects if not any(_same(tape[n], t) for t in others)]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -143,7 +143,7 @@ class _Following:
                 return True
             first, length = self.first[name]
             elements = torch.where(ids > 0, (ids - first) % length, -1)
-            while name in self.rows.begun:
+            while name in self.rows.roots:
                 name += "'"
             rows = self._new(samples, name, result, elements=elements)
             self.looked_up.append((ids, rows))
@@ -220,7 +220,7 @@ class _Following:
         return self._elementwise([(k, s) for k, s in zip(labels, shapes, strict=True) if k], shape)
 
     def _keeps_rows(self, call: Call, shape: torch.Size) -> bool:
-        """Return True if a declared layer maps features of rows to other features of the same rows."""
+        """Return True if a custom linear operation maps features of rows to other features of the same rows."""
         shapes = [self.tape.shapes[o] for o in call.operands if o in self.labels]
         return len(shapes) == 1 and len(shapes[0]) > 1 and shapes[0][:-1] == shape[:-1]
 
@@ -298,7 +298,7 @@ class _Following:
         """Record that the families of a label are joined in a value."""
         families = self.rows.family[thin(label)].unique().tolist()
         first, *others = dict.fromkeys(self.rows.linked(f) for f in families)
-        self.rows.beside.update(dict.fromkeys(others, first))
+        self.rows.joined.update(dict.fromkeys(others, first))
 
     def _elementwise(self, labels: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
         """Return the label of an elementwise call, from (label, shape) of its operands. If the operands have different

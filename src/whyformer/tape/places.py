@@ -123,8 +123,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
-    begun = next((f for f in rows.families if f.source == source), None)
-    if begun is None or not families or begun.numbers.shape[:-1] != numbers.shape[:1]:
+    root = next((f for f in rows.families if f.source == source), None)
+    if root is None or not families or root.numbers.shape[:-1] != numbers.shape[:1]:
         return None
     place = torch.full((len(rows),), -1)
     place[numbers] = torch.arange(numbers.shape[1]).expand(numbers.shape)
@@ -133,46 +133,46 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
         if cells is not None and cells.rows.dim() in (2, 3):
             cell_rows = place[families[0].numbers[:, cells.rows.flatten()]]
             return Elements(cell_rows, tuple(cells.rows.shape), cells.box)
-    text = begun.value in tape.maker
-    fed = _fed([find_fed(tape, rows, f) for f in families], begun)
+    text = root.value in tape.maker
+    fed = _fed([find_fed(tape, rows, f) for f in families], root)
     family, element_rows = families[0], None
     if fed is None and not is_picture and not text and len(families) == 1:
         cells = _cells_of(tape, rows, family, source)
         element_rows = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
     if fed is None and element_rows is None:
-        fed = _fed([measure_fed(tape, rows, f) for f in families], begun)
+        fed = _fed([measure_fed(tape, rows, f) for f in families], root)
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
-        return _laid_out(fed, begun) if is_picture else _in_order(fed, merged=not text)
-    if element_rows is None and not text and len(families) == 1 and lies_like(tape, rows, family, begun):
+        return _laid_out(fed, root) if is_picture else _in_order(fed, merged=not text)
+    if element_rows is None and not text and len(families) == 1 and lies_like(tape, rows, family, root):
         element_rows = family.numbers
     if element_rows is None:
         return None
     if is_picture:
         return Elements(place[element_rows], family.grid)
-    return Elements(place[element_rows[:, frame_of(begun.numbers.shape[1], element_rows.shape[1])]], None)
+    return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None)
 
 
-def _fed(maps: Sequence[Tensor | None], begun: Family) -> Tensor | None:
+def _fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
     """Return ``[B, M]``, the row that each element of an input feeds, 0 for none; None if an element feeds several
     rows, or if no element feeds any.
 
     Args:
         maps: for each family, ``[R]``, the row of the family that each row of the input feeds; None if unknown.
-        begun: the rows of the elements.
+        root: the family of the elements.
     """
-    fed = torch.zeros_like(begun.numbers)
+    fed = torch.zeros_like(root.numbers)
     for into in maps:
-        if into is None or bool(((fed > 0) & (into[begun.numbers] > 0)).any()):
+        if into is None or bool(((fed > 0) & (into[root.numbers] > 0)).any()):
             return None
-        fed = fed + into[begun.numbers]
+        fed = fed + into[root.numbers]
     return fed if bool((fed > 0).any()) else None
 
 
-def _laid_out(fed: Tensor, begun: Family) -> Elements | None:
+def _laid_out(fed: Tensor, root: Family) -> Elements | None:
     """Return the cells of the pictures of each sample, from ``[B, pixels]``, the row that each pixel feeds."""
-    count = fed.shape[1] // math.prod(begun.grid)
-    pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *begun.grid))
+    count = fed.shape[1] // math.prod(root.grid)
+    pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *root.grid))
     pixels = pixels.flatten(1, -3) if pixels.dim() > 4 else pixels  # tiles of several pictures
     grids = [box_cells(sample, merged=count > 1, holes=True) for sample in pixels]
     cells = [g for g in grids if g is not None and g.shape == (grids[0] if grids[0] is not None else g).shape]
@@ -214,7 +214,7 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | No
     in all samples; None if unknown."""
     if family.numbers.dim() < 2 or family.numbers.shape[1] != math.prod(family.grid):  # packed patches
         return None
-    if family.value == rows.begun[source]:
+    if family.value == rows.roots[source]:
         return Cells(torch.arange(family.numbers.shape[1]).view(family.grid), (Axis(0.0, 1.0),) * len(family.grid))
     call = tape.maker[family.value]
     operand = next((o for o in call.operands if len(rows.labels.get(o, ())) == 1), None)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.draws import Draws, repeat
-from whyformer.tape.meaning import is_norm, is_softmax, rows_along
+from whyformer.tape.recognition import is_norm, is_softmax, rows_along
 from whyformer.tape.shapes import axis_size, chosen_by, count, reduced_axes
 from whyformer.tape.state import bare
 from whyformer.tape.tables import (

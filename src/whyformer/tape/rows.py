@@ -136,7 +136,7 @@ class Rows:
         sample: ``[R]``, sample of each row.
         families: all families, in the order of execution; the first is a placeholder for row 0.
         family: ``[R]``, index of the family of each row.
-        beside: maps a family to another one whose rows are joined to its own in some value.
+        joined: maps a family to another one whose rows are joined to its own in some value.
         blended: values whose elements depend on several rows of a family, of which the label holds one.
         indices: integer and boolean values on which the positions of rows depend.
         repeats: maps an input to the values in which the same ids are looked up again, in other tables.
@@ -147,7 +147,7 @@ class Rows:
     sample: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     families: list[Family] = field(default_factory=lambda: [Family("", -1, torch.zeros(1, 0, dtype=torch.long), ())])
     family: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
-    beside: dict[int, int] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)
     blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
     repeats: dict[str, list[int]] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Rows:
         return len(self.sample)
 
     @property
-    def begun(self) -> dict[str, int]:
+    def roots(self) -> dict[str, int]:
         """Maps an input to the value in which its rows begin: the input itself, or the embeddings of its ids."""
         values: dict[str, int] = {}
         for family in self.families[1:]:
@@ -171,8 +171,8 @@ class Rows:
 
     def linked(self, family: int) -> int:
         """Return a number that is equal for families whose rows are joined in some value."""
-        while family in self.beside:
-            family = self.beside[family]
+        while family in self.joined:
+            family = self.joined[family]
         return family
 
     def distinct(self, label: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ def weights(tape: Tape) -> list[bool]:
     constants. The identity of the tensors is not used, since hooks may move weights and ``functional_call`` may replace
     them."""
     weight = [False] * len(tape)
-    for n in tape.given:
+    for n in tape.leaves:
         weight[n] = n not in tape.inputs
     constant = [False] * len(tape)  # computed without any operand, as by torch.arange
     decided = [False] * len(tape)  # integers computed from activations, such as the choice of experts

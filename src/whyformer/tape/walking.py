@@ -93,7 +93,7 @@ class Composite:
 
 
 GRADIENT = Composite("gradient", {})
-HandedOn = Callable[[int, "Step", Flows, Parts], None]
+UnitCallback = Callable[[int, "Step", Flows, Parts], None]
 _ORDINARY = Rule()
 
 
@@ -211,7 +211,7 @@ def walk_back(
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
     samples: Samples | None = None,
-    handed_on: HandedOn | None = None,
+    on_unit: UnitCallback | None = None,
 ) -> list[Flows]:
     """Walk from the output to the roots, with several composites in lockstep.
 
@@ -224,7 +224,7 @@ def walk_back(
         wanted: values whose flows are returned.
         samples: which elements of a value belong to which sample, for rules that distribute relevance within samples.
             None if the first axis of every value is the batch axis, as in the output.
-        handed_on: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
+        on_unit: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
 
     Returns:
         For each run, {wanted value: flow}; zeros where nothing arrives.
@@ -245,7 +245,7 @@ def walk_back(
         for i in range(len(program.units) - 1, -1, -1):
             if not arrivals.left:
                 break
-            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, handed_on)
+            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, on_unit)
         for n in sorted(arrivals.left, reverse=True):
             arrivals.at(n)
     return arrivals.results
@@ -278,7 +278,7 @@ def _visit(
     steps: list[Step],
     flows: list[Flows],
     arrivals: _Arrivals,
-    handed_on: HandedOn | None,
+    on_unit: UnitCallback | None,
 ) -> None:
     """Propagate the flows of each run from the exits of a unit to its entries."""
     if any(step.visited for step in steps):
@@ -289,8 +289,8 @@ def _visit(
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step.visited and got and any(step.live):
             parts = _propagate(walk, step, got, arriving)
-            if handed_on is not None:
-                handed_on(run, step, got, parts)
+            if on_unit is not None:
+                on_unit(run, step, got, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 

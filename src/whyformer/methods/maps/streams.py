@@ -189,7 +189,7 @@ class StreamTask:
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
-        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).read)
+        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).readouts)
 
     def real_rows(self, key: Key, count: int) -> Tensor:
         """Return ``[B, N]`` True at rows other than padding."""
@@ -214,12 +214,12 @@ class StreamTask:
 
         def at_map(number: int, *flows: Tensor) -> None:
             shown = passed.scores(number) if watch.scores else passed.map(number)
-            assert watch.seen is not None
-            watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+            assert watch.on_map is not None
+            watch.on_map(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
         walked = passed.walk(task.seed(passed.logits), [*first_run, composite], at_map, watch.blocks)
-        balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
-        return StreamWalk(passed.logits, _read(task, walked.read), balance)
+        balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.recording.precision)
+        return StreamWalk(passed.logits, _read(task, walked.readouts), balance)
 
 
 def begin(task: Task, composite: Composite = GRADIENT) -> StreamTask:

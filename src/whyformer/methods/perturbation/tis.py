@@ -90,7 +90,7 @@ def tis(
 
 def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return (logits, input ``[B, N, D]`` of the first block, outputs of all blocks)."""
-    blocks, tape = attended.stream.blocks, attended.whole.tape
+    blocks, tape = attended.stream.blocks, attended.recording.tape
     first, *outputs = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
     return attended.logits, first, outputs
 
@@ -112,7 +112,7 @@ class _Shortened:
         changed = record_pass(copies.model, feed, samples, change, checkpoint=True)
         if kept.shape[1] < count and _reads_more_of_rows(changed.tape, entry, kept.shape[1]):
             raise ValueError("masks or positions are recomputed for the remaining rows")
-        return changed.logits(copies.read)
+        return changed.logits(copies.read_logits)
 
     def _entry(self, copies: Task) -> tuple[int, bool, int]:
         attended = copies.attended()

@@ -105,7 +105,7 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
     number = passed.input_of_attention(stream, block)
     if not passed.holds(number, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
-    features = passed.features_of(stream, number, passed.whole.tape[number])
+    features = passed.features_of(stream, number, passed.recording.tape[number])
     return passed.logits, features, passed.places(task.inputs.name, stream)
 
 
