@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leading_axis import walk_back
 from walked import walked
 from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import COMPOSITES as MULTIPLIERS
@@ -17,7 +18,7 @@ from whyformer.rules.multipliers import WITH_SECANTS
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
-from whyformer.tape.walking import GRADIENT, Step, walk_back
+from whyformer.tape.walking import GRADIENT, Step
 
 B, N, D, E = 2, 4, 6, 3
 COMPOSITES = {

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 import zoo
 from forms import base, layouts
 from forms.functions import attentions as ways
+from leading_axis import LeadingAxis
 from tape.reading import read
 from whyformer.errors import ModelError
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
 from whyformer.tape.rows import Rows, RowSamples, Source, slim
-from whyformer.tape.samples import LeadingAxis
 from whyformer.tape.sources import find_sources
 from whyformer.tape.structure import find_attentions
 from whyformer.tape.values import Tape

@@ -330,9 +330,7 @@ class MapPass:
 
     def holds(self, value: int, stream: Stream) -> bool:
         """Return True if a value holds exactly the rows of a stream."""
-        rows = self.layout.rows
-        label = rows.labels.get(value, ())
-        return len(label) == 1 and torch.equal(rows.distinct(label[0]), stream.rows.flatten().sort().values)
+        return Members(stream.rows, self.layout.rows).is_whole(value)
 
     def features_of(self, stream: Stream, value: int, tensor: Tensor) -> Tensor:
         """Return the features ``[B, N, D]`` of each row of a stream.

@@ -24,7 +24,7 @@ from whyformer.models.precision import agreement, in_half_precision, single, wid
 from whyformer.models.readout import refuse_infinite
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import every_tensor
+from whyformer.tape.calls import every_tensor, needed_calls
 from whyformer.tape.checks import foreign, unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows
@@ -36,7 +36,7 @@ from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
 from whyformer.tape.structure import Attention, find_attentions
-from whyformer.tape.units import needed_calls, roots_of
+from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
 
 __all__ = [
@@ -203,7 +203,7 @@ class ForwardPass:
         self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
     ) -> dict[int, tuple[int, ...]]:
         program = read_program(self.tape, known.roots, ends)
-        return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape, outputs))
+        return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape.calls, outputs))
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
@@ -238,7 +238,7 @@ class ForwardPass:
     @cached_property
     def is_half(self) -> bool:
         """True if values were computed in half precision, as under autocast."""
-        calls = needed_calls(self.tape, self.outputs.values())
+        calls = needed_calls(self.tape.calls, self.outputs.values())
         return any(self.tape.dtypes[r] in (torch.float16, torch.bfloat16) for c in calls for r in c.results)
 
     def logits(self, read_logits: LogitsReader) -> Tensor:
@@ -381,7 +381,7 @@ def _refuse_values_from_nowhere(recording: ForwardPass, weights: Iterable[Tensor
     key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
     if _TRUSTED.get(key):
         return
-    calls = needed_calls(tape, recording.outputs.values())
+    calls = needed_calls(tape.calls, recording.outputs.values())
     needed = {c.number for c in calls}
     reads = [c for c in unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}

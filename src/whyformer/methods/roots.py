@@ -20,11 +20,11 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
 from whyformer.methods.passes import Feed, ForwardPass, Layout, LogitsReader, argument_of, record_pass
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
-from whyformer.tape.units import needed_calls, roots_of
+from whyformer.tape.units import roots_of
 from whyformer.tape.walking import GRADIENT, Composite, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
@@ -136,7 +136,8 @@ def _further(recording: ForwardPass, rows: Rows, source: str, number: int) -> li
     repeats = rows.repeats.get(source)
     if not repeats:
         return []
-    read = {o for call in needed_calls(recording.tape, recording.outputs.values(), {number}) for o in call.operands}
+    calls = needed_calls(recording.tape.calls, recording.outputs.values(), {number})
+    read = {o for call in calls for o in call.operands}
     return [n for n in repeats if n in read and n != number]
 
 

@@ -11,9 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whyformer.tape.adjoints import unbroadcast
-from whyformer.tape.state import in_transform
-from whyformer.tape.tables import KINDS
+from whyformer.tape.adjoints import rows_with_flow, unbroadcast
+from whyformer.tape.tables import KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Parts, Step, Walk
@@ -92,7 +91,6 @@ positive, negative = partial(torch.clamp, min=0), partial(torch.clamp, max=0)
 _AT_ONCE = {"cpu": 2**18}
 """Number of weights whose parts are computed at a time, 2²⁴ on other devices: 1 MB of float32 fits the cache of a
 CPU."""
-_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "clone", "alias"))
 
 
 @dataclass(frozen=True)
@@ -194,20 +192,11 @@ def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, ev
         return share(WrittenLayer(tape, unit, x, flow))
     width, height = weight.shape
     flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
-    subset = None if every_row else _rows_with_relevance(flow)
+    subset = None if every_row else rows_with_flow(flow)
     if subset is None:
         return share(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
     relevance = share(MatrixLayer(tape, unit, rows[subset], flow[subset], weight, subset))
     return relevance.new_zeros(len(flow), width).index_copy_(0, subset, relevance).reshape(x.shape)
-
-
-def _rows_with_relevance(flow: Tensor) -> Tensor | None:
-    """Return the indices of the rows that are not zero; None if they are half of the rows or more. After the last
-    attention, few rows have relevance, and padding has none."""
-    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
-        return None
-    rows = flow.any(-1).nonzero()[:, 0]
-    return rows if 2 * len(rows) < len(flow) else None
 
 
 def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
@@ -219,7 +208,7 @@ def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
     if rest and rest[-1].name == "add":
         rest.pop()
     weight, entry, exit_ = tape[first.operands[at + 1]], tape.shapes[unit.entries[0]], tape.shapes[unit.exit]
-    if weight.dim() < 2 or any(c.name not in _RESHAPES for c in rest):
+    if weight.dim() < 2 or any(c.name not in RESHAPES for c in rest):
         return None
     # the same matrix may have been expanded for all samples
     same = all(n == 1 or step == 0 for n, step in zip(weight.shape[:-2], weight.stride(), strict=False))

@@ -67,9 +67,11 @@ class Shares:
 
     def whole(self, chunk: slice = slice(None)) -> Tensor:
         """Return ``[S, ...]``, the parts of some sources including their fractions of the rest."""
-        if self.weights is None or self.rest is None:
-            return self.parts[chunk]
-        return torch.addcmul(self.parts[chunk], self.weights[chunk], self.rest)
+        return self.with_rest(self.parts[chunk], None if self.weights is None else self.weights[chunk])
+
+    def with_rest(self, parts: Tensor, weights: Tensor | None) -> Tensor:
+        """Return parts including their fractions ``weights`` of the rest."""
+        return parts if weights is None or self.rest is None else torch.addcmul(parts, weights, self.rest)
 
 
 def _only_entry(unit: Unit) -> int | None:
@@ -270,19 +272,11 @@ class ShareRules:
 
     def _each(self, function: Callable[..., Tensor], *shares: Shares, at_once: int | None = None) -> Tensor:
         """Return ``[S, ...]``, the function applied to the shares of each source."""
-        stacked, places = list[Tensor](), list[int]()
-        for s in shares:
-            places.append(len(stacked))
-            stacked += [s.parts] if s.weights is None else [s.parts, s.weights]
+        stacked = [t for s in shares for t in (s.parts, s.weights) if t is not None]
 
         def of_source(*tensors: Tensor) -> Tensor:
-            parts = []
-            for i, s in zip(places, shares, strict=True):
-                if s.weights is None or s.rest is None:
-                    parts.append(tensors[i])
-                else:
-                    parts.append(torch.addcmul(tensors[i], tensors[i + 1], s.rest))
-            return function(*parts)
+            left = iter(tensors)
+            return function(*(s.with_rest(next(left), None if s.weights is None else next(left)) for s in shares))
 
         return for_each(of_source, *stacked, at_once=at_once or self.at_once)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.tape.calls import Call, fill, is_composite, slot, tensors_in
+from whyformer.tape.calls import fill, is_composite, needed_calls, slot, tensors_in
 from whyformer.tape.norms import nearest_norm
 from whyformer.tape.tables import KINDS, name_set
 
@@ -244,7 +244,7 @@ class CustomCalls:
         operands: list[int] = []
         slots = tuple(recorder.slots_of(a, operands) for a in args)
         named = {k: recorder.slots_of(a, operands) for k, a in kwargs.items()}
-        reached = _reached(inner, recorder.number(output), operands) if isinstance(output, Tensor) else []
+        reached = needed_calls(inner, [recorder.number(output)], operands) if isinstance(output, Tensor) else []
         if isinstance(output, Tensor) and any(output is t for t in tensors_in((*args, *kwargs.values()))):
             output = output.view_as(output)
         inner_results = {r for call in reached for r in call.results}
@@ -324,16 +324,6 @@ class CustomCalls:
 def _class_name(kind: type) -> str:
     """Return the name of calls of a class, which must differ from the names of operators."""
     return f"{kind.__module__}.{kind.__name__}" if hasattr(aten, kind.__name__) else kind.__name__
-
-
-def _reached(calls: Sequence[Call], output: int, ends: Sequence[int]) -> list[Call]:
-    """Return those of some calls that are needed to compute an output from ``ends``."""
-    needed, reached = {output}, list[Call]()
-    for call in reversed(calls):
-        if any(r in needed and r not in ends for r in call.results):
-            needed.update(call.operands)
-            reached.append(call)
-    return reached
 
 
 # -- autograd functions ----------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from torch.nn import functional
 from whyformer.tape.calls import Call
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.state import bare
-from whyformer.tape.tables import ELEMENTWISE, KINDS
+from whyformer.tape.tables import ELEMENTWISE, KINDS, RESHAPES
 from whyformer.tape.units import Unit, roots_of
 from whyformer.tape.values import Tape
 
 __all__ = ["EndFunction", "end_function"]
 
 _SOFTMAXES = {"softmax": "softmax", "log softmax": "log_softmax"}  # kind of unit -> function of torch
-_COPIES = frozenset(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "alias", "_to_copy"))
 _LONGEST = 8  # maximum number of calls of which a sigmoid may consist
 
 
@@ -44,7 +43,8 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
 
     A sigmoid that consists of several calls is recognized by repeating them on other numbers.
     """
-    while (call := tape.maker.get(output)) is not None and call.name in _COPIES and len(call.operands) == 1:
+    copies = RESHAPES | {"_to_copy"}
+    while (call := tape.maker.get(output)) is not None and call.name in copies and len(call.operands) == 1:
         output = call.operands[0]
     if call is None or KINDS.get(call.name) == "linear":
         return None

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
-from whyformer.tape.units import needed_calls
 from whyformer.tape.values import Tape
 
 __all__ = ["find_rows"]
@@ -55,7 +54,7 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     key = tape.signature, tuple(sources), ends
     rows = _ROWS.get(key)
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
-        calls = tape.calls if ends is None else needed_calls(tape, ends)
+        calls = tape.calls if ends is None else needed_calls(tape.calls, ends)
         with bare():
             rows = _ROWS.put(key, _Following(tape, sources, calls).rows)
     tape.release()

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.members import Members
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
@@ -63,12 +63,7 @@ def _calls_between(tape: Tape, first: int, last: int) -> list[Call]:
     for call in calls:
         if any(o in dependent for o in call.operands):
             dependent.update(call.results)
-    needed, between = {last}, list[Call]()
-    for call in reversed(calls):
-        if any(r in needed and r in dependent for r in call.results):
-            needed.update(call.operands)
-            between.append(call)
-    return between[::-1]
+    return [c for c in needed_calls(calls, [last]) if any(o in dependent for o in c.operands)]
 
 
 def _attends(call: Call, members: Members) -> bool:

@@ -30,7 +30,6 @@ __all__ = [
     "Block",
     "Stream",
     "entry",
-    "find_blocks",
     "find_first_maps",
     "find_streams",
     "is_passed",
@@ -271,12 +270,6 @@ def _read(program: Program, tape: Tape, states: set[int], products: Container[in
         if any(r in needed and r not in states and r not in products for r in call.results):
             needed.update(o for o in call.operands if program.carry[o])
     return needed & states
-
-
-def find_blocks(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Block]:
-    """Return the blocks of all streams, in the order of execution."""
-    blocks = [b for s in find_streams(program, tape, rows, attentions) for b in s.blocks]
-    return sorted(blocks, key=lambda b: b.attentions[0].map)
 
 
 def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: dict[int, int]) -> Stream:

@@ -116,12 +116,6 @@ class Tape:
         equal signatures have the same program."""
         return self._signature
 
-    @property
-    def held_bytes(self) -> int:
-        """Memory, in bytes, of the stored values that this pass computed."""
-        held = (v.untyped_storage() for n, v in enumerate(self._held) if v is not None and n not in self.leaves)
-        return sum({memory.data_ptr(): memory.nbytes() for memory in held}.values())
-
     # used by the recorder
     def hold(self, n: int, tensor: Tensor) -> None:
         """Store a tensor as value ``n``."""
