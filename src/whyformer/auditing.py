@@ -25,7 +25,7 @@ from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.walking import Composite, plan
 from whyformer.targets import Target
@@ -222,7 +222,7 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
     roots = task.recorded(COMPOSITES["plain"]).roots.every
     logits = whole.logits(task.read_logits)
     program = read_program(whole.tape, roots, whole.starts(task.read_logits, torch.ones_like(logits)))
-    rules = {name: _rules(program, whole, with_own_rules(composite)) for name, composite in RULES.items()}
+    rules = {name: _rules(program, whole, with_custom_rules(composite)) for name, composite in RULES.items()}
     blocks = sorted((block.entry, block.exit) for stream in layout.streams for block in stream.blocks)
     counts, units = Counter[tuple[str, str, tuple[tuple[str, str | None], ...]]](), []
     for i, unit in enumerate(program.units):

@@ -28,7 +28,7 @@ from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.rules.registered import custom_rules, with_own_rules
+from whyformer.rules.registered import custom_rules, with_custom_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
@@ -334,7 +334,7 @@ def _composite(composite: str | Composite, opened: OpenedModel) -> Composite:
             raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
         composite = _COMPOSITES[composite]
     with custom_rules(opened.options.rules):
-        return with_own_rules(composite)
+        return with_custom_rules(composite)
 
 
 @shows_options

@@ -23,7 +23,7 @@ from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
-from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.replay import NotShared, Replay
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
@@ -230,7 +230,7 @@ class Steps:
                     scores, own = self._cut(scores, inputs), self.ready(inputs, self.written.answer[t])
                     made.append((own.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
                     note_claims(made[-1][0], find(method), full)
-        except Apart:
+        except NotShared:
             return None
         except Exception as error:
             explained = None if isinstance(error, WhyformerError) else whole.as_own_error(error, task)

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Sums
+from whyformer.methods.conservation import Balance, Sums
 from whyformer.methods.passes import Change, ForwardPass, Layout, LogitsReader, record_pass
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
-from whyformer.tape.places import Elements, Places, find_elements, find_places
+from whyformer.tape.places import Elements, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
@@ -69,18 +69,25 @@ class WalkResult:
     """The results of a walk from a target, besides the maps.
 
     Attributes:
+        logits: ``[B, C]`` of the forward pass.
         readouts: stream -> ``[B, N]`` weight of each row of its last state in the target. Streams at whose last state
             nothing arrived are left out.
         sums: sums of relevance, if a composite propagates relevance.
     """
 
+    logits: Tensor
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     sums: Sums | None = None
 
     @property
-    def row(self) -> Tensor | None:
-        """``[B, N]`` of the only stream that the target reads; None if nothing arrived there."""
-        return next(iter(self.readouts.values()), None)
+    def row(self) -> Tensor:
+        """``[B, N]`` weight of each row of the only stream that the target reads."""
+        return next(iter(self.readouts.values()))
+
+    @property
+    def balance(self) -> Balance | None:
+        """The conservation of relevance, if a composite propagates relevance."""
+        return None if self.sums is None else self.sums.balance
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,8 +168,7 @@ class MapPass:
         return list({id(numbers): numbers for numbers in sides if numbers is not None}.values())
 
     def sources_of(self, numbers: Tensor | None) -> set[str]:
-        """Return the inputs that some rows are computed from, without those that reached them only by attention of
-        learned vectors."""
+        """Return the inputs from which some rows are computed, without inputs to which only learned vectors attend."""
         if numbers is None:
             return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
@@ -175,19 +181,18 @@ class MapPass:
         return [(self.name_of(s), self.name_of(t), same) for s, t, same in self.layout.copies]
 
     @cached_property
-    def looked_at(self) -> dict[int, dict[Key, Tensor | None]]:
-        """Number of each attention -> names of the streams that its keys are rows of, each with ``[B, K, N]``, True
-        where a key is a row of the stream; None where the keys are the rows in their order. Keys that are rows of no
-        stream have the name of the keys."""
-        found: dict[int, dict[Key, Tensor | None]] = {}
+    def key_streams(self) -> dict[int, dict[Key, Tensor | None]]:
+        """Index of each attention -> {name of a stream of its keys: ``[B, K, N]``, True where a key is a row of the
+        stream; None if the keys are these rows in order}. Keys of no stream are listed under the name of the keys."""
+        streams: dict[int, dict[Key, Tensor | None]] = {}
         for number, attention in self.attentions.items():
             parts, rest = self.layout.split[attention.map]
-            found[number] = {self.name_of(stream): same for stream, same in parts}
+            streams[number] = {self.name_of(stream): same for stream, same in parts}
             if not parts:
-                found[number][self.named[number].keys] = None
+                streams[number][self.named[number].keys] = None
             elif bool(rest.any()):
-                found[number][self.named[number].keys] = torch.diag_embed(rest)
-        return found
+                streams[number][self.named[number].keys] = torch.diag_embed(rest)
+        return streams
 
     @property
     def keys(self) -> list[Key]:
@@ -221,9 +226,9 @@ class MapPass:
         """True if the queries and keys of all attentions that lead to the target are known, each attention is in a
         block of its rows or pools them, and key rows without attention are not mixed in other ways before."""
         in_blocks = list(self.attentions.values())
-        known = all(a.queries is not None and a.keys is not None for a in in_blocks)
+        are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
-        complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
+        complete = are_known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
         first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
         return complete and not any(map(self._mixed_before, first.values()))
 
@@ -251,7 +256,7 @@ class MapPass:
         blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
-    def places(self, picture: str, stream: Stream) -> Places | None:
+    def places(self, picture: str, stream: Stream) -> Elements | None:
         """Return where the cells of a picture lie among the rows of a stream; None if unknown, and for an input that is
         not a picture."""
         return find_places(self.recording.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
@@ -399,8 +404,8 @@ class MapPass:
             at: value -> function to call with the flow that arrives there under each composite.
             starts: value -> start of the walk, for walks that do not start at the logits.
         """
-        tape, rows, walked = self.recording.tape, self.layout.rows, WalkResult()
-        composites = [with_own_rules(composite) for composite in composites]
+        tape, rows, walked = self.recording.tape, self.layout.rows, WalkResult(self.logits)
+        composites = [with_custom_rules(composite) for composite in composites]
         starts = self.recording.starts(self.read_logits, seed) if starts is None else starts
         watchers: dict[int, list[Callback]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
         if on_map is not None:
@@ -413,7 +418,7 @@ class MapPass:
         program = read_program(tape, self.roots, starts)
         if run is not None:
             borders, first = self.layout.borders(program), min(watchers)
-            walked.sums = Sums(rows, starts, seed, run, bool(borders))
+            walked.sums = Sums(rows, starts, seed, run, bool(borders), self.recording.precision)
             for number, border in borders.items():
                 if number > first:  # the walk ends there
                     watchers[number].append(walked.sums.entering(border, number))
@@ -442,10 +447,7 @@ class MapPass:
             if all(any(flow is not None for flow in run) for run in runs):
                 on_map(index, *(attention.arrange(*run) for run in runs))
 
-        def at(number: int) -> Callback:
-            return lambda *flows: arrive(number, *flows)
-
-        return {n: at(n) for n in attention.maps}
+        return {n: partial(arrive, n) for n in attention.maps}
 
     def _ended(self, walked: WalkResult, name: Any, flow: Tensor | None, *_: Tensor | None) -> None:
         """Store the readout row of a stream's last state."""

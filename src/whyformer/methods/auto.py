@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
-from whyformer.methods.applying import UNSUPPORTED
+from whyformer.methods.applicability import UNSUPPORTED
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import speaks

@@ -170,9 +170,9 @@ class ForwardPass:
         ends = outputs if read_logits is None else self._ends(read_logits)
         key = tuple(sources), ends, learned
         if key not in self._layouts:
-            known = self.layout(sources, read_logits) if learned else None
-            maps = {} if known is None else self._first_maps(known, ends, outputs)
-            self._layouts[key] = known if known is not None and not maps else self._layout(sources, outputs, ends, maps)
+            plain = self.layout(sources, read_logits) if learned else None
+            maps = {} if plain is None else self._first_maps(plain, ends, outputs)
+            self._layouts[key] = plain if plain is not None and not maps else self._layout(sources, outputs, ends, maps)
         return self._layouts[key]
 
     def _layout(
@@ -200,10 +200,10 @@ class ForwardPass:
         return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
 
     def _first_maps(
-        self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
+        self, layout: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
     ) -> dict[int, tuple[int, ...]]:
-        program = read_program(self.tape, known.roots, ends)
-        return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape.calls, outputs))
+        program = read_program(self.tape, layout.roots, ends)
+        return find_first_maps(program, self.tape, layout.rows, layout.streams, needed_calls(self.tape.calls, outputs))
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
@@ -358,9 +358,9 @@ def _between_blocks(
     that stores nothing."""
     shapes = [t.shape for t in every_tensor(feed)]
     key = type(model), sum(1 for _ in model.modules()), tuple(shapes)
-    known = _BETWEEN.get(key)
-    recording = recorded(frozenset() if known is None else known[1])
-    if known is None or known[0] != recording.tape.signature:
+    cached = _BETWEEN.get(key)
+    recording = recorded(frozenset() if cached is None else cached[1])
+    if cached is None or cached[0] != recording.tape.signature:
         tape = recording.tape
         roots = [r for n in tape.inputs for r in roots_of(tape, n)]
         between = frozenset(spine(read_program(tape, roots, sorted(recording.outputs.values()))))
@@ -376,16 +376,16 @@ _TRUSTED: Recent[bool] = Recent(64)
 def _refuse_values_from_nowhere(recording: ForwardPass, weights: Iterable[Tensor]) -> None:
     """Raise if the output depends on values that torch did not compute, because relevance would be lost there."""
     tape = recording.tape
-    known = frozenset(tape.number(w) for w in (*weights, *recording.model.parameters()) if tape.knows(w))
-    others = sorted(n for n in tape.leaves - tape.inputs - known if tape.floating(n))
-    key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
+    numbers = frozenset(tape.number(w) for w in (*weights, *recording.model.parameters()) if tape.knows(w))
+    others = sorted(n for n in tape.leaves - tape.inputs - numbers if tape.floating(n))
+    key = tape.signature, numbers, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
     if _TRUSTED.get(key):
         return
     calls = needed_calls(tape.calls, recording.outputs.values())
     needed = {c.number for c in calls}
     reads = [c for c in unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}
-    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(recording, known) if n in read]
+    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(recording, numbers) if n in read]
     if not reads and not unexplained:
         _TRUSTED.put(key, True)
         return
@@ -400,12 +400,12 @@ def _refuse_values_from_nowhere(recording: ForwardPass, weights: Iterable[Tensor
     )
 
 
-def _foreign(recording: ForwardPass, known: Collection[int]) -> list[int]:
+def _foreign(recording: ForwardPass, weights: Collection[int]) -> list[int]:
     """Return values that are neither results of calls nor weights, and that differ in a second pass on other inputs."""
     args, kwargs = recording.feed
     change = lambda v: _changed(recording.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = recording.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
-    return foreign(recording.tape, other, known)
+    return foreign(recording.tape, other, weights)
 
 
 def _changed(tape: Tape, value: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from whyformer.inputs import Inputs
 from whyformer.methods.passes import ForwardPass
 
-__all__ = ["Apart", "Replay"]
+__all__ = ["NotShared", "Replay"]
 
 
-class Apart(Exception):  # noqa: N818 - a signal, not shown to users
-    """Signals that passes cannot be shared, because they depend on the target or run on changed inputs."""
+class NotShared(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a pass cannot be shared, because it depends on the target or runs on changed inputs."""
 
 
 @dataclass
@@ -31,10 +31,10 @@ class Replay:
         """Return the pass that ``make`` records, once for all targets; ``in_float32`` for a pass in float32.
 
         Raises:
-            Apart: the inputs differ from those of this replay.
+            NotShared: the inputs differ from those of this replay.
         """
         if inputs is not self.inputs:
-            raise Apart
+            raise NotShared
         if in_float32 not in self.passes:
             self.passes[in_float32] = make()
         return self.passes[in_float32]

@@ -95,16 +95,16 @@ def find_roots(
     Raises:
         ModelError: the model does not read an input.
     """
-    tape, numbers, own = recording.tape, dict[str, tuple[int, ...]](), dict[str, Tensor]()
+    tape, numbers, row_numbers = recording.tape, dict[str, tuple[int, ...]](), dict[str, Tensor]()
     texts = {name: name for name, side in sources.items() if side.modality == "text"} | dict(derived or {})
     layout = recording.layout(sources) if texts else None
     for name, side in sources.items():
         if name not in texts:
             numbers[name] = (tape.number(argument_of(recording.feed, side.scored)),)
     for name, source in texts.items():
-        known = None if layout is None else _entry(recording, layout, source, sources)
-        if known is not None and layout is not None:
-            number, own[name] = known
+        entered = None if layout is None else _entry(recording, layout, source, sources)
+        if entered is not None and layout is not None:
+            number, row_numbers[name] = entered
             numbers[name] = number, *_further(recording, layout.rows, source, number)
             continue
         fed = tape.number(argument_of(recording.feed, sources[name].scored)) if name in sources else None
@@ -116,9 +116,9 @@ def find_roots(
             if rows is None:
                 message = f"the tokens of its input '{name}' are looked up in several places: not supported yet"
                 raise ModelError(message)
-            own[name] = rows
+            row_numbers[name] = rows
         numbers[name] = tuple(looked_up)
-    roots = Roots(numbers, own, None if layout is None else layout.rows)
+    roots = Roots(numbers, row_numbers, None if layout is None else layout.rows)
     return replace(roots, calls={n: (tape.maker[n], tape.shapes[n]) for n in roots.every if n in tape.maker})
 
 
@@ -150,40 +150,41 @@ def _entry(
     if source not in rows.roots:
         return None
     looked_up = rows.roots[source]
-    own = next(f.numbers for f in rows.families if f.source == source)
+    row_numbers = next(f.numbers for f in rows.families if f.source == source)
     program = read_program(recording.tape, [looked_up], sorted(recording.outputs.values()))
     number = entry(program, rows, layout.attentions, source)
-    if number is None or (own.dim() < 2 and number != looked_up):
+    if number is None or (row_numbers.dim() < 2 and number != looked_up):
         return None
     arguments = [argument_of(recording.feed, side.scored) for side in sources.values() if side.modality != "text"]
     others = [recording.tape.number(t) for t in arguments]
     if len(sources) > 1 and not bool(rows.of(number).all()):
-        return looked_up, own  # the value also holds vectors of no row, such as those of a picture turned into tokens
+        return looked_up, row_numbers  # it also holds vectors of no row, such as those of a picture
     texts = [n for name, n in rows.roots.items() if name != source and n not in others and n < number]
-    return (looked_up if _is_mixed(recording, rows, number, own, looked_up, (*others, *texts)) else number), own
+    mixed = _is_mixed(recording, rows, number, row_numbers, looked_up, (*others, *texts))
+    return looked_up if mixed else number, row_numbers
 
 
 _MIXED: Recent[tuple[bool]] = Recent(64)
 
 
 def _is_mixed(
-    recording: ForwardPass, rows: Rows, value: int, own: Tensor, looked_up: int, others: tuple[int, ...]
+    recording: ForwardPass, rows: Rows, value: int, row_numbers: Tensor, looked_up: int, others: tuple[int, ...]
 ) -> bool:
     """Return True if the rows of an input in a value depend on other inputs, or other rows of it on the input."""
     tape, key = recording.tape, (recording.tape.signature, value, looked_up, others)
-    known = _MIXED.get(key)
-    if known is None:
+    cached = _MIXED.get(key)
+    if cached is None:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
-        inside[own.flatten()] = True
+        inside[row_numbers.flatten()] = True
         is_own = inside[label].to(tape.device(value))
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
         program = read_program(tape, [looked_up, *others], [value])
         runs = [(GRADIENT, {value: seed * is_own}), (GRADIENT, {value: seed * ~is_own})]
         from_own, from_others = walk_back(program, tape, runs, wanted=[looked_up, *others])
         mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[looked_up].any())
-        known = _MIXED.put(key, (mixed,))
+        cached = _MIXED.put(key, (mixed,))
         tape.release()
-    return known[0]
+    return cached[0]
 
 
 def changed_pass(
@@ -310,7 +311,8 @@ class RootedPass:
         if self.layout is None:
             return {}
         borders = self.layout.borders(program)
-        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders))
+        precision = self.recording.precision
+        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders), precision=precision)
         self._sums.append(sums)
         at = {entry: sums.entering(block, entry) for entry, block in borders.items()}
         return {"at": at, "samples": sums.samples, "on_unit": sums.on_unit}
@@ -318,4 +320,4 @@ class RootedPass:
     @property
     def balance(self) -> Balance:
         """The conservation of relevance in the last call of :meth:`back`."""
-        return replace(self._sums[-1].balance, precision=self.recording.precision)
+        return self._sums[-1].balance

@@ -1,14 +1,14 @@
 """Walks over a recorded pass with a single sequence of attending rows.
 
     attended = attended_pass(passed)
-    walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], on_map, blocks)
+    walked = attended.walk(seed, [GRADIENT, deep_taylor()], on_map, blocks)
 
 ``on_map`` is called at each map, the last block first, with the flow that arrives under each composite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.methods.attended import Callback, MapPass, WalkResult
+from whyformer.methods.attended import Callback, MapPass
 from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream, is_passed
-from whyformer.tape.walking import Composite
 
 __all__ = ["AttendedPass", "attended_pass"]
 
@@ -68,26 +67,16 @@ class AttendedPass(MapPass):
             raise ModelError("the model runs other operations if the output of its blocks is changed")
         return replace(self, recording=changed)
 
-    def walk_blocks(
-        self,
-        seed: Tensor,
-        composites: Sequence[Composite],
-        on_map: Callback | None = None,
-        blocks: Iterable[int] = (),
-        entering: Callback | None = None,
-    ) -> WalkResult:
-        """Walk back from the target to the maps and inputs of some blocks.
+    def entries(self, blocks: Iterable[int], entering: Callback) -> dict[int, Callback]:
+        """Return {input of a block: function to call there} for some blocks.
 
         Args:
-            seed, composites, on_map: as for :meth:`walk`.
             blocks: indices of the observed blocks.
             entering: called with a block's index, its input, and the flow that arrives there under the last composite,
                 ``[B, N, D]`` each.
         """
         indexed = dict(enumerate(self.stream.blocks, self.first))
-        watched = [block for block in sorted(blocks) if block in indexed]
-        at = {} if entering is None else {indexed[i].entry: partial(self._entered, i, entering) for i in watched}
-        return self.walk(seed, composites, on_map, watched, at=at)
+        return {indexed[i].entry: partial(self._entered, i, entering) for i in sorted(blocks) if i in indexed}
 
     def _entered(self, index: int, entering: Callback, *flows: Tensor | None) -> None:
         """Call ``entering`` with the input of a block by sample."""
@@ -114,8 +103,8 @@ def attended_pass(passed: MapPass, name: str | None = None) -> AttendedPass | No
         return None
     names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
-    known = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
-    attended = AttendedPass(*known, names, first)
+    fields = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
+    attended = AttendedPass(*fields, names, first)
     # else the target also reads values other than the states of the stream, such as those of an earlier resolution
     reads_states_only = first or any(is_passed(attended.program, block.exit) for block in stream.blocks)
     return attended if reads_states_only else None

@@ -17,7 +17,7 @@ from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import Key, MapPass, map_pass
 from whyformer.methods.passes import Feed, ForwardPass
-from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.replay import NotShared, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
@@ -26,7 +26,7 @@ from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.options import Options
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.places import Elements
 from whyformer.tape.walking import Composite
 
@@ -110,8 +110,8 @@ class Sources:
         """Whether the model runs in half precision, by its parameters or by autocast."""
         parameters = list(self.model.parameters())
         devices = {parameter.device.type for parameter in parameters}
-        known = filter(torch.amp.is_autocast_available, devices)
-        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, known))
+        supported = filter(torch.amp.is_autocast_available, devices)
+        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, supported))
 
     def map_pass(self, *, relevance: bool = False) -> MapPass:
         """Return a recorded pass with the attentions of all sequences.
@@ -123,7 +123,7 @@ class Sources:
             MethodNotApplicable: some attention maps are unknown.
         """
         if self.replay is not None:
-            raise Apart
+            raise NotShared
         self.refuse_without_maps()
         if self.structure.merges:
             raise self.refuse(MERGED)
@@ -139,7 +139,7 @@ class Sources:
             MethodNotApplicable: the main input has no recognizable blocks.
         """
         if self.replay is not None and not row_alone:
-            raise Apart
+            raise NotShared
         if not self.structure.passed.blocks_of(self.inputs.name):
             raise self.refuse("it has no recognizable blocks", verdict=NOT_YET)
         return self.structure.passed
@@ -176,7 +176,7 @@ class Sources:
             MethodNotApplicable: there is no such sequence.
         """
         if self.replay is not None and not row_alone:
-            raise Apart
+            raise NotShared
         self.refuse_streams()
         recording = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
         name = None if self.structure.is_plain else self.inputs.name
@@ -197,9 +197,9 @@ class Sources:
         Args:
             composite: the rules of the backward walk.
             values: input -> replacement of the value at its root.
-            roots: the roots of a pass on inputs of these shapes, if known.
+            roots: the roots of a pass on inputs of these shapes; None if there is none yet.
         """
-        rules, relevance = with_own_rules(composite), composite.carrier == "relevance"
+        rules, relevance = with_custom_rules(composite), composite.carrier == "relevance"
         if values:
             return RootedPass(*self._changed(values, roots), rules, self.read_logits, moved=True)
         recording = self.passed(wide=relevance)
@@ -209,10 +209,10 @@ class Sources:
 
     def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
         if self.replay is not None:
-            raise Apart
-        with telling_of_changed_inputs():
-            known = self.model, self.fed(self.inputs), self.inputs.samples, self.scored_inputs
-            return changed_pass(*known, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)
+            raise NotShared
+        with naming_changed_inputs():
+            arguments = self.model, self.fed(self.inputs), self.inputs.samples, self.scored_inputs
+            return changed_pass(*arguments, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)
 
     # -- rows
     def located(self, name: str, key: Key) -> tuple[int, Elements]:
@@ -282,7 +282,7 @@ class Sources:
         )
         return packed or side.choices is not None
 
-    def own_tokens(self) -> Tensor:
+    def plain_tokens(self) -> Tensor:
         """Return ``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are not placeholders of another input or
         of values computed from one."""
         name, inputs = self.inputs.name, self.scored_inputs.keys()
@@ -361,7 +361,7 @@ class Sources:
 
 
 @contextmanager
-def telling_of_changed_inputs() -> Iterator[None]:
+def naming_changed_inputs() -> Iterator[None]:
     """Re-raise errors of a model on changed inputs with a message that names this cause."""
     try:
         yield

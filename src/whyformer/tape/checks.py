@@ -56,16 +56,16 @@ def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
     return not index.is_floating_point() and len(index.unique()) == tape.shapes[call.operands[0]][0]
 
 
-def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
+def foreign(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]:
     """Return the leaves that differ in a pass on other inputs, so that they were computed from inputs by numpy, another
     thread or a foreign kernel.
 
     Args:
         tape: a recorded pass.
         other: a pass of the same model on changed inputs.
-        known: numbers of parameters and buffers, which need no comparison.
+        weights: numbers of parameters and buffers, which need no comparison.
     """
-    suspects = sorted(n for n in tape.leaves - tape.inputs - set(known) if tape.floating(n))
+    suspects = sorted(n for n in tape.leaves - tape.inputs - set(weights) if tape.floating(n))
     # compared by value, since the numbers differ if the other pass took another path
     others = [other[n] for n in other.leaves - other.inputs if other.floating(n)]
     return [n for n in suspects if not any(_same(tape[n], t) for t in others)]

@@ -189,7 +189,7 @@ class CustomCalls:
         classes = [key for key in self.likes if isinstance(key, type)]
         with ExitStack() as stack:
             for function in (c for c in classes if issubclass(c, torch.autograd.Function)):
-                stack.enter_context(_WATCHED.calls_of(function, self))
+                stack.enter_context(_FORWARDS.calls_of(function, self))
             if any(issubclass(c, nn.Module) for c in classes):
                 from torch.nn.modules import module
 
@@ -327,7 +327,7 @@ def _class_name(kind: type) -> str:
 
 
 # -- autograd functions ----------------------------------------------------------------------------------------------
-class _Watched:
+class _ReplacedForwards:
     """Classes of autograd functions whose ``forward`` is temporarily replaced, to report its calls to the pass that is
     recorded in the same thread. A dispatch mode does not see ``apply``, and model code may hold references to it. If
     several passes run at once, the last restores the class."""
@@ -380,4 +380,4 @@ class _Watched:
             function.forward = before
 
 
-_WATCHED = _Watched()
+_FORWARDS = _ReplacedForwards()

@@ -64,8 +64,8 @@ def _softmax(tape: Tape, unit: Unit) -> EndFunction | None:
         return None
     result = tape[unit.exit].float()
     total = (result.exp() if unit.kind == "log softmax" else result).sum(unit.axes)
-    whole = bool(((total - 1).abs() < 0.1).all())  # a softmax with a sink sums to less
-    return EndFunction(_SOFTMAXES[unit.kind], unit.entries[0], unit.axes[0]) if whole else None
+    sums_to_one = bool(((total - 1).abs() < 0.1).all())  # a softmax with a sink sums to less
+    return EndFunction(_SOFTMAXES[unit.kind], unit.entries[0], unit.axes[0]) if sums_to_one else None
 
 
 def _sigmoid(tape: Tape, program: Program, output: int) -> EndFunction | None:

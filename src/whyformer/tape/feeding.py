@@ -27,8 +27,8 @@ __all__ = ["UNMIXED", "drawn", "find_fed", "find_step", "measure_fed", "resizes"
 
 
 def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """Ordinary adjoint, but no flow through the product of an attention, of whose two factors the walk holds the map
-    constant."""
+    """Apply the ordinary adjoint, but propagate no flow through a product of attention map and values, whose map the
+    walk holds constant."""
     mixes = len(step.unit.entries) > 1 and all(walk.program.carry[e] for e in step.unit.entries)
     return [] if mixes else adjoint(walk, step, flows)
 

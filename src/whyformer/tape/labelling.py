@@ -314,11 +314,11 @@ class _Following:
                     broadcast.append(size != shape)
         if len(distinct) < 2 or all(broadcast):
             return tuple(distinct[:2]) if len(distinct) > 1 and _is_crossed(*distinct[:2]) else tuple(distinct[:1])
-        whole = [label for label, size in labels if size == shape]
-        most = max(whole, key=lambda label: (len(label), -self._began(label[0])))
-        self.blends = any(self._blend(most, label) for label in whole)
+        full = [label for label, size in labels if size == shape]
+        most = max(full, key=lambda label: (len(label), -self._began(label[0])))
+        self.blends = any(self._blend(most, label) for label in full)
         if len(most) == 1 and not bool(thin(most[0]).all()):  # elements without a row get that of another operand
-            for label in whole:
+            for label in full:
                 most = (torch.where(most[0] == 0, label[0], most[0]),)
         return most
 

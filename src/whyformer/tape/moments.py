@@ -11,7 +11,7 @@ from whyformer.tape.feeding import weighed_flows
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.values import Tape
 
-__all__ = ["frame_of", "lies_like"]
+__all__ = ["frame_of", "represents_shares"]
 
 DRAWN = 8  # number of random flows by which the positions of rows are measured
 
@@ -22,7 +22,7 @@ def frame_of(moments: int, frames: int) -> Tensor:
     return torch.div(middles * frames, moments, rounding_mode="floor").long().clamp(max=frames - 1)
 
 
-def lies_like(tape: Tape, rows: Rows, family: Family, root: Family) -> bool:
+def represents_shares(tape: Tape, rows: Rows, family: Family, root: Family) -> bool:
     """Return True if the rows of a family represent equal shares of an input, in the order of their grids: moments of a
     sound, or pixels of a picture.
 
@@ -62,7 +62,7 @@ def _centres(
     """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
 
     Args:
-        tape, rows, family, root: as for :func:`lies_like`.
+        tape, rows, family, root: as for :func:`represents_shares`.
         places: for each axis, ``[N]``, the coordinates i of the rows.
     """
     ones, elements = torch.ones_like(places[0]), root.numbers.flatten()

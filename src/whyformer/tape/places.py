@@ -1,7 +1,7 @@
 """Map the cells of a picture, and the elements of other inputs, to rows of a stream.
 
     places = find_places(tape, rows, stream, "pixel_values")
-    scores[:, places.rows]  # the score of each cell, in reading order
+    scores[:, places.rows[0]]  # the score of each cell, in reading order
 
 A cell is the part of a picture or video that one row represents: a patch, the output of a convolutional stem for a
 patch, or several merged patches. Convolutions, pools and layers create new rows; the rows that they read are known
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
-from whyformer.tape.moments import frame_of, lies_like
+from whyformer.tape.moments import frame_of, represents_shares
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
 
-__all__ = ["Box", "Elements", "Places", "box_cells", "find_elements", "find_places"]
+__all__ = ["Box", "Elements", "box_cells", "find_elements", "find_places"]
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of an input, possibly fractional."""
@@ -69,33 +69,17 @@ def _box(axes: Sequence[Axis], grid: Sequence[int]) -> Box:
     return left, top, left + across * grid[1], top + down * grid[0]
 
 
-@dataclass(frozen=True)
-class Places:
-    """The rows that represent the cells of a picture.
-
-    Attributes:
-        rows: ``[P]``, the row of each cell, in reading order. Other rows (class tokens, registers, detection tokens)
-            represent no pixels.
-        grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
-        tokens: N, the number of rows of the stream.
-        box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
-            picture if the model ignores its margin, and larger if the model pads. None if unknown.
-    """
-
-    rows: Tensor
-    grid: tuple[int, ...] | None
-    tokens: int
-    box: Box | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Elements:
     """The rows that represent the elements of an input: tokens, vectors, or cells of a picture.
 
     Attributes:
-        rows: ``[B, P]``, the row of each element, cells in reading order; −1 for elements without a row, such as a
-            placeholder token that is replaced by a picture.
-        grid, box: see :class:`Places`; None for inputs that are not pictures.
+        rows: ``[B, P]``, or ``[1, P]`` if the same in all samples, the row of each element, cells in reading order; −1
+            for elements without a row, such as a placeholder token that is replaced by a picture. Rows of no element
+            (class tokens, registers, detection tokens) do not occur.
+        grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
+        box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
+            picture if the model ignores its margin, and larger if the model pads. None if unknown.
     """
 
     rows: Tensor
@@ -144,7 +128,7 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
         return _laid_out(fed, root) if is_picture else _in_order(fed, merged=not text)
-    if element_rows is None and not text and len(families) == 1 and lies_like(tape, rows, family, root):
+    if element_rows is None and not text and len(families) == 1 and represents_shares(tape, rows, family, root):
         element_rows = family.numbers
     if element_rows is None:
         return None
@@ -193,9 +177,9 @@ def _in_order(fed: Tensor, merged: bool) -> Elements | None:
     return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
 
 
-def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """Return the rows of a stream that represent the cells of a picture; None if they are unknown, or differ between
-    samples.
+def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Elements | None:
+    """Return the rows of a stream, ``[1, P]``, that represent the cells of a picture; None if they are unknown, or
+    differ between samples.
 
     Args:
         tape: a recorded pass.
@@ -206,7 +190,7 @@ def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places |
     cells = find_elements(tape, rows, stream.rows, source, is_picture=True)
     if cells is None or bool((cells.rows < 0).any()) or not bool((cells.rows == cells.rows[:1]).all()):
         return None
-    return Places(cells.rows[0], cells.grid, stream.rows.shape[1], cells.box)
+    return replace(cells, rows=cells.rows[:1])
 
 
 def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | None:

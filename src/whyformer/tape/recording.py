@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
 from whyformer.tape.custom_ops import LIKES, CustomCalls
-from whyformer.tape.decomposition import OPENED, open_attention, open_product, open_sum
+from whyformer.tape.decomposition import FUSED_ATTENTION, OPENED
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
@@ -59,14 +59,8 @@ _LONGEST = 8  # maximum number of consecutive calls repeated to recompute a valu
 _DETACH = aten.detach.default
 # the C++ kernel of a composite operator; OpOverload.decompose may select a Python decomposition instead
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_FUSED_ATTENTION = name_set(
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-    "_scaled_dot_product_fused_attention_overrideable"
-)
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
 _HALF = (torch.float16, torch.bfloat16)
-_LARGEST_BIAS = 1  # axes; what addmm adds is a bias up to this number, and a branch with more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -265,31 +259,17 @@ class Recorder(TorchDispatchMode):
         if operation is not None:
             return self.custom_ops.close(operation, func, slots, named, operands, out)
         first, results = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
-        if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
-            open_attention(self.step, self.tape, _named(func, slots, named), operands, results)
-        elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
-            open_sum(self.step, self.tape, _named(func, slots, named), operands, results[0])
-        elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
-            open_product(self.step, self.tape, _named(func, slots, named), operands, results[0])
-        elif facts.name in OPENED:
-            OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, results[0])
-        else:
-            if self.change:
-                out = self._changed(out)
-                results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
-            random = facts.random and facts.name not in _FUSED_ATTENTION
-            operator = func if facts.name != "as_strided" else restride(args[0])
-            self.note(
-                facts.name,
-                operator,
-                slots,
-                named,
-                operands,
-                self.number_results(facts.name, operands, results, random),
-                random=random,
-            )
-            return out
-        return self.altered(first, out)
+        opened = OPENED.get(facts.name)
+        if opened is not None and opened(self.step, self.tape, _named(func, slots, named), operands, results[0]):
+            return self.altered(first, out)
+        if self.change:
+            out = self._changed(out)
+            results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        random = facts.random and facts.name not in FUSED_ATTENTION
+        operator = func if facts.name != "as_strided" else restride(args[0])
+        numbers = self.number_results(facts.name, operands, results, random)
+        self.note(facts.name, operator, slots, named, operands, numbers, random=random)
+        return out
 
     def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
         """Number the results of a call and store those that are expensive to recompute."""
@@ -417,10 +397,6 @@ def _written(func: Any, slots: Any, named: Mapping[str, Any]) -> Iterator[int]:
 def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
     return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(named)
-
-
-def _dropout(func: Any, args: Any, kwargs: Any) -> bool:
-    return bool(_named(func, args, kwargs).get("dropout_p", 0.0))
 
 
 def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:

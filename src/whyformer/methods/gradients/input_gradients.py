@@ -134,7 +134,7 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 
 
 # -- averages over many copies -----------------------------------------------------------------------------------
-def own_inputs(task: Task) -> tuple[Values, Tensor]:
+def root_values(task: Task) -> tuple[Values, Tensor]:
     """Return (values of the roots, logits) of a plain pass."""
     recorded = task.recorded(GRADIENT)
     values = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.root_values.items()}
@@ -208,7 +208,7 @@ def smoothgrad(
         batch_size: copies × samples in one pass; changes only speed and memory.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    x, logits = own_inputs(task)
+    x, logits = root_values(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
     axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # 2: each text of multiple choice
     sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
@@ -297,7 +297,7 @@ def integrated_gradients(
     ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and from eight
     steps on the difference when using every other point.
     """
-    x, logits = own_inputs(task)
+    x, logits = root_values(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
     nodes, weights, fewer = _quadrature(steps)

@@ -128,11 +128,11 @@ def _reads_more_of_rows(tape: Tape, entry: int, rows: int) -> bool:
     positions. The model computed them as if the remaining rows were the first."""
     carry = reach(tape, [entry])
     read = {o for call in tape.calls if any(carry[o] for o in call.operands) for o in call.operands}
-    return any(not carry[o] and rows in tape.shapes[o] and not _is_given(tape, o) for o in read)
+    return any(not carry[o] and rows in tape.shapes[o] and not _is_leaf(tape, o) for o in read)
 
 
-def _is_given(tape: Tape, value: int) -> bool:
-    """Return True if a value is a parameter, buffer or input, or a view of one."""
+def _is_leaf(tape: Tape, value: int) -> bool:
+    """Return True if a value is a parameter, buffer or input, or a view of it."""
     while value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
         value = tape.maker[value].operands[0]
     return value not in tape.maker

@@ -13,7 +13,7 @@ from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.attended import MapPass
 from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
-from whyformer.rules.vectors import KeyRules, VectorRules, followed
+from whyformer.rules.vectors import KeyRules, VectorRules, linear_path
 from whyformer.tape.walking import walk_forward
 
 __all__ = ["AttentionVectors", "Lengths", "Mixture", "Place", "SequenceVectors"]
@@ -253,7 +253,7 @@ class AttentionVectors:
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         makers, path = passed.program.makers, passed.path(stream, block)
         constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None
-        line, reached = followed(passed.program, passed.recording.tape, passed.attentions[number], block.exit)
+        line, reached = linear_path(passed.program, passed.recording.tape, passed.attentions[number], block.exit)
         added = [n for n in line if makers[n].kind == "add" and not reached.issuperset(makers[n].entries)]
         if len(added) > 1 and added[-1] not in path:  # which of these sums adds the residual is unknown
             return None

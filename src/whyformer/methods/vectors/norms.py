@@ -73,7 +73,7 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
         queries, depth = several.attentions[number].queries, several.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
-        sides = several.passed.looked_at[number]
+        sides = several.passed.key_streams[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
         if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
