@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from leading_axis import walk_back
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
-from whyformer.tape.walking import Composite, walk_back
+from whyformer.tape.walking import Composite
 
 
 def walked(function: Callable[[Tensor], Tensor], x: Tensor, composite: Composite, seed: Tensor | None = None) -> tuple[Tensor, Tensor]:

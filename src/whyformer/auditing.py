@@ -25,7 +25,7 @@ from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.walking import Composite, plan
 from whyformer.targets import Target
@@ -190,7 +190,7 @@ def audit(
     with sharing(list_methods()) as shared:
         task = replace(ready.task(target, "audit"), shared=shared)
         with ready.explaining_errors(task), task.at_work():
-            layout = task.passed().layout(task.given, task.read)
+            layout = task.passed().layout(task.scored_inputs, task.read_logits)
             attentions, figures = _attentions(layout), _figures(task)
             operations, program = _operations(task, layout)
         streams = _streams(ready, task, layout, target)
@@ -220,9 +220,9 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
     """Return the units between inputs and target, grouped by name, kind and rules, and individually."""
     whole = task.passed()
     roots = task.recorded(COMPOSITES["plain"]).roots.every
-    logits = whole.logits(task.read)
-    program = read_program(whole.tape, roots, whole.starts(task.read, torch.ones_like(logits)))
-    rules = {name: _rules(program, whole, with_own_rules(composite)) for name, composite in RULES.items()}
+    logits = whole.logits(task.read_logits)
+    program = read_program(whole.tape, roots, whole.starts(task.read_logits, torch.ones_like(logits)))
+    rules = {name: _rules(program, whole, with_custom_rules(composite)) for name, composite in RULES.items()}
     blocks = sorted((block.entry, block.exit) for stream in layout.streams for block in stream.blocks)
     counts, units = Counter[tuple[str, str, tuple[tuple[str, str | None], ...]]](), []
     for i, unit in enumerate(program.units):
@@ -268,7 +268,7 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
             start = sum(figure["start"]) or 1.0
             blocks[name] = {int(block): sum(samples) / start for block, samples in figure["blocks"].items()}
             lost[name] = {kind: sum(samples) / start for kind, samples in figure["given_up_by_operation"].items()}
-        parts = (flow if relevance else rooted.begun[source] * flow for source, flow in flows.items())
+        parts = (flow if relevance else rooted.root_values[source] * flow for source, flow in flows.items())
         sums[name] = sum(float(part.sum()) for part in parts) / start
     return blocks, lost, sums
 
@@ -285,7 +285,7 @@ def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> lis
             sizes.setdefault(name, (part.level, list(part.grid or part.scores.shape[1:])))
     streams = []
     for name in task.sources:
-        source = task.made.get(name, name)  # rows of ids that are looked up a second time have a name with a prime
+        source = task.derived.get(name, name)  # rows of ids that are looked up a second time have a name with a prime
         blocks = sum(len(stream.blocks) for stream in layout.streams if source in stream.names)
         level, size = sizes.get(name, (None, None))
         streams.append(Stream(name, source.rstrip("'"), level, size, blocks))

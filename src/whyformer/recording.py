@@ -28,7 +28,7 @@ from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.rules.registered import declared, with_own_rules
+from whyformer.rules.registered import custom_rules, with_custom_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
@@ -333,8 +333,8 @@ def _composite(composite: str | Composite, opened: OpenedModel) -> Composite:
         if composite not in _COMPOSITES:
             raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
         composite = _COMPOSITES[composite]
-    with declared(opened.options.rules):
-        return with_own_rules(composite)
+    with custom_rules(opened.options.rules):
+        return with_custom_rules(composite)
 
 
 @shows_options
@@ -362,7 +362,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
         raise InputError("record stores every value, so it does not support checkpoint=True: use checkpoint=False")
     args, kwargs = ready.inputs.feed
     try:
-        with declared(ready.opened.options.rules):
+        with custom_rules(ready.opened.options.rules):
             whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
     except FOREIGN_ERRORS as error:
         reason = failure_reason(ready.model, ready.inputs, error)

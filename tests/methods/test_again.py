@@ -70,7 +70,7 @@ def test_a_tape_has_the_values_of_one_block_at_a_time(
     release, sizes = Tape.release, list[int]()
 
     def noted(tape: Tape, *args: Any) -> None:
-        given = {tape[n].untyped_storage().data_ptr() for n in tape.given}
+        given = {tape[n].untyped_storage().data_ptr() for n in tape.leaves}
         there = [*tape._recomputed.values(), *(tape[n] for n in range(len(tape)) if tape.holds(n))]
         memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}
         sizes.append(sum(size for place, size in memory.items() if place not in given))

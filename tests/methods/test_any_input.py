@@ -16,7 +16,7 @@ from snapshot import assert_unchanged, snapshot
 from whyformer import targets
 from whyformer.errors import WhyformerError
 from whyformer.methods import METHODS
-from whyformer.methods.registry import Between, OneOf
+from whyformer.methods.registry import Bounds, OneOf
 from zoo import CLASSES, VOCABULARY, build
 
 MODELS = {"text": ["bert", "gpt2", "distilbert"], "image": ["hf_vit", "hf_vit_wide", "timm_vit_mean"]}
@@ -49,7 +49,7 @@ def inputs_of(draw: Any, name: str, dtype: torch.dtype) -> tuple[Any, list[int] 
     return {"input_ids": ids * mask, "attention_mask": mask}, lengths
 
 
-def number(check: Between) -> st.SearchStrategy[Any]:
+def number(check: Bounds) -> st.SearchStrategy[Any]:
     low, high = check.low, min(check.high, check.low + 5)
     inside = st.integers(int(low), int(high)) if check.whole else st.floats(low, high, allow_subnormal=False)
     return inside | st.sampled_from([low - 1, check.high + 1])
@@ -63,7 +63,7 @@ def settings_of(draw: Any, method: str) -> dict[str, Any]:
         _, check = row.checks.get(name, ("", None))
         if isinstance(check, OneOf):
             values = st.sampled_from(check.values)
-        elif isinstance(check, Between):
+        elif isinstance(check, Bounds):
             values = number(check)
         elif isinstance(row.settings[name], bool):
             values = st.booleans()

@@ -63,9 +63,9 @@ def test_one_blocks_maps_are_in_memory_at_a_time(name: str, monkeypatch: pytest.
             order.append(block)
             assert [alive() for alive in before if alive() is not None] == []
             before[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
-            watch.seen(block, *flows)
+            watch.on_map(block, *flows)
 
-        return whole(task, rules, replace(watch, seen=note))
+        return whole(task, rules, replace(watch, on_map=note))
 
     monkeypatch.setattr(Task, "walk", watched)
     whyformer.explain(*build(name), TA, 1)

@@ -20,7 +20,7 @@ def test_rows_of_registers_are_no_cells() -> None:
     config = transformers.Dinov2WithRegistersConfig(**options, mlp_ratio=2, num_register_tokens=4)
     found = places(randomise(transformers.Dinov2WithRegistersForImageClassification(config)), torch.randn(1, 3, 32, 32))
     assert found is not None
-    assert (found.grid, found.rows.tolist()) == ((4, 4), list(range(5, 21)))
+    assert (found.grid, found.rows[0].tolist()) == ((4, 4), list(range(5, 21)))
 
 
 def test_a_video_has_cells_by_time_first() -> None:
@@ -30,7 +30,7 @@ def test_a_video_has_cells_by_time_first() -> None:
     config = transformers.VideoMAEConfig(**options, image_size=16, patch_size=8, num_frames=4, tubelet_size=2)
     found = places(transformers.VideoMAEForVideoClassification(config), torch.randn(1, 4, 3, 16, 16))
     assert found is not None
-    assert (found.grid, found.rows.tolist()) == ((2, 2, 2), list(range(8)))
+    assert (found.grid, found.rows[0].tolist()) == ((2, 2, 2), list(range(8)))
 
 
 def test_rows_made_of_the_whole_picture_are_refused() -> None:

@@ -112,7 +112,7 @@ def test_rows_of_words_are_put_into_a_value_that_holds_others(together: str) -> 
     model, inputs = built(together)
     task = open_model(model).prepare(inputs).task(target=1)
     whole = record_pass(model, task.fed(task.inputs))
-    roots = find_roots(whole, task.given)
+    roots = find_roots(whole, task.scored_inputs)
     (number,) = roots.numbers["input_ids"]
     state = whole.tape[number]
     entry, where = model.joined(*model.parts(**inputs))

@@ -14,7 +14,7 @@ from whyformer.explaining import open_model
 from whyformer.methods import METHODS
 from whyformer.methods import sharing as sharing_module
 from whyformer.methods.sharing import SharedPasses
-from whyformer.rules.registered import declared
+from whyformer.rules.registered import custom_rules
 from zoo import bert, build, hf_swin, hf_vit, prepared
 
 NINE = [
@@ -52,7 +52,7 @@ def assert_same(found, alone):
 
 
 def sharing(ready, shared, method, target, **settings):
-    return shared.around(lambda passes: ready.explain(method, target, shared=passes, **settings))
+    return shared.around(lambda shared: ready.explain(method, target, shared=shared, **settings))
 
 
 def one_by_one(ready, methods, target):
@@ -146,7 +146,7 @@ def test_all_composites_of_multipliers_share_a_pass_with_rules_that_a_user_decla
         assert torch.equal(found.scores, ready.explain("input_x_gradient", 1, **settings).scores)
     assert shared.views == 4
     shared = SharedPasses()
-    with declared({"gelu": "identity"}):
+    with custom_rules({"gelu": "identity"}):
         sharing(ready, shared, "lrp", 1)
         found, views = sharing(ready, shared, "lrp_ln", 1), shared.views
         assert torch.equal(found.scores, ready.explain("lrp_ln", 1).scores)

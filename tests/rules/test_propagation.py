@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
 import zoo
+from leading_axis import walk_back
 from whyformer.errors import UnknownOperation
 from whyformer.rules import linear
 from whyformer.rules.propagation import LINEAR_RULES, deep_taylor, divide, layerwise
@@ -25,7 +26,7 @@ from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record
 from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import GRADIENT, Composite, walk_back
+from whyformer.tape.walking import GRADIENT, Composite
 
 Function = Callable[[Tensor], Tensor]
 B, N, D = 2, 4, 6

@@ -379,7 +379,7 @@ def test_rules_of_a_call_are_its_threads_alone() -> None:
         except UnknownOperation:
             outcome.append("refused")
 
-    with registered.declared({"whyformer_tests::soft": "gelu"}):
+    with registered.custom_rules({"whyformer_tests::soft": "gelu"}):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

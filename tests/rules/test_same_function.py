@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leading_axis import walk_back
 from walked import walked
 from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import COMPOSITES as MULTIPLIERS
@@ -17,7 +18,7 @@ from whyformer.rules.multipliers import WITH_SECANTS
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
-from whyformer.tape.walking import GRADIENT, Step, walk_back
+from whyformer.tape.walking import GRADIENT, Step
 
 B, N, D, E = 2, 4, 6, 3
 COMPOSITES = {
@@ -170,14 +171,14 @@ def test_an_expert_and_its_weight_share_by_halves() -> None:
     for composite in ("deep Taylor", "epsilon"):
         arrived: list[tuple[Tensor, list[Tensor]]] = []
 
-        def handed_on(run: int, step: Step, flows: dict[int, Tensor], parts: list[tuple[int, Tensor]], kept: list[Any] = arrived) -> None:
+        def on_unit(run: int, step: Step, flows: dict[int, Tensor], parts: list[tuple[int, Tensor]], kept: list[Any] = arrived) -> None:
             if step.unit.kind == "gate":
                 kept.append((flows[step.unit.exit], [part for _, part in parts]))
 
         tape, value = record(Model(experts_by_loop), random(B, N, D, seed=6))
         program = read_program(tape, tape.inputs, tape.number(value))
         seed = {program.output: random(*value.shape, seed=7)}
-        walk_back(program, tape, [(COMPOSITES[composite], seed)], wanted=program.roots, handed_on=handed_on)
+        walk_back(program, tape, [(COMPOSITES[composite], seed)], wanted=program.roots, on_unit=on_unit)
         assert len(arrived) == E
         for flow, parts in arrived:
             assert torch.allclose(parts[0].sum(), flow.sum() / 2)

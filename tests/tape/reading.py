@@ -57,7 +57,7 @@ def read(model: nn.Module, inputs: Any, pick: Callable[[Any], Tensor] = logits) 
     named = inputs if isinstance(inputs, dict) else {"x": inputs}
     tape, output = record(model, **inputs) if isinstance(inputs, dict) else record(model, inputs)
     rows = find_rows(tape, find_sources(tape, {name: t for name, t in named.items() if name not in NO_ROWS}))
-    program = read_program(tape, rows.begun.values(), tape.number(pick(output)))
+    program = read_program(tape, rows.roots.values(), tape.number(pick(output)))
     attentions = find_attentions(program, tape, rows)
     return Reading(tape, rows, program, attentions, find_streams(program, tape, rows, attentions))
 

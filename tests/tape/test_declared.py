@@ -56,9 +56,9 @@ class Net(nn.Module):
         return self.last(self.middle(self.first(x)).mean(1))
 
 
-def gradient(model: nn.Module, declared: dict[Any, str]) -> tuple[Tape, list[tuple[str, str]], Tensor]:
+def gradient(model: nn.Module, custom_ops: dict[Any, str]) -> tuple[Tape, list[tuple[str, str]], Tensor]:
     """(tape, (kind, name) of the units, ∂ logit 0 / ∂x)"""
-    tape, output = record_call(model, (X,), declared=declared)
+    tape, output = record_call(model, (X,), custom_ops=custom_ops)
     out, root = tape.number(output), tape.number(X)
     program = read_program(tape, [root], out)
     (found,) = walk_back(program, tape, [(GRADIENT, {out: torch.eye(2)[[0, 0]].double()})], wanted=[root])
@@ -273,9 +273,9 @@ def test_a_declared_operation_of_two_branches_has_no_rule_of_one() -> None:
 def test_an_intervention_at_what_a_declared_operation_returns(like: str) -> None:
     middle, key = (Soft(), Soft) if like == "gelu" else (nn.LayerNorm(4), nn.LayerNorm)
     model = Net(middle)
-    tape, _ = record_call(model, (X,), declared={key: like}, names=True)
+    tape, _ = record_call(model, (X,), custom_ops={key: like}, names=True)
     ((number,),) = tape.outputs["middle"]
-    changed, output = record_call(model, (X,), declared={key: like}, change={number: lambda t: 2 * t})
+    changed, output = record_call(model, (X,), custom_ops={key: like}, change={number: lambda t: 2 * t})
     torch.testing.assert_close(output, Net(lambda x: 2 * middle(x))(X))
     torch.testing.assert_close(changed[number], 2 * tape[number])
     assert changed.signature == tape.signature

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 import zoo
 from forms import base, layouts
 from forms.functions import attentions as ways
+from leading_axis import LeadingAxis
 from tape.reading import read
 from whyformer.errors import ModelError
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
 from whyformer.tape.rows import Rows, RowSamples, Source, slim
-from whyformer.tape.samples import LeadingAxis
 from whyformer.tape.sources import find_sources
 from whyformer.tape.structure import find_attentions
 from whyformer.tape.values import Tape
@@ -120,7 +120,7 @@ def test_the_same_ids_are_the_same_rows() -> None:
     first, again, shifted = (rows.of(tape.number(t)) for t in output)
     assert torch.equal(first, again)
     assert not set(first.flatten().tolist()) & set(shifted.flatten().tolist())
-    assert rows.begun == {"ids": tape.number(output[0]), "ids'": tape.number(output[2])}
+    assert rows.roots == {"ids": tape.number(output[0]), "ids'": tape.number(output[2])}
     assert rows.sample[shifted[..., 0]].tolist() == [[0] * 3, [1] * 3]
 
 
@@ -176,7 +176,7 @@ def test_packed_rows_are_of_the_samples_that_are_given() -> None:
     x = X[0]
     tape, output = record(model, x)
     rows = find_rows(tape, [Source("x", tape.number(x), -1, (0, 0, 0, 1, 1, 1))])
-    (attention,) = find_attentions(read_program(tape, rows.begun.values(), tape.number(output)), tape, rows)
+    (attention,) = find_attentions(read_program(tape, rows.roots.values(), tape.number(output)), tape, rows)
     found = attention.arrange(tape[attention.map])[:, 0]
     assert torch.allclose(found, torch.stack([(part @ part.mT).softmax(-1) for part in x.split(3)]))
 
@@ -210,7 +210,7 @@ def test_attention_over_unknown_rows() -> None:
         return ((x @ x.mT).softmax(-1) @ x).sum((1, 2))
 
     tape, rows, n = rows_of(model, X)
-    (attention,) = find_attentions(read_program(tape, rows.begun.values(), n), tape, rows)
+    (attention,) = find_attentions(read_program(tape, rows.roots.values(), n), tape, rows)
     assert attention.queries is None
     assert torch.equal(tape[attention.map], (X.sort(1)[0] @ X.sort(1)[0].mT).softmax(-1))
     with pytest.raises(ModelError, match="unknown"):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leading_axis import walk_back
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
-from whyformer.tape.walking import GRADIENT, walk_back
+from whyformer.tape.walking import GRADIENT
 
 WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda x, y: torch.stack([x, y]).sum(0),

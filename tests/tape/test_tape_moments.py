@@ -44,7 +44,7 @@ def elements(model: nn.Module, x: Tensor, is_picture: bool = False, packed: int 
     """Of the rows that attend first."""
     tape = (whole := record_pass(model, ((x,), {}))).tape
     rows = find_rows(tape, find_sources(tape, {"x": x}, packed={"x": packed} if packed else None))
-    program = read_program(tape, rows.begun.values(), list(whole.outputs.values()))
+    program = read_program(tape, rows.roots.values(), list(whole.outputs.values()))
     streams = find_streams(program, tape, rows, find_attentions(program, tape, rows))
     return find_elements(tape, rows, streams[0].rows, "x", is_picture) if streams else None
 

@@ -13,11 +13,11 @@ from row_orders import PERMUTED, Folded, Mixed, Stem, Turned, Unfolded, picture,
 from whyformer.explaining import open_model
 from whyformer.inputs import prepare
 from whyformer.methods.passes import record_pass
-from whyformer.tape.places import Places, find_places
+from whyformer.tape.places import Elements, find_places
 from zoo import IMAGES, WINDOWED, build, randomise
 
 
-def places(model: nn.Module, x: Tensor) -> Places | None:
+def places(model: nn.Module, x: Tensor) -> Elements | None:
     structure = open_model(model.eval()).prepare(x).task().structure
     found = [structure.passed.places(structure.main, stream) for stream in structure.streams]
     return found[0] if len(found) == 1 else None
@@ -41,15 +41,15 @@ def test_patches_in_any_order(grid: tuple[int, int], before: int, after: int, or
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         found = places(model.to(dtype), picture(*grid, 2).to(dtype))
         assert found is not None
-        assert (found.grid, found.tokens) == (grid, before + len(rows) + after)
-        assert torch.equal(found.rows, rows)
+        assert found.grid == grid
+        assert torch.equal(found.rows[0], rows)
 
 
 def test_margins_feed_no_row() -> None:
     for height, width in ((24, 32), (29, 38)):
         found = places(unfolded((3, 4)), torch.randn(1, 3, height, width, dtype=torch.float64))
         assert found is not None
-        assert (found.grid, found.rows.tolist()) == ((3, 4), list(range(1, 13)))
+        assert (found.grid, found.rows[0].tolist()) == ((3, 4), list(range(1, 13)))
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -60,7 +60,7 @@ def test_architectures(name: str) -> None:
     assert found is not None
     assert found.grid == grid
     first = {"hf_deit": 2, "hf_deit_teacher": 2, "timm_deit": 2, "timm_vit_mean": 0}.get(name, 1)
-    assert found.rows.tolist() == [first + i for i in range(grid[0] * grid[1])]
+    assert found.rows[0].tolist() == [first + i for i in range(grid[0] * grid[1])]
 
 
 @pytest.mark.parametrize("layers", [[(7, 4, 3), (3, 2, 1)], [(3, 2, 1), (3, 2, 1), (3, 2, 1)], [(8, 8, 0)]])
@@ -71,7 +71,7 @@ def test_a_patch_of_a_stem_stands_where_it_is(layers: Sequence[tuple[int, int, i
     found = places(model, x)
     assert found is not None
     assert found.grid == (6, 4)
-    for cell, row in enumerate(found.rows.tolist()):
+    for cell, row in enumerate(found.rows[0].tolist()):
         changed = x.clone()
         top, left = (8 * place for place in divmod(cell, 4))
         changed[..., top + 3 : top + 5, left + 3 : left + 5] += 100
@@ -84,7 +84,7 @@ def test_a_turned_picture_has_its_cells_in_reading_order(layers: Sequence[tuple[
     found = places(randomise(Turned(layers)).double(), torch.randn(1, 3, 48, 32, dtype=torch.float64))
     assert found is not None
     assert found.grid == (6, 4)
-    assert torch.equal(found.rows, torch.arange(24).view(4, 6).T.flatten())
+    assert torch.equal(found.rows[0], torch.arange(24).view(4, 6).T.flatten())
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -97,7 +97,7 @@ def test_merged_patches_are_larger_cells(name: str) -> None:
     for stream, side in ((first, 16), (last, 8)):
         found = find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, stream, inputs.name)
         assert found is not None
-        assert (found.grid, found.rows.sort().values.tolist()) == ((side, side), list(range(side * side)))
+        assert (found.grid, found.rows[0].sort().values.tolist()) == ((side, side), list(range(side * side)))
     # a fine row is in the coarse cell that its place says
     fine, coarse = (find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, s, inputs.name) for s in (first, last))
     rows = whole.layout({inputs.name: inputs}).rows
@@ -105,10 +105,10 @@ def test_merged_patches_are_larger_cells(name: str) -> None:
     label = next(rows.labels[o][0] for o in merge.operands if len(rows.labels.get(o, ())) == 1)
     made = rows.of(merge.results[0])[..., 0]
     for cell in (0, 9, 63):
-        row = int(last.rows[0, coarse.rows[cell]])
+        row = int(last.rows[0, coarse.rows[0, cell]])
         own = label[made == row].unique()
         top, left = divmod(cell, 8)
-        wanted = [int(first.rows[0, fine.rows[(2 * top + i) * 16 + 2 * left + j]]) for i in (0, 1) for j in (0, 1)]
+        wanted = [int(first.rows[0, fine.rows[0, (2 * top + i) * 16 + 2 * left + j]]) for i in (0, 1) for j in (0, 1)]
         assert own.tolist() == sorted(wanted)
 
 
@@ -122,7 +122,7 @@ class Halved(Unfolded):
 def test_what_is_not_read_is_no_cell() -> None:
     found = places(randomise(Halved((3, 2))).double(), picture(3, 4))
     assert found is not None
-    assert (found.grid, found.rows.tolist()) == ((3, 2), list(range(1, 7)))
+    assert (found.grid, found.rows[0].tolist()) == ((3, 2), list(range(1, 7)))
 
 
 class FoldedStem(Stem):

@@ -18,7 +18,7 @@ from methods.test_gae_of_lxmert import lxmert
 from streams import bart, llava, siamese, t5, vilt
 from tape.reading import Reading, one_hot, read
 from whyformer.tape.recording import record_call
-from whyformer.tape.streams import find_blocks, readout
+from whyformer.tape.streams import readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.walking import GRADIENT, walk_back
 
@@ -135,7 +135,7 @@ def test_block_exits_are_what_the_modules_return(name: str) -> None:
 
 def test_blocks_of_several_streams_in_order() -> None:
     reading = read(*t5())
-    blocks = find_blocks(reading.program, reading.tape, reading.rows, reading.attentions)
+    blocks = [b for s in reading.streams for b in s.blocks]
     assert [len(b.attentions) for b in blocks] == [1, 1, 2, 2]
     assert [b.attentions[0].map for b in blocks] == sorted(b.attentions[0].map for b in blocks)
 

@@ -23,7 +23,7 @@ from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
-from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.replay import NotShared, Replay
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
@@ -228,7 +228,7 @@ class Steps:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
                     resolver = self.resolver(target, t)
-                    shared = replace(task, read=self.read(t), resolve=resolver.callable, replay=replay)
+                    shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, replay=replay)
                     scores = function(shared, **full)
                     if not replay.used:
                         return None
@@ -236,7 +236,7 @@ class Steps:
                     scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
                     steps.append((ready.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
                     note_claims(steps[-1][0], find(method), full)
-        except Apart:
+        except NotShared:
             return None
         except Exception as error:
             converted = None if isinstance(error, WhyformerError) else whole.converted_error(error, task)

@@ -153,7 +153,7 @@ def removal(
         name, token = _text_filler(task, baseline, fill_id, prefer)
         content = content_of(inputs) & ~_ends(task)
         if inputs.choices is None:
-            return Removal(inputs, content & task.own_tokens(), name, token)
+            return Removal(inputs, content & task.plain_tokens(), name, token)
         chosen = task.value_index(task.forward()).cpu() if choice is None else choice
         return Removal(inputs, content[torch.arange(inputs.batch), chosen], name, token, choice=chosen)
     name = baseline or "zero"

@@ -14,7 +14,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
 
-SAID = "spread over patches with similar features in the last block: sharper on objects, less faithful to the model"
+NOTE = "spread over patches with similar features in the last block: sharper on objects, less faithful to the model"
 
 
 def spread(task: Task, scores: Scores) -> Scores:
@@ -35,7 +35,7 @@ def spread(task: Task, scores: Scores) -> Scores:
     weights = (unit @ unit.mT).clamp(min=0).square()
     weights = weights / weights.sum(-1, keepdim=True)
     values = torch.einsum("bij,bj->bi", weights, scores.values.to(weights.dtype))
-    return replace(scores, values=values, diagnostics={**scores.diagnostics, "affinity": SAID})
+    return replace(scores, values=values, diagnostics={**scores.diagnostics, "affinity": NOTE})
 
 
 def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
@@ -44,8 +44,8 @@ def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     stream, block = passed.blocks_of(task.inputs.name)[-1]
     if not passed.holds(block.entry, stream):
         raise task.refuse("what enters its last block holds other rows than attend there")
-    hidden = passed.features_of(stream, block.entry, passed.whole.tape[block.entry])
-    rows = task.cells(hidden.shape[1]) if scores.places is None else scores.places.rows[None]
+    hidden = passed.features_of(stream, block.entry, passed.recording.tape[block.entry])
+    rows = task.cells(hidden.shape[1]) if scores.places is None else scores.places.rows
     if rows.shape[-1] != scores.values.shape[-1] or int(rows.max()) >= hidden.shape[1] or int(rows.min()) < 0:
         raise task.refuse("its last block has other rows than its first, so the affinities of patches are unknown")
     rows = rows.to(hidden.device).expand(len(hidden), -1)

@@ -1,9 +1,9 @@
 """Walks over a recorded pass that observe its attention maps and blocks.
 
-    passed = map_pass(whole, sources, read)
-    walked = passed.walk(seed, [GRADIENT, deep_taylor()], seen, passed.attentions)
+    passed = map_pass(recording, sources, read_logits)
+    walked = passed.walk(seed, [GRADIENT, deep_taylor()], on_map, passed.attentions)
 
-``seen`` is called at each map, the last one first, with the flow that arrives under each composite.
+``on_map`` is called at each map, the last one first, with the flow that arrives under each composite.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import Change, ForwardPass, Layout, Read, record_pass
-from whyformer.rules.registered import with_own_rules
+from whyformer.methods.conservation import Balance, Sums
+from whyformer.methods.passes import Change, ForwardPass, Layout, LogitsReader, record_pass
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
-from whyformer.tape.places import Elements, Places, find_elements, find_places
+from whyformer.tape.places import Elements, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
@@ -38,12 +38,12 @@ __all__ = [
     "Key",
     "MapPass",
     "NamedAttention",
-    "Walked",
+    "WalkResult",
     "has_one_resolution",
     "map_pass",
 ]
 
-Seen = Callable[..., None]
+Callback = Callable[..., None]
 Key = frozenset[str]
 """A name of rows: the inputs that have elements among them; rows of learned vectors get a separate name."""
 
@@ -65,22 +65,29 @@ class NamedAttention:
 
 
 @dataclass(eq=False)
-class Walked:
-    """The results of a walk from a target besides the maps.
+class WalkResult:
+    """The results of a walk from a target, besides the maps.
 
     Attributes:
-        read: stream -> ``[B, N]`` weight of each row of its last state in the target. Streams at whose last state
+        logits: ``[B, C]`` of the forward pass.
+        readouts: stream -> ``[B, N]`` weight of each row of its last state in the target. Streams at whose last state
             nothing arrived are left out.
         sums: sums of relevance, if a composite propagates relevance.
     """
 
-    read: dict[Any, Tensor] = field(default_factory=dict)
+    logits: Tensor
+    readouts: dict[Any, Tensor] = field(default_factory=dict)
     sums: Sums | None = None
 
     @property
-    def row(self) -> Tensor | None:
-        """``[B, N]`` of the only stream that the target reads; None if nothing arrived there."""
-        return next(iter(self.read.values()), None)
+    def row(self) -> Tensor:
+        """``[B, N]`` weight of each row of the only stream that the target reads."""
+        return next(iter(self.readouts.values()))
+
+    @property
+    def balance(self) -> Balance | None:
+        """The conservation of relevance, if a composite propagates relevance."""
+        return None if self.sums is None else self.sums.balance
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +95,9 @@ class MapPass:
     """A recorded pass with its attention maps and blocks.
 
     Attributes:
-        whole: the pass.
+        recording: the pass.
         layout: its rows, attentions and streams.
-        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        read_logits: function from the model's output to ``[B, C]``, the row of logits that the target reads.
         attentions: the attentions in blocks, by index.
         ends: name -> stream that the target reads.
         sources: the inputs by name.
@@ -98,9 +105,9 @@ class MapPass:
         alone: names of the rows of the inputs that are not held constant; empty for all inputs.
     """
 
-    whole: ForwardPass
+    recording: ForwardPass
     layout: Layout
-    read: Read
+    read_logits: LogitsReader
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
     sources: Mapping[str, Inputs] = field(repr=False)
@@ -115,22 +122,22 @@ class MapPass:
     @property
     def roots(self) -> list[int]:
         """Numbers of the values in which the rows of the explained inputs begin."""
-        return [self.layout.rows.begun[name] for name in self.alone] or self.layout.roots
+        return [self.layout.rows.roots[name] for name in self.alone] or self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:
         """``[B, C]``, the row of logits that the target reads."""
-        return self.whole.logits(self.read)
+        return self.recording.logits(self.read_logits)
 
     def map(self, index: int) -> Tensor:
         """Return the attention map ``[B, H, Q, K]`` of an attention."""
         attention = self.attentions[index]
-        return attention.arrange(*(self.whole.tape[n] for n in attention.maps))
+        return attention.arrange(*(self.recording.tape[n] for n in attention.maps))
 
     def scores(self, index: int) -> Tensor:
         """Return the attention scores ``[B, H, Q, K]`` before the softmax."""
         attention = self.attentions[index]
-        return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
+        return attention.arrange(*(self.recording.tape[p.scores] for p in attention.pieces))
 
     # -- names of rows
     @cached_property
@@ -161,8 +168,7 @@ class MapPass:
         return list({id(numbers): numbers for numbers in sides if numbers is not None}.values())
 
     def sources_of(self, numbers: Tensor | None) -> set[str]:
-        """Return the inputs that some rows are computed from, without those that reached them only by attention of
-        learned vectors."""
+        """Return the inputs from which some rows are computed, without inputs to which only learned vectors attend."""
         if numbers is None:
             return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
@@ -175,19 +181,18 @@ class MapPass:
         return [(self.name_of(s), self.name_of(t), same) for s, t, same in self.layout.copies]
 
     @cached_property
-    def looked_at(self) -> dict[int, dict[Key, Tensor | None]]:
-        """Number of each attention -> names of the streams that its keys are rows of, each with ``[B, K, N]``, True
-        where a key is a row of the stream; None where the keys are the rows in their order. Keys that are rows of no
-        stream have the name of the keys."""
-        found: dict[int, dict[Key, Tensor | None]] = {}
+    def key_streams(self) -> dict[int, dict[Key, Tensor | None]]:
+        """Index of each attention -> {name of a stream of its keys: ``[B, K, N]``, True where a key is a row of the
+        stream; None if the keys are these rows in order}. Keys of no stream are listed under the name of the keys."""
+        streams: dict[int, dict[Key, Tensor | None]] = {}
         for number, attention in self.attentions.items():
             parts, rest = self.layout.split[attention.map]
-            found[number] = {self.name_of(stream): same for stream, same in parts}
+            streams[number] = {self.name_of(stream): same for stream, same in parts}
             if not parts:
-                found[number][self.named[number].keys] = None
+                streams[number][self.named[number].keys] = None
             elif bool(rest.any()):
-                found[number][self.named[number].keys] = torch.diag_embed(rest)
-        return found
+                streams[number][self.named[number].keys] = torch.diag_embed(rest)
+        return streams
 
     @property
     def keys(self) -> list[Key]:
@@ -209,7 +214,7 @@ class MapPass:
         if numbers is None:
             return None
         source = self.source_of(name)
-        elements = find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
+        elements = find_elements(self.recording.tape, self.layout.rows, numbers, source, name in self.pictures)
         return None if elements is None else (int(numbers.shape[1]), elements)
 
     def source_of(self, name: str) -> str:
@@ -221,9 +226,9 @@ class MapPass:
         """True if the queries and keys of all attentions that lead to the target are known, each attention is in a
         block of its rows or pools them, and key rows without attention are not mixed in other ways before."""
         in_blocks = list(self.attentions.values())
-        known = all(a.queries is not None and a.keys is not None for a in in_blocks)
+        are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
-        complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
+        complete = are_known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
         first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
         return complete and not any(map(self._mixed_before, first.values()))
 
@@ -233,9 +238,9 @@ class MapPass:
         if keys is None or value is None or any(s.all_blocks and s.rows is keys for s in self.layout.streams):
             return False
         families = [rows.families[f] for f in rows.family[keys].unique().tolist()]
-        if len(families) != 1 or not families[0].source or value not in self.whole.tape.maker:
+        if len(families) != 1 or not families[0].source or value not in self.recording.tape.maker:
             return False
-        return mixes(self.whole.tape, rows, keys, families[0].value, value) is not False
+        return mixes(self.recording.tape, rows, keys, families[0].value, value) is not False
 
     # -- blocks
     def blocks_of(self, name: str) -> list[tuple[Stream, Block]]:
@@ -251,10 +256,10 @@ class MapPass:
         blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
-    def places(self, picture: str, stream: Stream) -> Places | None:
+    def places(self, picture: str, stream: Stream) -> Elements | None:
         """Return where the cells of a picture lie among the rows of a stream; None if unknown, and for an input that is
         not a picture."""
-        return find_places(self.whole.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
+        return find_places(self.recording.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
         """Return the number of the output of a block's first norm if the attention's queries and values (without
@@ -305,7 +310,7 @@ class MapPass:
 
     def adds_rows(self, value: int) -> bool:
         """Return True if a value is a sum with constants that have several axes, such as learned vectors."""
-        unit, tape = self.program.makers[value], self.whole.tape
+        unit, tape = self.program.makers[value], self.recording.tape
         constants = (o for n in unit.calls for o in tape.calls[n].operands if o not in unit.entries)
         return unit.kind == "shift" and any(len(tape.shapes[o]) > 1 for o in constants)
 
@@ -313,7 +318,7 @@ class MapPass:
         """Return True if a unit's constants are equal for all rows: true for a norm's bias, false for positions."""
         if unit.kind not in ("scale", "shift"):
             return True
-        tape, samples = self.whole.tape, RowSamples(self.layout.rows)
+        tape, samples = self.recording.tape, RowSamples(self.layout.rows)
         others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}
         return all(samples.is_shared(unit.exit, tape.shapes[o]) for o in others)
 
@@ -325,14 +330,12 @@ class MapPass:
     @cached_property
     def program(self) -> Program:
         """The program of units between the rows and the logits."""
-        starts = self.whole.starts(self.read, torch.ones_like(self.logits))
-        return read_program(self.whole.tape, self.roots, starts)
+        starts = self.recording.starts(self.read_logits, torch.ones_like(self.logits))
+        return read_program(self.recording.tape, self.roots, starts)
 
     def holds(self, value: int, stream: Stream) -> bool:
         """Return True if a value holds exactly the rows of a stream."""
-        rows = self.layout.rows
-        label = rows.labels.get(value, ())
-        return len(label) == 1 and torch.equal(rows.distinct(label[0]), stream.rows.flatten().sort().values)
+        return Members(stream.rows, self.layout.rows).is_whole(value)
 
     def features_of(self, stream: Stream, value: int, tensor: Tensor) -> Tensor:
         """Return the features ``[B, N, D]`` of each row of a stream.
@@ -351,7 +354,7 @@ class MapPass:
 
     def arrived(self, stream: Stream, value: int, flow: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return :meth:`features_of` a value and of the flow that arrives there; zeros for None."""
-        tensor = self.whole.tape[value]
+        tensor = self.recording.tape[value]
         flow = torch.zeros_like(tensor) if flow is None else flow
         return self.features_of(stream, value, tensor), self.features_of(stream, value, flow)
 
@@ -366,48 +369,48 @@ class MapPass:
         Raises:
             ModelError: the other pass has other streams or blocks.
         """
-        whole = record_pass(self.whole.model, self.whole.feed, self.whole.samples, change)
-        layout = whole.layout(self.sources, self.read, learned=bool(self.layout.first_maps))
+        recording = record_pass(self.recording.model, self.recording.feed, self.recording.samples, change)
+        layout = recording.layout(self.sources, self.read_logits, learned=bool(self.layout.first_maps))
         numbers = [(s.rows.shape, len(s.blocks)) for s in self.layout.streams]
         if [(s.rows.shape, len(s.blocks)) for s in layout.streams] != numbers:
             raise ModelError("the model runs other operations if a value of its attention is changed")
         other = layout.streams[next(i for i, s in enumerate(self.layout.streams) if s is stream)]
         leaving = other.blocks[stream.blocks.index(block)].exit
-        return replace(self, whole=whole, layout=layout).features_of(other, leaving, whole.tape[leaving])
+        return replace(self, recording=recording, layout=layout).features_of(other, leaving, recording.tape[leaving])
 
     def release(self) -> None:
         """Drop recomputed values."""
-        self.whole.tape.release()
+        self.recording.tape.release()
 
     def walk(
         self,
         seed: Tensor,
         composites: Sequence[Composite],
-        seen: Seen | None = None,
+        on_map: Callback | None = None,
         watched: Iterable[int] = (),
         *,
-        at: Mapping[int, Seen] | None = None,
+        at: Mapping[int, Callback] | None = None,
         starts: Mapping[int, Tensor] | None = None,
-    ) -> Walked:
+    ) -> WalkResult:
         """Walk back from the target to some maps.
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
             composites: rules, to which users' rules are added; the first must propagate multipliers, from which the
                 readout rows are taken.
-            seen: called with an attention's index and the flow ``[B, H, Q, K]`` that arrives at its map under each
+            on_map: called with an attention's index and the flow ``[B, H, Q, K]`` that arrives at its map under each
                 composite, the last attention first; not called if nothing arrives under one of them.
             watched: indices of the observed attentions.
             at: value -> function to call with the flow that arrives there under each composite.
             starts: value -> start of the walk, for walks that do not start at the logits.
         """
-        tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
-        composites = [with_own_rules(composite) for composite in composites]
-        starts = self.whole.starts(self.read, seed) if starts is None else starts
-        watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
-        if seen is not None:
+        tape, rows, walked = self.recording.tape, self.layout.rows, WalkResult(self.logits)
+        composites = [with_custom_rules(composite) for composite in composites]
+        starts = self.recording.starts(self.read_logits, seed) if starts is None else starts
+        watchers: dict[int, list[Callback]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
+        if on_map is not None:
             present = [index for index in watched if index in self.attentions]
-            for number, arrive in (pair for index in present for pair in self._pieces(index, seen).items()):
+            for number, arrive in (pair for index in present for pair in self._pieces(index, on_map).items()):
                 watchers[number].append(arrive)
         for name, stream in self.ends.items():
             watchers[stream.last].append(partial(self._ended, walked, name))
@@ -415,24 +418,24 @@ class MapPass:
         program = read_program(tape, self.roots, starts)
         if run is not None:
             borders, first = self.layout.borders(program), min(watchers)
-            walked.sums = Sums(rows, starts, seed, run, bool(borders))
+            walked.sums = Sums(rows, starts, seed, run, bool(borders), self.recording.precision)
             for number, border in borders.items():
                 if number > first:  # the walk ends there
                     watchers[number].append(walked.sums.entering(border, number))
-        with self.whole.naming_modules():
+        with self.recording.naming_modules():
             walk_back(
                 program,
                 tape,
                 [(c, starts) for c in composites],
                 at={n: partial(_all, every) for n, every in watchers.items()},
                 samples=RowSamples(rows),
-                handed_on=None if walked.sums is None else walked.sums.handed_on,
+                on_unit=None if walked.sums is None else walked.sums.on_unit,
             )
         tape.release()
         return walked
 
-    def _pieces(self, index: int, seen: Seen) -> dict[int, Seen]:
-        """Return {piece of a map: function to call there}; they call ``seen`` when flows have arrived at all pieces."""
+    def _pieces(self, index: int, on_map: Callback) -> dict[int, Callback]:
+        """Return {piece of a map: function to call there}, which call ``on_map`` after flows arrived at all pieces."""
         attention, arrived = self.attentions[index], dict[int, tuple[Tensor | None, ...]]()
 
         def arrive(number: int, *flows: Tensor | None) -> None:
@@ -442,21 +445,18 @@ class MapPass:
             runs = list(zip(*(arrived[n] for n in attention.maps), strict=True))
             arrived.clear()
             if all(any(flow is not None for flow in run) for run in runs):
-                seen(index, *(attention.arrange(*run) for run in runs))
+                on_map(index, *(attention.arrange(*run) for run in runs))
 
-        def at(number: int) -> Seen:
-            return lambda *flows: arrive(number, *flows)
+        return {n: partial(arrive, n) for n in attention.maps}
 
-        return {n: at(n) for n in attention.maps}
-
-    def _ended(self, walked: Walked, name: Any, flow: Tensor | None, *_: Tensor | None) -> None:
+    def _ended(self, walked: WalkResult, name: Any, flow: Tensor | None, *_: Tensor | None) -> None:
         """Store the readout row of a stream's last state."""
         if flow is not None:
             stream = self.ends[name]
-            walked.read[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
+            walked.readouts[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
 
 
-def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
+def _all(watchers: Sequence[Callback], *flows: Tensor | None) -> None:
     for watcher in watchers:
         watcher(*flows)
 
@@ -468,21 +468,24 @@ def has_one_resolution(layout: Layout) -> bool:
 
 
 def map_pass(
-    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
+    recording: ForwardPass,
+    sources: Mapping[str, Inputs],
+    read_logits: LogitsReader,
+    derived: Mapping[str, str] | None = None,
 ) -> MapPass:
     """Return a pass with its sequences, their blocks and attentions.
 
     Args:
-        whole: a recorded pass.
+        recording: a recorded pass.
         sources: the inputs by name.
-        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
-        made: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
+        read_logits: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        derived: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
     """
-    layout = whole.layout(sources, read, learned=True)
+    layout = recording.layout(sources, read_logits, learned=True)
     in_blocks = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    inputs = {source: name for name, source in (made or {}).items()}
+    inputs = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
-    passed = MapPass(whole, layout, read, attentions, {}, sources, inputs)
+    passed = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
     return replace(passed, ends={passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks})
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
-from whyformer.methods.applying import ODD
+from whyformer.methods.applicability import UNSUPPORTED
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import is_generative
@@ -67,12 +67,13 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         try:
             scores = chosen.function(replace(task, method=name), **full)
         except (MethodNotApplicable, UnknownOperation, ModelError) as error:
-            if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # the model is at fault
+            if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # an error of the model itself
                 raise
             passed_over[named] = str(error)
             continue
         except Exception as error:
-            if type(error) not in ODD or (name, settings) == choices[-1]:  # out of memory, or the model is at fault
+            # out of memory, or an error of the model itself
+            if type(error) not in UNSUPPORTED or (name, settings) == choices[-1]:
                 raise
             passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue

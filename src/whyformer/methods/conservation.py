@@ -66,7 +66,7 @@ class Sums:
         starts: value -> the relevance with which the walk starts there.
         seed: ``[B, C]``, ∂target/∂logits.
         run: index of the walk's run that carries relevance.
-        is_checked: as for :class:`Balance`.
+        is_checked, precision: as for :class:`Balance`.
     """
 
     rows: Rows
@@ -74,6 +74,7 @@ class Sums:
     seed: Tensor
     run: int = 0
     is_checked: bool = True
+    precision: dict[str, Any] | None = None
     _blocks: dict[int, Tensor] = field(default_factory=dict)
     _lost: dict[str, Tensor] = field(default_factory=dict)
 
@@ -90,7 +91,7 @@ class Sums:
 
         return arrived
 
-    def handed_on(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
+    def on_unit(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
         """Record the relevance that a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
         # a view of one value passes all relevance on; one that joins it with constants may not
         if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):
@@ -113,4 +114,4 @@ class Sums:
         starts = [s for s in self.starts.values() if s.dim() and len(s) == len(self.seed)] or [self.seed]
         rows = [s.reshape(len(self.seed), -1) for s in starts]
         total, size = torch.stack([r.sum(-1) for r in rows]), torch.stack([r.abs().sum(-1) for r in rows])
-        return Balance((total.sum(0), size.sum(0)), self._blocks, self._lost, is_checked=self.is_checked)
+        return Balance((total.sum(0), size.sum(0)), self._blocks, self._lost, self.precision, self.is_checked)

@@ -34,10 +34,10 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     products = defaultdict[Key, list[Tensor]](list)
     passed = task.block_pass(row_alone=task.structure.is_plain)
 
-    def seen(key: Key, value: Tensor, flow: Tensor) -> None:
+    def observe(key: Key, value: Tensor, flow: Tensor) -> None:
         products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    logits = _walk_to_blocks(task, passed, composite, share, seen)
+    logits = _walk_to_blocks(task, passed, composite, share, observe)
     summed = {}
     for key, parts in products.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
@@ -53,14 +53,14 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
 
 def _walk_to_blocks(
-    task: Task, passed: MapPass, composite: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]
+    task: Task, passed: MapPass, composite: Composite, share: float, observe: Callable[[Key, Tensor, Tensor], None]
 ) -> Tensor:
     """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
-    ``seen`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
+    ``observe`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
     at: dict[int, Callable[..., None]] = {}
 
     def enter(stream: Stream, number: int, flow: Tensor | None) -> None:
-        seen(passed.name_of(stream), *passed.arrived(stream, number, flow))
+        observe(passed.name_of(stream), *passed.arrived(stream, number, flow))
 
     for stream in (s for s in passed.layout.streams if not s.is_learned):
         for block in stream.all_blocks[: math.ceil(share * len(stream.all_blocks))]:

@@ -1,8 +1,8 @@
 """Recorded passes of a model.
 
-    whole = record_pass(model, feed)
-    whole.logits(read)
-    whole.starts(read, seed)  # the start of a backward walk from a target
+    recording = record_pass(model, feed)
+    recording.logits(read_logits)
+    recording.starts(read_logits, seed)  # the start of a backward walk from a target
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from whyformer.models.precision import agreement, in_half_precision, single, wid
 from whyformer.models.readout import refuse_infinite
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import every_tensor
+from whyformer.tape.calls import every_tensor, needed_calls
 from whyformer.tape.checks import foreign, unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows
@@ -36,20 +36,20 @@ from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
 from whyformer.tape.structure import Attention, find_attentions
-from whyformer.tape.units import needed_calls, roots_of
+from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
 
 __all__ = [
     "Change",
     "ForwardPass",
     "Layout",
-    "Read",
+    "LogitsReader",
     "record_pass",
     "record_wide_pass",
 ]
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
-Read = Callable[[Output], Tensor]
+LogitsReader = Callable[[Output], Tensor]
 Change = Mapping[int, Callable[[Tensor], Tensor]]
 
 
@@ -76,7 +76,7 @@ class Layout:
     @property
     def roots(self) -> list[int]:
         """Numbers of the values in which rows begin."""
-        return [*self.rows.begun.values(), *self.first_maps]
+        return [*self.rows.roots.values(), *self.first_maps]
 
     @cached_property
     def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
@@ -120,7 +120,7 @@ class ForwardPass:
         raw: the model's output.
         end: the function that the model applies to its logits at the end; None without one.
         precision: agreement of the float32 copy that ran with its model in half precision; None for other models.
-        declared: operations that users registered, see :func:`whyformer.rules.register`.
+        custom_ops: operations that users registered, see :func:`whyformer.rules.register`.
         wide: as for :func:`record_pass`.
     """
 
@@ -131,10 +131,10 @@ class ForwardPass:
     raw: Any
     end: EndFunction | None
     precision: dict[str, Any] | None = None
-    declared: Mapping[Any, str] = field(default_factory=dict)
+    custom_ops: Mapping[Any, str] = field(default_factory=dict)
     wide: bool = False
     _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
-    _read: dict[Read, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    _read: dict[LogitsReader, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
         """Return the model's output, with its logits before the end function.
@@ -154,23 +154,25 @@ class ForwardPass:
         named = Output(self.model, self.raw).named or {str(i): t for i, t in enumerate(every_tensor(self.raw))}
         return {n: self.tape.number(t) for n, t in named.items() if self.tape.knows(t) and t.is_floating_point()}
 
-    def layout(self, sources: Mapping[str, Inputs], read: Read | None = None, *, learned: bool = False) -> Layout:
+    def layout(
+        self, sources: Mapping[str, Inputs], read_logits: LogitsReader | None = None, *, learned: bool = False
+    ) -> Layout:
         """Return the rows that the values hold, and the attention between them.
 
         Args:
             sources: the inputs whose rows are tracked, by name.
-            read: function from the model's output to ``[B, C]``, the row of logits that a target reads. The layout
-                contains attentions and streams on paths to this row; None for those on paths to any output.
+            read_logits: function from the model's output to ``[B, C]``, the row of logits that a target reads. The
+                layout has the attentions and streams on paths to this row; None for those on paths to any output.
             learned: also treat learned vectors as rows before they attend to any input, so that the maps among them
                 are known.
         """
         outputs = tuple(sorted(self.outputs.values()))
-        ends = outputs if read is None else self._ends(read)
+        ends = outputs if read_logits is None else self._ends(read_logits)
         key = tuple(sources), ends, learned
         if key not in self._layouts:
-            known = self.layout(sources, read) if learned else None
-            maps = {} if known is None else self._first_maps(known, ends, outputs)
-            self._layouts[key] = known if known is not None and not maps else self._layout(sources, outputs, ends, maps)
+            plain = self.layout(sources, read_logits) if learned else None
+            maps = {} if plain is None else self._first_maps(plain, ends, outputs)
+            self._layouts[key] = plain if plain is not None and not maps else self._layout(sources, outputs, ends, maps)
         return self._layouts[key]
 
     def _layout(
@@ -188,27 +190,27 @@ class ForwardPass:
         turned = [n for n, side in sources.items() if side.turned]
         learned = [Source("", n, samples=samples, is_map=True) for n, samples in maps.items()]
         rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
-        program = read_program(tape, [*rows.begun.values(), *maps], ends)
+        program = read_program(tape, [*rows.roots.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
         layout = Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
         if not rows.repeats:
             return layout
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
-        seen, whole = ({n for a in some for n in a.maps} for some in (attentions, find_attentions(every, tape, rows)))
-        return replace(layout, is_whole=whole <= seen)
+        maps_of_all = {n for a in find_attentions(every, tape, rows) for n in a.maps}
+        return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
 
     def _first_maps(
-        self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
+        self, layout: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
     ) -> dict[int, tuple[int, ...]]:
-        program = read_program(self.tape, known.roots, ends)
-        return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape, outputs))
+        program = read_program(self.tape, layout.roots, ends)
+        return find_first_maps(program, self.tape, layout.rows, layout.streams, needed_calls(self.tape.calls, outputs))
 
-    def _ends(self, read: Read) -> tuple[int, ...]:
+    def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
-        if read not in self._read:
-            row = read(self.output())
-            self._read[read] = tuple(sorted(self.starts(read, torch.ones_like(row))))
-        return self._read[read]
+        if read_logits not in self._read:
+            row = read_logits(self.output())
+            self._read[read_logits] = tuple(sorted(self.starts(read_logits, torch.ones_like(row))))
+        return self._read[read_logits]
 
     @cached_property
     def modules(self) -> dict[int, str]:
@@ -217,7 +219,7 @@ class ForwardPass:
 
     def record(self, feed: Feed, **options: Any) -> tuple[Tape, Any]:
         """Record another pass of the model; options as for :func:`~whyformer.tape.recording.record_call`."""
-        return record_call(self.model, *feed, declared=self.declared, wide=self.wide, **options)
+        return record_call(self.model, *feed, custom_ops=self.custom_ops, wide=self.wide, **options)
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
@@ -236,43 +238,43 @@ class ForwardPass:
     @cached_property
     def is_half(self) -> bool:
         """True if values were computed in half precision, as under autocast."""
-        calls = needed_calls(self.tape, self.outputs.values())
+        calls = needed_calls(self.tape.calls, self.outputs.values())
         return any(self.tape.dtypes[r] in (torch.float16, torch.bfloat16) for c in calls for r in c.results)
 
-    def logits(self, read: Read) -> Tensor:
+    def logits(self, read_logits: LogitsReader) -> Tensor:
         """Return ``[B, C]``, the row of logits that a target reads.
 
         Args:
-            read: function from the model's output to this row.
+            read_logits: function from the model's output to this row.
 
         Raises:
             ModelError: the logits are not finite.
         """
-        logits = read(self.output()).detach()
+        logits = read_logits(self.output()).detach()
         refuse_infinite(self.model, logits)
         return logits
 
-    def starts(self, read: Read, seed: Tensor) -> dict[int, Tensor]:
-        """Return the start of a backward walk: the gradient of seed · logits for each value that ``read`` reads.
+    def starts(self, read_logits: LogitsReader, seed: Tensor) -> dict[int, Tensor]:
+        """Return the start of a backward walk: the gradient of seed · logits for each value that ``read_logits`` reads.
 
         Args:
-            read: as for :meth:`logits`.
+            read_logits: as for :meth:`logits`.
             seed: ``[B, C]``, ∂target/∂logits.
 
         Raises:
-            ModelError: ``read`` reads no value that the pass computed.
+            ModelError: ``read_logits`` reads no value that the pass computed.
         """
         tape, leaves = self.tape, dict[int, Tensor]()
 
         def leaf(n: int) -> Tensor:
-            if not tape.floating(n) or n in tape.given:
+            if not tape.floating(n) or n in tape.leaves:
                 return tape[n]
             if n not in leaves:
                 leaves[n] = tape[n].detach().requires_grad_()
             return leaves[n]
 
         with torch.enable_grad():
-            row = read(self.output(leaf))
+            row = read_logits(self.output(leaf))
             if not row.requires_grad:
                 raise ModelError(
                     "the target does not depend on any value that the model computed: a target function detaches the "
@@ -313,37 +315,37 @@ def record_pass(
         ModelError: the output depends on values that torch did not compute.
     """
     weights = [*model.parameters(), *model.buffers()]  # before a hook replaces some
-    declared = likes()
+    custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, declared=declared, wide=wide)
+        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide)
         end = end_in(tape, Output(model, raw, *feed, samples))
-        return ForwardPass(model, feed, samples, tape, raw, end, declared=declared, wide=wide)
+        return ForwardPass(model, feed, samples, tape, raw, end, custom_ops=custom_ops, wide=wide)
 
     with torch.inference_mode(False):
-        whole = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
-        _refuse_values_from_nowhere(whole, weights)
-    return whole
+        recording = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
+        _refuse_values_from_nowhere(recording, weights)
+    return recording
 
 
 def record_wide_pass(
-    model: nn.Module, feed: Feed, read: Read, samples: Tensor | None = None, *, checkpoint: bool = False
+    model: nn.Module, feed: Feed, read_logits: LogitsReader, samples: Tensor | None = None, *, checkpoint: bool = False
 ) -> ForwardPass:
     """Record a pass in float32 or wider: without autocast, and with a float32 copy of a model in half precision.
 
     Args:
         model, feed, samples, checkpoint: as for :func:`record_pass`.
-        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        read_logits: function from the model's output to ``[B, C]``, the row of logits that the target reads.
 
     Raises:
         ModelError: the model cannot be copied.
     """
-    half = in_half_precision(model, feed, read, samples)
+    half = in_half_precision(model, feed, read_logits, samples)
     if half is not None:
         model, feed = single(model), widened(feed)
     with without_autocast():
-        whole = record_pass(model, feed, samples, checkpoint=checkpoint, wide=True)
-    return whole if half is None else replace(whole, precision=agreement(*half, whole.logits(read)))
+        recording = record_pass(model, feed, samples, checkpoint=checkpoint, wide=True)
+    return recording if half is None else replace(recording, precision=agreement(*half, recording.logits(read_logits)))
 
 
 _BETWEEN: Recent[tuple[int, frozenset[int]]] = Recent(16)  # (signature, values between blocks) of a pass
@@ -356,39 +358,39 @@ def _between_blocks(
     that stores nothing."""
     shapes = [t.shape for t in every_tensor(feed)]
     key = type(model), sum(1 for _ in model.modules()), tuple(shapes)
-    known = _BETWEEN.get(key)
-    whole = recorded(frozenset() if known is None else known[1])
-    if known is None or known[0] != whole.tape.signature:
-        tape = whole.tape
+    cached = _BETWEEN.get(key)
+    recording = recorded(frozenset() if cached is None else cached[1])
+    if cached is None or cached[0] != recording.tape.signature:
+        tape = recording.tape
         roots = [r for n in tape.inputs for r in roots_of(tape, n)]
-        between = frozenset(spine(read_program(tape, roots, sorted(whole.outputs.values()))))
+        between = frozenset(spine(read_program(tape, roots, sorted(recording.outputs.values()))))
         _BETWEEN.put(key, (tape.signature, between))
-        whole = recorded(between)
-    return whole
+        recording = recorded(between)
+    return recording
 
 
 # -- values of unknown origin ----------------------------------------------------------------------------------------
 _TRUSTED: Recent[bool] = Recent(64)
 
 
-def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -> None:
+def _refuse_values_from_nowhere(recording: ForwardPass, weights: Iterable[Tensor]) -> None:
     """Raise if the output depends on values that torch did not compute, because relevance would be lost there."""
-    tape = whole.tape
-    known = frozenset(tape.number(w) for w in (*weights, *whole.model.parameters()) if tape.knows(w))
-    others = sorted(n for n in tape.given - tape.inputs - known if tape.floating(n))
-    key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
+    tape = recording.tape
+    numbers = frozenset(tape.number(w) for w in (*weights, *recording.model.parameters()) if tape.knows(w))
+    others = sorted(n for n in tape.leaves - tape.inputs - numbers if tape.floating(n))
+    key = tape.signature, numbers, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
     if _TRUSTED.get(key):
         return
-    calls = needed_calls(tape, whole.outputs.values())
+    calls = needed_calls(tape.calls, recording.outputs.values())
     needed = {c.number for c in calls}
     reads = [c for c in unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}
-    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(whole, known) if n in read]
+    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(recording, numbers) if n in read]
     if not reads and not unexplained:
         _TRUSTED.put(key, True)
         return
     call = reads[0] if reads else next(c for c in calls if unexplained[0] in c.operands)
-    module = whole.modules.get(call.number, "")
+    module = recording.modules.get(call.number, "")
     raise ModelError(
         f"'{call.name}'{f' in the module {module!r}' if module else ''} reads {'memory' if reads else 'a tensor'} that "
         "was written outside of torch (by numpy, another thread, or a kernel called with an address), so its "
@@ -398,12 +400,12 @@ def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -
     )
 
 
-def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
+def _foreign(recording: ForwardPass, weights: Collection[int]) -> list[int]:
     """Return values that are neither results of calls nor weights, and that differ in a second pass on other inputs."""
-    args, kwargs = whole.feed
-    change = lambda v: _changed(whole.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
-    other, _ = whole.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
-    return foreign(whole.tape, other, known)
+    args, kwargs = recording.feed
+    change = lambda v: _changed(recording.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
+    other, _ = recording.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
+    return foreign(recording.tape, other, weights)
 
 
 def _changed(tape: Tape, value: Tensor) -> Tensor:

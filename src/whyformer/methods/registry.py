@@ -20,7 +20,7 @@ Checked = tuple[str, Check]  # (description of valid values, check)
 
 # -- checks of settings ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Between:
+class Bounds:
     """Check for a number from ``low`` to ``high``; a class, so that forms can read the bounds."""
 
     low: float
@@ -47,13 +47,13 @@ class NameOrToken(OneOf):
     """Check for one of some values or the id of a token."""
 
     def __call__(self, value: Any) -> bool:
-        return super().__call__(value) or (isinstance(value, int) and Between(0, 2**32 - 1, whole=True)(value))
+        return super().__call__(value) or (isinstance(value, int) and Bounds(0, 2**32 - 1, whole=True)(value))
 
 
 def between(low: float, high: float, *, whole: bool = False) -> Checked:
     """Require a number from ``low`` to ``high``. Every setting is bounded, because the web page takes them from anyone.
     """
-    return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Between(low, high, whole)
+    return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Bounds(low, high, whole)
 
 
 def one_of(*values: Any) -> Checked:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from whyformer.inputs import Inputs
 from whyformer.methods.passes import ForwardPass
 
-__all__ = ["Apart", "Replay"]
+__all__ = ["NotShared", "Replay"]
 
 
-class Apart(Exception):  # noqa: N818 - a signal, not shown to users
-    """Signals that passes cannot be shared, because they depend on the target or run on changed inputs."""
+class NotShared(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a pass cannot be shared, because it depends on the target or runs on changed inputs."""
 
 
 @dataclass
@@ -21,29 +21,29 @@ class Replay:
 
     Attributes:
         inputs: the recorded inputs.
-        whole: the passes; key True for the one in float32.
+        passes: the passes; key True for the one in float32.
     """
 
     inputs: Inputs
-    whole: dict[bool, ForwardPass] = field(default_factory=dict)
+    passes: dict[bool, ForwardPass] = field(default_factory=dict)
 
-    def passed(self, inputs: Inputs, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
-        """Return the pass that ``make`` records, once for all targets; ``apart`` for a pass in float32.
+    def passed(self, inputs: Inputs, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
+        """Return the pass that ``make`` records, once for all targets; ``in_float32`` for a pass in float32.
 
         Raises:
-            Apart: the inputs differ from those of this replay.
+            NotShared: the inputs differ from those of this replay.
         """
         if inputs is not self.inputs:
-            raise Apart
-        if apart not in self.whole:
-            self.whole[apart] = make()
-        return self.whole[apart]
+            raise NotShared
+        if in_float32 not in self.passes:
+            self.passes[in_float32] = make()
+        return self.passes[in_float32]
 
     @property
     def used(self) -> bool:
         """Whether a pass was recorded."""
-        return bool(self.whole)
+        return bool(self.passes)
 
     def release(self) -> None:
         """Drop the passes."""
-        self.whole.clear()
+        self.passes.clear()

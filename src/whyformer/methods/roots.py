@@ -1,8 +1,8 @@
 """The values at which relevance ends in a recorded pass, and walks from a target to them.
 
-    whole = record_pass(model, feed)
-    begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
-    multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
+    recording = record_pass(model, feed)
+    rooted = RootedPass(recording, find_roots(recording, sources), COMPOSITES["attnlrp"], read_logits)
+    multipliers = rooted.back(seed)  # input -> m; its relevance is rooted.root_values[name] * m
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
-from whyformer.methods.passes import Feed, ForwardPass, Layout, Read, argument_of, record_pass
+from whyformer.methods.passes import Feed, ForwardPass, Layout, LogitsReader, argument_of, record_pass
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
-from whyformer.tape.units import needed_calls, roots_of
+from whyformer.tape.units import roots_of
 from whyformer.tape.walking import GRADIENT, Composite, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
@@ -37,13 +37,14 @@ class Roots:
 
     Attributes:
         numbers: input -> numbers of its root values.
-        own: input -> its rows ``[B, N]`` in the roots, for roots inside the model, which may also hold other rows.
+        row_numbers: input -> its rows ``[B, N]`` in the roots. Only for roots inside the model, which may also hold
+            other rows.
         rows: the rows of the pass; None if no root is inside the model.
         calls: number of a root inside the model -> (the call that computes it, its shape).
     """
 
     numbers: Mapping[str, tuple[int, ...]]
-    own: Mapping[str, Tensor]
+    row_numbers: Mapping[str, Tensor]
     rows: Rows | None = None
     calls: Mapping[int, tuple[Call, torch.Size]] = field(default_factory=dict)
 
@@ -64,47 +65,49 @@ class Roots:
         return torch.cat([t.flatten(2) for t in (first, *others)], 2) if others else first
 
     def _arranged(self, name: str, number: int, value: Tensor) -> Tensor:
-        return value if self.rows is None or name not in self.own else self.rows.features(number, value, self.own[name])
+        if self.rows is None or name not in self.row_numbers:
+            return value
+        return self.rows.features(number, value, self.row_numbers[name])
 
     def laid_out(self, name: str, number: int, value: Tensor, arranged: Tensor) -> Tensor:
         """Return the value of a root with the input's rows replaced by those of ``arranged``; the inverse of
         :meth:`arranged`."""
-        if self.rows is None or name not in self.own:
+        if self.rows is None or name not in self.row_numbers:
             return arranged.to(value)
         place = self._arranged(name, number, value)
         if len(self.numbers[name]) > 1:
             further = [self.calls[n][1][-1] for n in self.numbers[name][1:]]
             widths = [arranged.shape[2] - sum(further), *further]
             arranged = arranged.split(widths, 2)[self.numbers[name].index(number)].reshape(place.shape)
-        return self.rows.with_features(number, value, self.own[name], arranged)
+        return self.rows.with_features(number, value, self.row_numbers[name], arranged)
 
 
 def find_roots(
-    whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None
+    recording: ForwardPass, sources: Mapping[str, Inputs], derived: Mapping[str, str] | None = None
 ) -> Roots:
     """Return the roots of a pass.
 
     Args:
-        whole: a recorded pass.
+        recording: a recorded pass.
         sources: the inputs by name.
-        made: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
+        derived: name -> source of its rows, for ids that the model computes from an input, such as a decoder's.
 
     Raises:
         ModelError: the model does not read an input.
     """
-    tape, numbers, own = whole.tape, dict[str, tuple[int, ...]](), dict[str, Tensor]()
-    texts = {name: name for name, side in sources.items() if side.modality == "text"} | dict(made or {})
-    layout = whole.layout(sources) if texts else None
+    tape, numbers, row_numbers = recording.tape, dict[str, tuple[int, ...]](), dict[str, Tensor]()
+    texts = {name: name for name, side in sources.items() if side.modality == "text"} | dict(derived or {})
+    layout = recording.layout(sources) if texts else None
     for name, side in sources.items():
         if name not in texts:
-            numbers[name] = (tape.number(argument_of(whole.feed, side.scored)),)
+            numbers[name] = (tape.number(argument_of(recording.feed, side.scored)),)
     for name, source in texts.items():
-        known = None if layout is None else _entry(whole, layout, source, sources)
-        if known is not None and layout is not None:
-            number, own[name] = known
-            numbers[name] = number, *_further(whole, layout.rows, source, number)
+        entered = None if layout is None else _entry(recording, layout, source, sources)
+        if entered is not None and layout is not None:
+            number, row_numbers[name] = entered
+            numbers[name] = number, *_further(recording, layout.rows, source, number)
             continue
-        fed = tape.number(argument_of(whole.feed, sources[name].scored)) if name in sources else None
+        fed = tape.number(argument_of(recording.feed, sources[name].scored)) if name in sources else None
         looked_up = () if fed is None else roots_of(tape, fed)
         if not looked_up:
             raise ModelError(f"the look-up of the tokens of its input '{name}' was not recognized")
@@ -113,9 +116,9 @@ def find_roots(
             if rows is None:
                 message = f"the tokens of its input '{name}' are looked up in several places: not supported yet"
                 raise ModelError(message)
-            own[name] = rows
+            row_numbers[name] = rows
         numbers[name] = tuple(looked_up)
-    roots = Roots(numbers, own, None if layout is None else layout.rows)
+    roots = Roots(numbers, row_numbers, None if layout is None else layout.rows)
     return replace(roots, calls={n: (tape.maker[n], tape.shapes[n]) for n in roots.every if n in tape.maker})
 
 
@@ -127,55 +130,61 @@ def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
     return family.numbers if {family.value, *rows.repeats.get(source, [])}.issuperset(values) else None
 
 
-def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
+def _further(recording: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
     """Return the vectors of further tables for the ids of an input, if paths lead from them to the output past the
     value ``number``."""
     repeats = rows.repeats.get(source)
     if not repeats:
         return []
-    read = {o for call in needed_calls(whole.tape, whole.outputs.values(), {number}) for o in call.operands}
+    calls = needed_calls(recording.tape.calls, recording.outputs.values(), {number})
+    read = {o for call in calls for o in call.operands}
     return [n for n in repeats if n in read and n != number]
 
 
-def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
+def _entry(
+    recording: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]
+) -> tuple[int, Tensor] | None:
     """Return (number of the root, the input's rows ``[B, N]`` in it): the first block's input, or the looked-up vectors
     if the input's rows are mixed with others before it."""
     rows = layout.rows
-    if source not in rows.begun:
+    if source not in rows.roots:
         return None
-    begun = rows.begun[source]
-    own = next(f.numbers for f in rows.families if f.source == source)
-    program = read_program(whole.tape, [begun], sorted(whole.outputs.values()))
+    looked_up = rows.roots[source]
+    row_numbers = next(f.numbers for f in rows.families if f.source == source)
+    program = read_program(recording.tape, [looked_up], sorted(recording.outputs.values()))
     number = entry(program, rows, layout.attentions, source)
-    if number is None or (own.dim() < 2 and number != begun):
+    if number is None or (row_numbers.dim() < 2 and number != looked_up):
         return None
-    arguments = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
-    others = [whole.tape.number(t) for t in arguments]
+    arguments = [argument_of(recording.feed, side.scored) for side in sources.values() if side.modality != "text"]
+    others = [recording.tape.number(t) for t in arguments]
     if len(sources) > 1 and not bool(rows.of(number).all()):
-        return begun, own  # the value also holds vectors of no row, such as those of a picture turned into tokens
-    texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
-    return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
+        return looked_up, row_numbers  # it also holds vectors of no row, such as those of a picture
+    texts = [n for name, n in rows.roots.items() if name != source and n not in others and n < number]
+    mixed = _is_mixed(recording, rows, number, row_numbers, looked_up, (*others, *texts))
+    return looked_up if mixed else number, row_numbers
 
 
 _MIXED: Recent[tuple[bool]] = Recent(64)
 
 
-def _is_mixed(whole: ForwardPass, rows: Rows, value: int, own: Tensor, begun: int, others: tuple[int, ...]) -> bool:
-    """Return True if the input's rows in a value depend on other inputs, or its other rows depend on the input."""
-    tape, key = whole.tape, (whole.tape.signature, value, begun, others)
-    known = _MIXED.get(key)
-    if known is None:
+def _is_mixed(
+    recording: ForwardPass, rows: Rows, value: int, row_numbers: Tensor, looked_up: int, others: tuple[int, ...]
+) -> bool:
+    """Return True if the rows of an input in a value depend on other inputs, or other rows of it on the input."""
+    tape, key = recording.tape, (recording.tape.signature, value, looked_up, others)
+    cached = _MIXED.get(key)
+    if cached is None:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
-        inside[own.flatten()] = True
+        inside[row_numbers.flatten()] = True
         is_own = inside[label].to(tape.device(value))
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
-        program = read_program(tape, [begun, *others], [value])
+        program = read_program(tape, [looked_up, *others], [value])
         runs = [(GRADIENT, {value: seed * is_own}), (GRADIENT, {value: seed * ~is_own})]
-        from_own, from_others = walk_back(program, tape, runs, wanted=[begun, *others])
-        mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[begun].any())
-        known = _MIXED.put(key, (mixed,))
+        from_own, from_others = walk_back(program, tape, runs, wanted=[looked_up, *others])
+        mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[looked_up].any())
+        cached = _MIXED.put(key, (mixed,))
         tape.release()
-    return known[0]
+    return cached[0]
 
 
 def changed_pass(
@@ -186,15 +195,15 @@ def changed_pass(
     values: Mapping[str, Tensor],
     roots: Roots | None = None,
     *,
-    made: Mapping[str, str] | None = None,
+    derived: Mapping[str, str] | None = None,
     checkpoint: bool = False,
 ) -> tuple[ForwardPass, Roots]:
     """Record a pass in which the values of roots are replaced.
 
     Args:
         model, feed, samples, checkpoint: as for :func:`record_pass`.
-        sources, made: as for :func:`find_roots`.
-        values: input -> replacement of its root's value, in the layout of :attr:`RootedPass.begun`.
+        sources, derived: as for :func:`find_roots`.
+        values: input -> replacement of its root's value, in the layout of :attr:`RootedPass.root_values`.
         roots: the roots of a pass on inputs of the same shapes; None if there is none yet.
 
     Returns:
@@ -207,15 +216,15 @@ def changed_pass(
             place[side.scored] = values[name]
     texts = [name for name in values if name not in sources or sources[name].modality == "text"]
     if texts and roots is None:
-        roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, made)
+        roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, derived)
     changes = {} if roots is None else _changes(roots, {name: values[name] for name in texts})
-    whole = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
-    roots = roots or find_roots(whole, sources, made)
+    recording = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
+    roots = roots or find_roots(recording, sources, derived)
     for number in changes:
-        (wanted, _), call = roots.calls[number], whole.tape.maker.get(number)
+        (wanted, _), call = roots.calls[number], recording.tape.maker.get(number)
         if call is None or (call.number, call.name, call.operands) != (wanted.number, wanted.name, wanted.operands):
             raise ModelError(_MOVED)
-    return whole, roots
+    return recording, roots
 
 
 _MOVED = (
@@ -245,18 +254,18 @@ class RootedPass:
     """A recorded pass, ready to propagate from the target to its roots.
 
     Attributes:
-        whole: the pass.
+        recording: the pass.
         roots: the values at which relevance ends.
         composite: the rules of the backward walk.
-        read: function from the model's output to ``[B, C]``, the row of logits that the target reads.
+        read_logits: function from the model's output to ``[B, C]``, the row of logits that the target reads.
         layout: the rows of its values, needed to distribute relevance within each sample; None for gradients.
         moved: True if the value of a root was replaced.
     """
 
-    whole: ForwardPass
+    recording: ForwardPass
     roots: Roots
     composite: Composite
-    read: Read
+    read_logits: LogitsReader
     layout: Layout | None = None
     moved: bool = False
     _sums: list[Sums] = field(default_factory=list, repr=False)
@@ -264,15 +273,15 @@ class RootedPass:
     @cached_property
     def logits(self) -> Tensor:
         """``[B, C]``, the row of logits that the target reads."""
-        return self.whole.logits(self.read)
+        return self.recording.logits(self.read_logits)
 
     @property
-    def begun(self) -> dict[str, Tensor]:
+    def root_values(self) -> dict[str, Tensor]:
         """Input -> value of its root; ``[B, N, ...]`` for texts."""
-        return {name: self.roots.arranged(name, self.whole.tape.__getitem__) for name in self.roots.numbers}
+        return {name: self.roots.arranged(name, self.recording.tape.__getitem__) for name in self.roots.numbers}
 
     def back(self, seed: Tensor) -> dict[str, Tensor]:
-        """Propagate to the roots; return {input: flow that arrives at its root}, in the layout of :attr:`begun`.
+        """Propagate to the roots; return {input: flow that arrives at its root}, in the layout of :attr:`root_values`.
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
@@ -280,10 +289,10 @@ class RootedPass:
         Raises:
             ModelError: nothing arrives at any root.
         """
-        tape, wanted = self.whole.tape, self.roots.every
-        starts = self.whole.starts(self.read, seed)
+        tape, wanted = self.recording.tape, self.roots.every
+        starts = self.recording.starts(self.read_logits, seed)
         program = read_program(tape, wanted, starts)
-        with self.whole.naming_modules():
+        with self.recording.naming_modules():
             runs = [(self.composite, starts)]
             (flows,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
@@ -302,12 +311,13 @@ class RootedPass:
         if self.layout is None:
             return {}
         borders = self.layout.borders(program)
-        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders))
+        precision = self.recording.precision
+        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders), precision=precision)
         self._sums.append(sums)
         at = {entry: sums.entering(block, entry) for entry, block in borders.items()}
-        return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
+        return {"at": at, "samples": sums.samples, "on_unit": sums.on_unit}
 
     @property
     def balance(self) -> Balance:
         """The conservation of relevance in the last call of :meth:`back`."""
-        return replace(self._sums[-1].balance, precision=self.whole.precision)
+        return self._sums[-1].balance

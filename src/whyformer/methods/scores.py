@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.inputs import Inputs
-from whyformer.tape.places import Box, Places
+from whyformer.tape.places import Box, Elements
 
 __all__ = ["Scores", "at_elements"]
 
@@ -45,7 +45,7 @@ class Scores:
     cells: Box | None = None
     read: Box | None = None
     inputs: Inputs | None = None
-    places: Places | None = None
+    places: Elements | None = None
     absent: Tensor | None = None
     warnings: list[str] = field(default_factory=list)
     parts: Mapping[str, Scores] = field(default_factory=dict)

@@ -1,14 +1,14 @@
 """Walks over a recorded pass with a single sequence of attending rows.
 
     attended = attended_pass(passed)
-    walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], seen, blocks)
+    walked = attended.walk(seed, [GRADIENT, deep_taylor()], on_map, blocks)
 
-``seen`` is called at each map, the last block first, with the flow that arrives under each composite.
+``on_map`` is called at each map, the last block first, with the flow that arrives under each composite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.methods.attended import MapPass, Seen, Walked
+from whyformer.methods.attended import Callback, MapPass
 from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream, is_passed
-from whyformer.tape.walking import Composite
 
 __all__ = ["AttendedPass", "attended_pass"]
 
@@ -53,7 +52,7 @@ class AttendedPass(MapPass):
     def laid_out(self, value: int, features: Tensor) -> Tensor:
         """Return features ``[B, N, D]`` in the layout of a value, with zeros outside of rows; the inverse of
         :meth:`features`."""
-        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.whole.tape[value])
+        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.recording.tape[value])
         return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
 
     def with_value(self, value: int, other: Tensor) -> AttendedPass:
@@ -62,34 +61,24 @@ class AttendedPass(MapPass):
         Raises:
             ModelError: the model then runs other operations.
         """
-        whole = self.whole
-        changed = record_pass(whole.model, whole.feed, whole.samples, {value: lambda _: other})
-        if changed.tape.signature != whole.tape.signature:
+        recording = self.recording
+        changed = record_pass(recording.model, recording.feed, recording.samples, {value: lambda _: other})
+        if changed.tape.signature != recording.tape.signature:
             raise ModelError("the model runs other operations if the output of its blocks is changed")
-        return replace(self, whole=changed)
+        return replace(self, recording=changed)
 
-    def walk_blocks(
-        self,
-        seed: Tensor,
-        composites: Sequence[Composite],
-        seen: Seen | None = None,
-        blocks: Iterable[int] = (),
-        entering: Seen | None = None,
-    ) -> Walked:
-        """Walk back from the target to the maps and inputs of some blocks.
+    def entries(self, blocks: Iterable[int], entering: Callback) -> dict[int, Callback]:
+        """Return {input of a block: function to call there} for some blocks.
 
         Args:
-            seed, composites, seen: as for :meth:`walk`.
             blocks: indices of the observed blocks.
             entering: called with a block's index, its input, and the flow that arrives there under the last composite,
                 ``[B, N, D]`` each.
         """
         indexed = dict(enumerate(self.stream.blocks, self.first))
-        watched = [block for block in sorted(blocks) if block in indexed]
-        at = {} if entering is None else {indexed[i].entry: partial(self._entered, i, entering) for i in watched}
-        return self.walk(seed, composites, seen, watched, at=at)
+        return {indexed[i].entry: partial(self._entered, i, entering) for i in sorted(blocks) if i in indexed}
 
-    def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
+    def _entered(self, index: int, entering: Callback, *flows: Tensor | None) -> None:
         """Call ``entering`` with the input of a block by sample."""
         if flows[-1] is not None:
             entering(index, *self.arrived(self.stream, self.stream.blocks[index - self.first].entry, flows[-1]))
@@ -114,8 +103,8 @@ def attended_pass(passed: MapPass, name: str | None = None) -> AttendedPass | No
         return None
     names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
-    known = passed.whole, layout, passed.read, attentions, {"": stream}, passed.sources, passed.inputs
-    attended = AttendedPass(*known, names, first)
+    fields = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
+    attended = AttendedPass(*fields, names, first)
     # else the target also reads values other than the states of the stream, such as those of an earlier resolution
     reads_states_only = first or any(is_passed(attended.program, block.exit) for block in stream.blocks)
     return attended if reads_states_only else None

@@ -62,17 +62,17 @@ class SharedPasses:
                 self.release()
         return make(shared=None)
 
-    def passed(self, task: Sources, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
+    def passed(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
         """Return the pass that ``make`` records, once for all methods on the same inputs unless the model has changed;
-        ``apart`` for a pass in another precision than the model's."""
+        ``in_float32`` for a pass in another precision than the model's."""
         if self.off:
             return make()
-        known = self._passed.get(apart)
-        if known is None or known[0] is not task.inputs or changes(task.model, known[1]):
-            self._passed.pop(apart, None)  # free its memory before the next pass
-            self._passed[apart] = known = task.inputs, parameters(task.model), make()
+        cached = self._passed.get(in_float32)
+        if cached is None or cached[0] is not task.inputs or changes(task.model, cached[1]):
+            self._passed.pop(in_float32, None)  # free its memory before the next pass
+            self._passed[in_float32] = cached = task.inputs, parameters(task.model), make()
         self.views += 1
-        return known[2]
+        return cached[2]
 
     def release(self) -> None:
         """Drop the pass."""

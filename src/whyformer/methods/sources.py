@@ -17,7 +17,7 @@ from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import Key, MapPass, map_pass
 from whyformer.methods.passes import Feed, ForwardPass
-from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.replay import NotShared, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
@@ -26,7 +26,7 @@ from whyformer.models.kinds import last_row_only
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.options import Options
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.places import Elements
 from whyformer.tape.walking import Composite
 
@@ -36,7 +36,7 @@ class Sources:
 
     model: nn.Module
     inputs: Inputs
-    read: Callable[[Output], Tensor]
+    read_logits: Callable[[Output], Tensor]
     last: bool
     options: Options
     replay: Replay | None
@@ -56,38 +56,38 @@ class Sources:
 
     # -- the inputs
     @cached_property
-    def given(self) -> dict[str, Inputs]:
-        """The scored inputs that are passed to the model, the main one first."""
+    def scored_inputs(self) -> dict[str, Inputs]:
+        """The inputs that are passed to the model and get scores, the main one first."""
         return {name: self.inputs.side(name) for name in (self.inputs.name, *self.inputs.others)}
 
     @cached_property
-    def made(self) -> dict[str, str]:
-        """Ids that the model computes from an input, such as a decoder's -> source of their rows on a tape.
+    def derived(self) -> dict[str, str]:
+        """Inputs that the model derives from another one, such as the shifted ids of a decoder: name -> source of their
+        rows on a tape.
 
-        They are named after an argument of the model that would hold them, or after the input with a number. The source
-        is the name of the input, with a prime for each earlier look-up.
+        The name is that of the argument of the model that would hold them, or that of the input with a number. The
+        source is the name of the input, with a prime for each earlier look-up.
         """
         takes, sources = forward_names(self.model), dict[str, str]()
-        if all(side.modality != "text" for side in self.given.values()):
+        if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
-        rows = self.passed().layout(self.given, self.read).rows
+        rows = self.passed().layout(self.scored_inputs, self.read_logits).rows
         looked_up = {f.source: set(f.elements.flatten().tolist()) for f in rows.families if f.elements is not None}
-        for source in rows.begun:
+        for source in rows.roots:
             name = source.rstrip("'")
             if source != name:
                 if looked_up[name].isdisjoint(looked_up[source] - {-1}):
                     raise self.refuse(f"it looks up the tokens of its input '{name}' in parts", verdict=NOT_YET)
                 decoder, count = f"decoder_{name}", len(source) - len(name) + 1
-                is_first = count == 2 and decoder in takes and decoder not in self.given
+                is_first = count == 2 and decoder in takes and decoder not in self.scored_inputs
                 sources[decoder if is_first else f"{name}#{count}"] = source
         return sources
 
     @cached_property
     def sources(self) -> dict[str, Inputs]:
-        """The scored inputs, the main one first, including those that the model computes from them (a decoder's ids).
-        """
-        sides = dict(self.given)
-        for name, source in self.made.items():
+        """The scored inputs, the main one first, with the derived ones (the ids of a decoder)."""
+        sides = dict(self.scored_inputs)
+        for name, source in self.derived.items():
             elements = self.structure.elements_of(name)
             side = sides[source.rstrip("'")]
             sides[name] = replace(side if elements is None else _computed_from(side, elements), name=name)
@@ -102,16 +102,16 @@ class Sources:
     @cached_property
     def structure(self) -> Structure:
         """The sequences of rows, their blocks and their attention."""
-        passed = map_pass(self.passed(), self.given, self.read, self.made)
-        return Structure(passed, self.inputs.name, (*self.given, *self.made))
+        passed = map_pass(self.passed(), self.scored_inputs, self.read_logits, self.derived)
+        return Structure(passed, self.inputs.name, (*self.scored_inputs, *self.derived))
 
     @property
     def in_half_precision(self) -> bool:
         """Whether the model runs in half precision, by its parameters or by autocast."""
         parameters = list(self.model.parameters())
         devices = {parameter.device.type for parameter in parameters}
-        known = filter(torch.amp.is_autocast_available, devices)
-        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, known))
+        supported = filter(torch.amp.is_autocast_available, devices)
+        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, supported))
 
     def map_pass(self, *, relevance: bool = False) -> MapPass:
         """Return a recorded pass with the attentions of all sequences.
@@ -123,7 +123,7 @@ class Sources:
             MethodNotApplicable: some attention maps are unknown.
         """
         if self.replay is not None:
-            raise Apart
+            raise NotShared
         self.refuse_without_maps()
         if self.structure.merges:
             raise self.refuse(MERGED)
@@ -139,7 +139,7 @@ class Sources:
             MethodNotApplicable: the main input has no recognizable blocks.
         """
         if self.replay is not None and not row_alone:
-            raise Apart
+            raise NotShared
         if not self.structure.passed.blocks_of(self.inputs.name):
             raise self.refuse("it has no recognizable blocks", verdict=NOT_YET)
         return self.structure.passed
@@ -149,9 +149,11 @@ class Sources:
         passed = self.block_pass()
         return replace(passed, alone=passed.blocks_of(self.inputs.name)[-1][0].names)
 
-    def _with_structure(self, whole: ForwardPass) -> MapPass:
-        known = self.structure.passed
-        return known if whole is known.whole else map_pass(whole, self.given, self.read, self.made)
+    def _with_structure(self, recording: ForwardPass) -> MapPass:
+        passed = self.structure.passed
+        if recording is passed.recording:
+            return passed
+        return map_pass(recording, self.scored_inputs, self.read_logits, self.derived)
 
     def attended(
         self,
@@ -174,11 +176,11 @@ class Sources:
             MethodNotApplicable: there is no such sequence.
         """
         if self.replay is not None and not row_alone:
-            raise Apart
+            raise NotShared
         self.refuse_streams()
-        whole = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
+        recording = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
         name = None if self.structure.is_plain else self.inputs.name
-        attended = attended_pass(self._with_structure(whole), name)
+        attended = attended_pass(self._with_structure(recording), name)
         if attended is None:
             if self.structure.merges:
                 raise self.refuse(MERGED)
@@ -195,21 +197,22 @@ class Sources:
         Args:
             composite: the rules of the backward walk.
             values: input -> replacement of the value at its root.
-            roots: the roots of a pass on inputs of these shapes, if known.
+            roots: the roots of a pass on inputs of these shapes; None if there is none yet.
         """
-        rules, relevance = with_own_rules(composite), composite.carrier == "relevance"
+        rules, relevance = with_custom_rules(composite), composite.carrier == "relevance"
         if values:
-            return RootedPass(*self._changed(values, roots), rules, self.read, moved=True)
-        whole = self.passed(wide=relevance)
-        layout = whole.layout(self.given, self.read) if relevance else None
-        return RootedPass(whole, find_roots(whole, self.given, self.made), rules, self.read, layout)
+            return RootedPass(*self._changed(values, roots), rules, self.read_logits, moved=True)
+        recording = self.passed(wide=relevance)
+        layout = recording.layout(self.scored_inputs, self.read_logits) if relevance else None
+        roots = find_roots(recording, self.scored_inputs, self.derived)
+        return RootedPass(recording, roots, rules, self.read_logits, layout)
 
     def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
         if self.replay is not None:
-            raise Apart
-        with telling_of_changed_inputs():
-            known = self.model, self.fed(self.inputs), self.inputs.samples, self.given
-            return changed_pass(*known, values, roots, made=self.made, checkpoint=self.options.checkpoint)
+            raise NotShared
+        with naming_changed_inputs():
+            arguments = self.model, self.fed(self.inputs), self.inputs.samples, self.scored_inputs
+            return changed_pass(*arguments, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)
 
     # -- rows
     def located(self, name: str, key: Key) -> tuple[int, Elements]:
@@ -279,10 +282,10 @@ class Sources:
         )
         return packed or side.choices is not None
 
-    def own_tokens(self) -> Tensor:
+    def plain_tokens(self) -> Tensor:
         """Return ``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are not placeholders of another input or
         of values computed from one."""
-        name, inputs = self.inputs.name, self.given.keys()
+        name, inputs = self.inputs.name, self.scored_inputs.keys()
         keys = [k for k in self.structure.passed.keys if name in k] if len(inputs) > 1 else []
         for key in sorted(keys, key=lambda k: len(k & inputs) < 2):
             if len(key & inputs) > 1 or self.structure.passed.elements(name, key) is not None:
@@ -292,7 +295,7 @@ class Sources:
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
         """Return ``[B, N]`` of a text's tokens from ``[B, M]`` of the rows looked up by its ids."""
         elements, tokens = self.structure.elements_of(name), self.sources[name].tensor.shape[-1]
-        if elements is None or name in self.made:
+        if elements is None or name in self.derived:
             return values
         places = elements.to(values.device).expand(len(values), -1)
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
@@ -358,7 +361,7 @@ class Sources:
 
 
 @contextmanager
-def telling_of_changed_inputs() -> Iterator[None]:
+def naming_changed_inputs() -> Iterator[None]:
     """Re-raise errors of a model on changed inputs with a message that names this cause."""
     try:
         yield

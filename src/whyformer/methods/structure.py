@@ -91,7 +91,7 @@ class Structure:
         for number, attention in reversed(list(self.attentions.items())):
             names.update(learned for stream, learned, _ in self.passed.copies if stream in names)
             if attention.queries in names:
-                names.update(self.passed.looked_at[number])
+                names.update(self.passed.key_streams[number])
         return names
 
     def elements_of(self, name: str) -> Tensor | None:

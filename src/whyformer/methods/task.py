@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Balance
+from whyformer.methods.attended import Callback, MapPass, WalkResult
 from whyformer.methods.passes import ForwardPass, argument_of, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
@@ -27,33 +27,12 @@ from whyformer.models.kinds import accepts_batches
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.options import DEFAULTS, Options
-from whyformer.rules.registered import declared
-from whyformer.tape.places import Box, Places
+from whyformer.rules.registered import custom_rules
+from whyformer.tape.places import Box, Elements
 from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
 
-__all__ = ["MapWalk", "MapWatch", "Scores", "Task"]
-
-
-@dataclass(frozen=True)
-class MapWalk:
-    """The results of a walk besides attention maps.
-
-    Attributes:
-        logits: ``[B, C]`` of the plain forward pass.
-        read: ``[B, N]`` weight of each row of the last block's output in the target; None if it was not computed.
-        balance: conservation of relevance, if the rules propagate relevance.
-    """
-
-    logits: Tensor
-    read: Tensor | None
-    balance: Balance | None = None
-
-    @property
-    def row(self) -> Tensor:
-        """``[B, N]`` weight of each row of the last block's output in the target."""
-        assert self.read is not None
-        return self.read
+__all__ = ["MapWatch", "Scores", "Task"]
 
 
 @dataclass(frozen=True)
@@ -62,15 +41,15 @@ class MapWatch:
 
     Attributes:
         blocks: indices of the observed blocks.
-        seen: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
+        on_map: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
             block first; None to observe no maps.
-        gradient: also pass ∂target/∂A to ``seen``, as the fourth argument.
-        scores: pass the attention scores before the softmax to ``seen`` instead of A.
+        gradient: also pass ∂target/∂A to ``on_map``, as the fourth argument.
+        scores: pass the attention scores before the softmax to ``on_map`` instead of A.
         entering: called with the block's index, its input, and the flow that arrives there, ``[B, N, D]`` each.
     """
 
     blocks: Collection[int]
-    seen: Callable[..., None] | None = None
+    on_map: Callable[..., None] | None = None
     gradient: bool = False
     scores: bool = False
     entering: Callable[[int, Tensor, Tensor], None] | None = None
@@ -86,7 +65,7 @@ class Task(Sources):
         resolve: function from logits ``[B, C]`` to the target as a callable for these samples.
         progress: function that wraps an iterable of long work.
         method: name of the method.
-        read: function from the model's output to the row of logits that the target selects from.
+        read_logits: function from the model's output to the row of logits that the target selects from.
         counted: whether a token's index selects that row, so that it changes when other tokens are deleted.
         last: whether that row belongs to the last real token, so that a language model need not compute others.
         options: options of the model's passes.
@@ -100,7 +79,7 @@ class Task(Sources):
     resolve: Callable[[Tensor], Callable[[Tensor], Tensor]]
     progress: Callable[..., Any]
     method: str
-    read: Callable[[Output], Tensor] = row_of
+    read_logits: Callable[[Output], Tensor] = row_of
     counted: bool = False
     last: bool = False
     options: Options = DEFAULTS
@@ -170,15 +149,15 @@ class Task(Sources):
         def make() -> ForwardPass:
             feed, samples = self.fed(self.inputs), self.inputs.samples
             if wide:
-                return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.options.checkpoint)
+                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
             return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
 
-        apart = wide and (self.in_half_precision or self.passed().is_half)
+        in_float32 = wide and (self.in_half_precision or self.passed().is_half)
         if self.replay is not None:
-            return self.replay.passed(self.inputs, make, apart)
-        if apart not in self._passes:
-            self._passes[apart] = make() if self.shared is None else self.shared.passed(self, make, apart)
-        return self._passes[apart]
+            return self.replay.passed(self.inputs, make, in_float32)
+        if in_float32 not in self._passes:
+            self._passes[in_float32] = make() if self.shared is None else self.shared.passed(self, make, in_float32)
+        return self._passes[in_float32]
 
     @cached_property
     def _passes(self) -> dict[bool, ForwardPass]:
@@ -190,7 +169,7 @@ class Task(Sources):
         watch: MapWatch,
         values: Mapping[str, Tensor] | None = None,
         roots: Roots | None = None,
-    ) -> MapWalk:
+    ) -> WalkResult:
         """Walk back from the target and observe attention maps or the inputs of blocks.
 
         Args:
@@ -201,27 +180,40 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
-        relevance, seen = composite.carrier == "relevance", watch.seen
-        attended = self.attended(values, roots, relevance=relevance, row_alone=seen is None, merged=True)
+        relevance, has_maps = composite.carrier == "relevance", watch.on_map is not None
+        attended = self.attended(values, roots, relevance=relevance, row_alone=not has_maps, merged=True)
         if min(watch.blocks, default=attended.first) < attended.first:
             raise self.refuse(MERGED)
-        first_run = [GRADIENT] if watch.gradient or relevance else []
-
-        def at_map(block: int, *flows: Tensor) -> None:
-            shown = attended.scores(block) if watch.scores else attended.map(block)
-            if seen is not None:
-                seen(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
-
-        at, seed = None if seen is None else at_map, self.seed(attended.logits)
-        walked = attended.walk_blocks(seed, [*first_run, composite], at, watch.blocks, watch.entering)
-        if walked.row is None and seen is not None:
+        at = {} if watch.entering is None else attended.entries(watch.blocks, watch.entering)
+        walked = self.walk_over(attended, composite, watch, at)
+        if has_maps and not walked.readouts:
             raise self.refuse(UNREAD, verdict=NOT_YET)
-        balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.whole.precision)
-        return MapWalk(attended.logits, walked.row, balance)
+        return walked
+
+    def walk_over(
+        self, passed: MapPass, composite: Composite, watch: MapWatch, at: Mapping[int, Callback] | None = None
+    ) -> WalkResult:
+        """Walk back over a recorded pass and observe its attention maps.
+
+        Args:
+            passed: the pass.
+            composite: the rules of the backward walk.
+            watch: the callbacks; its blocks are indices of attentions.
+            at: as for :meth:`MapPass.walk`.
+        """
+        first_run = [GRADIENT] if watch.gradient or composite.carrier == "relevance" else []
+
+        def at_map(index: int, *flows: Tensor) -> None:
+            shown = passed.scores(index) if watch.scores else passed.map(index)
+            if watch.on_map is not None:
+                watch.on_map(index, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+
+        on_map = None if watch.on_map is None else at_map
+        return passed.walk(self.seed(passed.logits), [*first_run, composite], on_map, watch.blocks, at=at)
 
     def look_at_maps(
         self, fuse: Callable[[int, int, Callable[[], Tensor]], Tensor | None]
-    ) -> tuple[MapWalk, list[Tensor]]:
+    ) -> tuple[WalkResult, list[Tensor]]:
         """Run the model once and fuse the maps of all blocks, with one map in memory at a time.
 
         Args:
@@ -244,27 +236,27 @@ class Task(Sources):
             attended.release()
             if fused is not None:
                 fused_maps[block] = fused
-        return MapWalk(attended.logits, row), self.global_maps(fused_maps)
+        return WalkResult(attended.logits, {"": row}), self.global_maps(fused_maps)
 
     def row_read(self, attended: AttendedPass) -> Tensor:
         """Return ``[B, N]`` weight of each row of the last state in ½‖logits‖², which is the same for every class."""
-        row = attended.walk(attended.logits, [GRADIENT]).row
-        if row is None:
+        walked = attended.walk(attended.logits, [GRADIENT])
+        if not walked.readouts:
             raise self.refuse(UNREAD, verdict=NOT_YET)
-        return row
+        return walked.row
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
         the rules of the options."""
-        with refuse_changes(self.model), torch.inference_mode(False), declared(self.options.rules):
+        with refuse_changes(self.model), torch.inference_mode(False), custom_rules(self.options.rules):
             yield
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Return the row of logits that the target reads, from a plain forward pass without gradients."""
         chosen = inputs or self.inputs
         try:
-            return plain_logits(self.model, *self.fed(chosen), self.read, chosen.samples)
+            return plain_logits(self.model, *self.fed(chosen), self.read_logits, chosen.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
@@ -294,7 +286,7 @@ class Task(Sources):
         return count
 
     # -- places of token rows in a picture
-    def places(self, tokens: int) -> Places:
+    def places(self, tokens: int) -> Elements:
         """Return where ``tokens`` rows lie in the picture.
 
         Raises:
@@ -321,7 +313,7 @@ class Task(Sources):
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
             passed = passed or record_pass(self.model, self.fed(inputs), inputs.samples)
-            number = passed.tape.number(argument_of(passed.feed, self.given[name].scored))
+            number = passed.tape.number(argument_of(passed.feed, self.scored_inputs[name].scored))
             return find_read_box(passed.tape, number, passed.outputs.values())
         return None
 
@@ -329,10 +321,10 @@ class Task(Sources):
         """Return ``[B, P]`` or ``[1, P]`` the row, of ``tokens``, of each cell of the picture; see :meth:`places`."""
         key = None if self.structure.is_plain else self.structure.alone(self.inputs.name)
         if key is not None:
-            known, elements = self.located(self.inputs.name, key)
-            if known == tokens and bool((elements.rows >= 0).all()):
+            count, elements = self.located(self.inputs.name, key)
+            if count == tokens and bool((elements.rows >= 0).all()):
                 return elements.rows
-        return self.places(tokens).rows[None]
+        return self.places(tokens).rows
 
     def lay_out(self, scores: Scores) -> Scores:
         """Turn scores of a picture's token rows into scores of its cells, without those of CLS and registers; and add
@@ -362,7 +354,8 @@ class Task(Sources):
         if inputs.modality != "image":
             return scores
         places = scores.places or self.places(scores.values.shape[-1])
-        return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid, cells=places.box)
+        values = scores.values[:, places.rows[0]]
+        return replace(scores, values=values, kind="patch", grid=places.grid, cells=places.box)
 
     def same_rows(self, values: Tensor, expected: Tensor) -> bool:
         """Return whether two ``[B, N, D]`` are equal up to rounding, except at padding."""
@@ -378,9 +371,9 @@ class Task(Sources):
     # -- checks of the recorded pass -------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """Return the error for a model that this method does not support; it names methods that apply."""
-        from whyformer.methods.applying import applying
+        from whyformer.methods.applicability import applicable
 
-        others = ", ".join(name for name in applying(self) if name != self.method)
+        others = ", ".join(name for name in applicable(self) if name != self.method)
         message = f"{self.method} {verdict} on this model: {reason}"
         return MethodNotApplicable(f"{message}. Methods that apply: {others}" if others else message)
 

@@ -1,5 +1,4 @@
-"""Relevance through custom operations declared to be linear, whose weights are not known, or to have only an
-adjoint."""
+"""Relevance through custom operations registered as "linear", whose weights are unknown, or as "adjoint"."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class HiddenLayer(MatrixLayer):
 
 
 def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
-    """Return the rule for operations that are declared to be linear.
+    """Return the rule for custom operations registered as "linear".
 
     If the operation multiplies each row with the same weights, it is a layer and gets the rule of layers. Otherwise, it
     gets the rule of weighted sums, or is refused if it uses weights of the model, which the rule of layers needs.
@@ -100,7 +99,7 @@ def read_weights(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> 
 
 
 def _has_weights(walk: Walk, unit: Unit) -> bool:
-    """Return True if a declared operation reads a matrix of weights."""
+    """Return True if a custom operation reads a matrix of weights."""
     tape, call = walk.tape, walk.tape.calls[unit.calls[0]]
     has_operand = any(walk.program.weight[o] and len(tape.shapes[o]) > 1 for o in call.operands)
     return has_operand or getattr(call.operator, "holds_weights", False)

@@ -11,9 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whyformer.tape.adjoints import unbroadcast
-from whyformer.tape.state import in_transform
-from whyformer.tape.tables import KINDS
+from whyformer.tape.adjoints import rows_with_flow, unbroadcast
+from whyformer.tape.tables import KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Parts, Step, Walk
@@ -31,7 +30,7 @@ __all__ = [
     "multiply",
     "repeat",
     "separate",
-    "whole",
+    "unchanged",
     "wide",
     "without_constant",
 ]
@@ -82,7 +81,7 @@ def wide(t: Tensor) -> Tensor:
 
 
 # -- the common interface of linear layers -----------------------------------------------------------------------------
-def whole(w: Tensor) -> Tensor:
+def unchanged(w: Tensor) -> Tensor:
     """Return the weights themselves, see :data:`Part`."""
     return w
 
@@ -92,7 +91,6 @@ positive, negative = partial(torch.clamp, min=0), partial(torch.clamp, max=0)
 _AT_ONCE = {"cpu": 2**18}
 """Number of weights whose parts are computed at a time, 2²⁴ on other devices: 1 MB of float32 fits the cache of a
 CPU."""
-_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "clone", "alias"))
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class MatrixLayer:
     def _by_parts(self, product: Callable[[Tensor], Tensor], part: Part, axis: int) -> Tensor:
         w = self.weight
         step = max(64, _AT_ONCE.get(w.device.type, 2**24) // w.shape[1 - axis])
-        if (part is whole and w.itemsize > 2) or w.shape[axis] <= step:
+        if (part is unchanged and w.itemsize > 2) or w.shape[axis] <= step:
             return product(w)
         return torch.cat([product(p) for p in w.split(step, axis)], -1)
 
@@ -171,7 +169,7 @@ class MatrixLayer:
         if constant is None:
             return self.y()
         # a sum that was rounded to half precision with the constant must be recomputed without it
-        return self.forward(self.x, whole) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
+        return self.forward(self.x, unchanged) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
 
     def _rows_of(self, y: Tensor) -> Tensor:
         y = y.reshape(-1, self.weight.shape[1])
@@ -194,20 +192,11 @@ def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, ev
         return share(WrittenLayer(tape, unit, x, flow))
     width, height = weight.shape
     flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
-    subset = None if every_row else _rows_with_relevance(flow)
+    subset = None if every_row else rows_with_flow(flow)
     if subset is None:
         return share(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
     relevance = share(MatrixLayer(tape, unit, rows[subset], flow[subset], weight, subset))
     return relevance.new_zeros(len(flow), width).index_copy_(0, subset, relevance).reshape(x.shape)
-
-
-def _rows_with_relevance(flow: Tensor) -> Tensor | None:
-    """Return the indices of the rows that are not zero; None if they are half of the rows or more. After the last
-    attention, few rows have relevance, and padding has none."""
-    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
-        return None
-    rows = flow.any(-1).nonzero()[:, 0]
-    return rows if 2 * len(rows) < len(flow) else None
 
 
 def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
@@ -219,7 +208,7 @@ def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
     if rest and rest[-1].name == "add":
         rest.pop()
     weight, entry, exit_ = tape[first.operands[at + 1]], tape.shapes[unit.entries[0]], tape.shapes[unit.exit]
-    if weight.dim() < 2 or any(c.name not in _RESHAPES for c in rest):
+    if weight.dim() < 2 or any(c.name not in RESHAPES for c in rest):
         return None
     # the same matrix may have been expanded for all samples
     same = all(n == 1 or step == 0 for n, step in zip(weight.shape[:-2], weight.stride(), strict=False))
@@ -243,7 +232,7 @@ def without_constant(tape: Tape, unit: Unit) -> Tensor:
     """Return the exit of a linear unit without its constant, such as a bias."""
     if _constant(tape, unit) is None:
         return wide(tape[unit.exit])
-    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, whole)
+    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, unchanged)
 
 
 def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
@@ -295,7 +284,7 @@ def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         size = layer.x.abs()
         a, b = shares(layer.flow, layer.z(), layer.forward(size, torch.abs))
-        return layer.backward(a, whole) * layer.x + layer.backward(b, torch.abs) * size
+        return layer.backward(a, unchanged) * layer.x + layer.backward(b, torch.abs) * size
 
     return share
 
@@ -357,7 +346,7 @@ def epsilon_rule(epsilon: float = 1e-6) -> Share:
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         y = layer.y()
-        return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), whole) * layer.x
+        return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), unchanged) * layer.x
 
     return share
 
@@ -375,7 +364,7 @@ def box(low: Tensor, high: Tensor) -> Share:
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         x = layer.x
         bounds = low.reshape(x.shape), high.reshape(x.shape)
-        parts: tuple[tuple[Tensor, Part], ...] = ((x, whole), (-bounds[0], positive), (-bounds[1], negative))
+        parts: tuple[tuple[Tensor, Part], ...] = ((x, unchanged), (-bounds[0], positive), (-bounds[1], negative))
         s = divide(layer.flow, torch.stack([layer.forward(v, w) for v, w in parts]).sum(0))
         return torch.stack([layer.backward(s, w) * v for v, w in parts]).sum(0)
 

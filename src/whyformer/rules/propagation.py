@@ -33,7 +33,7 @@ from whyformer.rules.linear import (
     multiply,
     repeat,
     separate,
-    whole,
+    unchanged,
     wide,
     without_constant,
 )
@@ -69,7 +69,7 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
     live = list(dict.fromkeys(e for e, is_live in zip(unit.entries, step.live, strict=True) if is_live))
 
     def function(*live_values: Tensor) -> Tensor:
-        return repeat(tape, unit, values | dict(zip(live, live_values, strict=True)), whole)
+        return repeat(tape, unit, values | dict(zip(live, live_values, strict=True)), unchanged)
 
     pull = torch.func.vjp(function, *(values[e] for e in live))[1]
     return list(zip(live, pull(flow), strict=True))

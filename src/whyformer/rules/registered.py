@@ -1,4 +1,4 @@
-"""Rules for custom operations: :func:`register` for the whole process, :func:`declared` for a context."""
+"""Rules for custom operations: :func:`register` for the whole process, :func:`custom_rules` for a context."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from whyformer.tape.walking import Rule as TapeRule
 
 
 @dataclass(frozen=True)
-class Declared:
+class CustomRule:
     """The rule of a custom operation: ``like``, a similar operation or kind of operations, or ``rule``."""
 
     like: str = ""
     rule: Rule | None = None
 
 
-_registered: dict[Any, Declared] = {}
-_in_context: ContextVar[Mapping[Any, Declared] | None] = ContextVar("rules of this call", default=None)
+_registered: dict[Any, CustomRule] = {}
+_in_context: ContextVar[Mapping[Any, CustomRule] | None] = ContextVar("rules of this call", default=None)
 
 
 def register(operation: Any, *, like: str | None = None, rule: Rule | None = None) -> None:
@@ -50,18 +50,18 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
         InputError: neither or both of ``like`` and ``rule`` are given, ``like`` does not exist, or torch decomposes the
             operation into others before it is recorded.
     """
-    _registered[operation] = _declaration(operation, like, rule)
+    _registered[operation] = _custom_rule(operation, like, rule)
 
 
 @contextlib.contextmanager
-def declared(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
+def custom_rules(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
     """Context manager with additional rules, in this thread.
 
     Args:
         rules: maps an operation to a similar one or to its rule, as in :func:`register`.
     """
     added = {
-        key: _declaration(key, None, value) if isinstance(value, Rule) else _declaration(key, value, None)
+        key: _custom_rule(key, None, value) if isinstance(value, Rule) else _custom_rule(key, value, None)
         for key, value in (rules or {}).items()
     }
     token = _in_context.set({**(_in_context.get() or {}), **added})
@@ -71,25 +71,25 @@ def declared(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
         _in_context.reset(token)
 
 
-def declarations() -> dict[Any, Declared]:
-    """Return all rules in force. Those of :func:`declared` take precedence over those of :func:`register`."""
+def _rules_in_force() -> dict[Any, CustomRule]:
+    """Return the custom rules in force; those of :func:`custom_rules` override those of :func:`register`."""
     return {**_registered, **(_in_context.get() or {})}
 
 
 def likes() -> dict[Any, str]:
     """Return, for each operation with a rule in force, the similar operation, or the kind under which
-    :func:`with_own_rules` adds its custom rule."""
-    return {recorded_as(key): rule.like or _kind(rule) for key, rule in declarations().items()}
+    :func:`with_custom_rules` adds its custom rule."""
+    return {recorded_as(key): rule.like or _kind(rule) for key, rule in _rules_in_force().items()}
 
 
-def with_own_rules(composite: Composite) -> Composite:
+def with_custom_rules(composite: Composite) -> Composite:
     """Return a composite with the custom rules in force added. The empty composite, the gradient, stays empty."""
-    custom = {_kind(d): _on_tape(d.rule, composite) for d in declarations().values() if d.rule is not None}
+    custom = {_kind(d): _on_tape(d.rule, composite) for d in _rules_in_force().values() if d.rule is not None}
     return replace(composite, rules={**composite.rules, **custom}) if custom and composite.rules else composite
 
 
-def _kind(declaration: Declared) -> str:
-    return f"rule {id(declaration.rule)}"
+def _kind(custom: CustomRule) -> str:
+    return f"rule {id(custom.rule)}"
 
 
 def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
@@ -121,7 +121,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
     return TapeRule(rule.hold, rule.share, back, name=rule.name)
 
 
-def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declared:
+def _custom_rule(operation: Any, like: str | None, rule: Rule | None) -> CustomRule:
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
         raise InputError('give either like="gelu" (a similar operation) or rule=Rule(...) for a custom operation')
     recorded_as(operation)
@@ -132,4 +132,4 @@ def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declare
             LIKES,
             'Use an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
         )
-    return Declared(like or "", rule)
+    return CustomRule(like or "", rule)

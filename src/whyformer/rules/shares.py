@@ -65,11 +65,13 @@ class Shares:
         """The rest, if it has not been distributed."""
         return self.rest if self.weights is None else None
 
-    def whole(self, chunk: slice = slice(None)) -> Tensor:
+    def totals(self, chunk: slice = slice(None)) -> Tensor:
         """Return ``[S, ...]``, the parts of some sources including their fractions of the rest."""
-        if self.weights is None or self.rest is None:
-            return self.parts[chunk]
-        return torch.addcmul(self.parts[chunk], self.weights[chunk], self.rest)
+        return self.with_rest(self.parts[chunk], None if self.weights is None else self.weights[chunk])
+
+    def with_rest(self, parts: Tensor, weights: Tensor | None) -> Tensor:
+        """Return parts including their fractions ``weights`` of the rest."""
+        return parts if weights is None or self.rest is None else torch.addcmul(parts, weights, self.rest)
 
 
 def _only_entry(unit: Unit) -> int | None:
@@ -159,9 +161,9 @@ class ShareRules:
         their entries; other units distribute them first."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in entry_shares]
         shares = [entry_shares[e] for e in entries]
-        whole = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
+        settle_each = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
         is_view, keeps = unit.kind == "view", unit.kind in ("view", "scale")
-        shares = [s if s.is_late or keeps else settle() for s, settle in zip(shares, whole, strict=True)]
+        shares = [s if s.is_late or keeps else settle() for s, settle in zip(shares, settle_each, strict=True)]
         function = lambda *x: repeat_unit(self.tape, unit, dict(zip(entries, x, strict=True)))  # noqa: E731
         if unit.kind == "layer" and self._is_of_rows(unit):
             return self._layer(unit, shares[0])
@@ -170,7 +172,7 @@ class ShareRules:
             return results
 
         def shared(k: int) -> Tensor:
-            return self._each(lambda *x: function(*x)[k], *(settle() for settle in whole))
+            return self._each(lambda *x: function(*x)[k], *(settle() for settle in settle_each))
 
         return [replace(s, shared=partial(shared, k)) for k, s in enumerate(results)]
 
@@ -190,7 +192,7 @@ class ShareRules:
         parts = origin.new_empty(count, *origin.shape)
         for i in range(0, count, self.at_once):
             chunk = slice(i, i + self.at_once)
-            torch.matmul(shares.whole(chunk), weight, out=parts[chunk])
+            torch.matmul(shares.totals(chunk), weight, out=parts[chunk])
         return [Shares(parts, rest if bool(rest.any()) else None, shares.is_late, shares.is_alone)]
 
     def _mixed(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
@@ -270,19 +272,11 @@ class ShareRules:
 
     def _each(self, function: Callable[..., Tensor], *shares: Shares, at_once: int | None = None) -> Tensor:
         """Return ``[S, ...]``, the function applied to the shares of each source."""
-        stacked, places = list[Tensor](), list[int]()
-        for s in shares:
-            places.append(len(stacked))
-            stacked += [s.parts] if s.weights is None else [s.parts, s.weights]
+        stacked = [t for s in shares for t in (s.parts, s.weights) if t is not None]
 
         def of_source(*tensors: Tensor) -> Tensor:
-            parts = []
-            for i, s in zip(places, shares, strict=True):
-                if s.weights is None or s.rest is None:
-                    parts.append(tensors[i])
-                else:
-                    parts.append(torch.addcmul(tensors[i], tensors[i + 1], s.rest))
-            return function(*parts)
+            left = iter(tensors)
+            return function(*(s.with_rest(next(left), None if s.weights is None else next(left)) for s in shares))
 
         return for_each(of_source, *stacked, at_once=at_once or self.at_once)
 

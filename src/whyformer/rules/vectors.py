@@ -23,7 +23,7 @@ from whyformer.tape.units import Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
 
-__all__ = ["KeyRules", "VectorRules", "followed"]
+__all__ = ["KeyRules", "VectorRules", "linear_path"]
 
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
 _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
@@ -234,7 +234,7 @@ class KeyRules(VectorRules):
         return super(VectorRules, self)._normed(unit, entries)
 
 
-def followed(program: Program, tape: Tape, attention: Attention, end: int) -> tuple[list[int], set[int]]:
+def linear_path(program: Program, tape: Tape, attention: Attention, end: int) -> tuple[list[int], set[int]]:
     """Return (values through which all paths from an attention's products A·V to a later value pass, up to the first
     unit through which vectors cannot be followed; all values on these paths).
 

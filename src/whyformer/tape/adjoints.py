@@ -20,7 +20,7 @@ from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
 
-__all__ = ["adjoint_of_call", "in_dtype", "softmax_adjoint", "times", "unbroadcast"]
+__all__ = ["adjoint_of_call", "in_dtype", "rows_with_flow", "softmax_adjoint", "times", "unbroadcast"]
 
 Flow = Tensor | None
 Formula = Callable[[Call, Tape, list[Flow], Sequence[bool]], Sequence[Flow] | None]
@@ -152,14 +152,21 @@ def unbroadcast(flow: Tensor, shape: torch.Size) -> Tensor:
     return (flow.sum(axes, keepdim=True) if axes else flow).reshape(shape)
 
 
+def rows_with_flow(flow: Tensor) -> Tensor | None:
+    """Return the indices of the rows of a matrix that are not zero; None if they are half of the rows or more. After
+    the last attention, few rows have a flow, and padding has none."""
+    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
+        return None
+    rows = flow.any(-1).nonzero()[:, 0]
+    return rows if 2 * len(rows) < len(flow) else None
+
+
 def times(flow: Tensor, weight: Tensor) -> Tensor:
-    """Return ``flow @ weight``, skipping rows of ``flow`` that are zero: after the last attention, few rows have a
-    flow, and padding has none."""
-    if flow.dim() == 2 and len(flow) > 8 and not in_transform() and 2 * int(flow[:, 0].count_nonzero()) < len(flow):
-        rows = flow.any(-1).nonzero()[:, 0]
-        if 2 * len(rows) < len(flow):
-            return flow.new_zeros(len(flow), weight.shape[1]).index_copy_(0, rows, flow[rows] @ weight)
-    return flow @ weight
+    """Return ``flow @ weight``, without the products of rows of ``flow`` that are zero."""
+    rows = rows_with_flow(flow) if flow.dim() == 2 else None
+    if rows is None:
+        return flow @ weight
+    return flow.new_zeros(len(flow), weight.shape[1]).index_copy_(0, rows, flow[rows] @ weight)
 
 
 # -- products --------------------------------------------------------------------------------------------------------

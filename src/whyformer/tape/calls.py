@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 
-__all__ = ["Call", "Slot", "every_tensor", "fill", "is_composite", "slot", "tensors_in"]
+__all__ = ["Call", "Slot", "every_tensor", "fill", "is_composite", "needed_calls", "slot", "tensors_in"]
 
 # a repeated call may get operands with other strides
 _ANY_LAYOUT: dict[Any, Any] = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -51,8 +51,8 @@ class Call:
         results: numbers of the output values.
         writes: positions of the operands that the call overwrites; their new values are its first results.
         random: True if the call draws random numbers. Such a call is never repeated.
-        kind: kind of a declared operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
-        beside: numbers of the values that a declared operation reads although they are not among its arguments.
+        kind: kind of a custom operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
+        hidden_operands: numbers of the values that a custom operation reads without getting them as arguments.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Call:
     writes: tuple[int, ...] = ()
     random: bool = False
     kind: str = ""
-    beside: tuple[int, ...] = ()
+    hidden_operands: tuple[int, ...] = ()
 
     def __call__(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Repeat the call with other operands, without modifying them; return all results."""
@@ -133,6 +133,16 @@ def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
             yield from every_tensor(v, depth)
     elif depth and not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
         yield from every_tensor(list(vars(value).values()), depth - 1)
+
+
+def needed_calls(calls: Sequence[Call], outputs: Iterable[int], ends: Container[int] = ()) -> list[Call]:
+    """Return those of the calls that are needed to compute ``outputs`` from ``ends``, in the order of execution."""
+    needed, path = set(outputs), list[Call]()
+    for call in reversed(calls):
+        if any(r in needed and r not in ends for r in call.results):
+            needed.update(call.operands)
+            path.append(call)
+    return path[::-1]
 
 
 def is_composite(operator: Any) -> bool:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.recording import RAW
-from whyformer.tape.state import bare
 from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
 
-__all__ = ["altered", "foreign", "unfaithful", "unset"]
+__all__ = ["altered", "foreign", "unset"]
 
 _WRITES = frozenset(
     ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "set", "resize")
@@ -57,19 +56,19 @@ def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
     return not index.is_floating_point() and len(index.unique()) == tape.shapes[call.operands[0]][0]
 
 
-def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
+def foreign(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]:
     """Return the leaves that differ in a pass on other inputs, so that they were computed from inputs by numpy, another
     thread or a foreign kernel.
 
     Args:
         tape: a recorded pass.
         other: a pass of the same model on changed inputs.
-        known: numbers of parameters and buffers, which need no comparison.
+        weights: numbers of parameters and buffers, which need no comparison.
     """
-    suspects = sorted(n for n in tape.given - tape.inputs - set(known) if tape.floating(n))
+    suspects = sorted(n for n in tape.leaves - tape.inputs - set(weights) if tape.floating(n))
     # compared by value, since the numbers differ if the other pass took another path
-    leaves = [other[n] for n in other.given - other.inputs if other.floating(n)]
-    return [n for n in suspects if not any(_same(tape[n], t) for t in leaves)]
+    others = [other[n] for n in other.leaves - other.inputs if other.floating(n)]
+    return [n for n in suspects if not any(_same(tape[n], t) for t in others)]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -80,19 +79,3 @@ def altered(tape: Tape) -> list[int]:
     """Return the leaves (parameters, buffers, inputs) that were modified since the pass, so that a walk would mix old
     values and new weights."""
     return [n for n, version in tape.versions.items() if n not in tape.written and tape[n]._version != version]
-
-
-def unfaithful(tape: Tape) -> list[Call]:
-    """Return the calls whose results differ when they are repeated, because a kernel wrote into one of their values.
-    Takes as long as the pass, and needs a tape that stores all values."""
-    differing = []
-    with bare():
-        for call in tape.calls:
-            held = all(tape.holds(n) for n in (*call.operands, *call.results))
-            if not held or call.random or call.name in RAW:
-                continue
-            repeated = call([tape[o] for o in call.operands])
-            pairs = zip(repeated, (tape[r] for r in call.results), strict=True)
-            if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if not a.is_complex()):
-                differing.append(call)
-    return differing

@@ -1,9 +1,9 @@
-"""Custom operations that a user declares to be like another operation. Each counts as one call.
+"""Record custom operations, which a user registers with a similar operation or a rule. Each counts as one call.
 
-    tape, output = record_call(model, args, declared={Swish: "silu"})
+    tape, output = record_call(model, args, custom_ops={Swish: "silu"})
 
-The calls inside the forward of a declared ``torch.autograd.Function`` or ``torch.nn.Module`` are recorded too, but no
-later call reads their results: the returned tensor gets a new number, as the result of a call that repeats the whole
+The calls inside the forward of a custom ``torch.autograd.Function`` or ``torch.nn.Module`` are recorded too, but no
+later call reads their results: the returned tensor gets a new number, as the result of one call that repeats the
 forward.
 """
 
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.tape.calls import Call, fill, is_composite, slot, tensors_in
+from whyformer.tape.calls import fill, is_composite, needed_calls, slot, tensors_in
 from whyformer.tape.norms import nearest_norm
 from whyformer.tape.tables import KINDS, name_set
 
 if TYPE_CHECKING:
     from whyformer.tape.recording import Recorder
 
-__all__ = ["HIDDEN_LAYER", "LIKES", "DeclaredCalls", "Forward", "recorded_as"]
+__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "Forward", "recorded_as"]
 
 aten = torch.ops.aten
 
 # -- operations and kinds to choose from -----------------------------------------------------------------------------
 HIDDEN_LAYER = "hidden layer"
-"""Kind of linear operations whose weights are not known."""
+"""Kind of linear operations whose weights are unknown."""
 
 _NORM = "norm"
 _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "sub": torch.sub}
@@ -60,7 +60,7 @@ def _likes() -> dict[str, str]:
 
 
 LIKES = _likes()
-"""Maps the values of ``like=`` to the kind of the declared call."""
+"""Maps the values of ``like=`` to the kind of the recorded call."""
 
 
 # -- names of operators ----------------------------------------------------------------------------------------------
@@ -119,10 +119,10 @@ def _is_decomposed(name: str) -> bool:
     return bool(overloads) and all(map(is_composite, overloads))
 
 
-# -- a pass with declared operations ---------------------------------------------------------------------------------
+# -- a pass with custom operations -----------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """A declared operation as a function of its tensor arguments.
+    """A custom operation as a function of its tensor arguments.
 
     Attributes:
         function: the callable.
@@ -144,11 +144,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class _Operation:
-    """A declared operation.
+    """A custom operation.
 
     Attributes:
         name: name for errors.
-        like: the operation or kind that it is declared to be like.
+        like: the similar operation, or the kind.
         parameters: parameters and buffers of a module, candidates for the weight and bias of a norm.
         epsilons: candidates for the ε of a norm.
         holds_weights: True if it is a module with weight matrices.
@@ -162,8 +162,8 @@ class _Operation:
 
 
 @dataclass(eq=False)
-class DeclaredCalls:
-    """Records the calls of declared operations in one pass.
+class CustomCalls:
+    """Records the calls of custom operations in one pass.
 
     Attributes:
         recorder: the recorder of the pass.
@@ -178,18 +178,18 @@ class DeclaredCalls:
 
     # -- operators
     def of_operator(self, name: str) -> _Operation | None:
-        """Return the declaration of an operator, by its full name without ``aten::``; None if it has none."""
+        """Return the custom operation with a full name without ``aten::``; None if there is none."""
         like = self.likes.get(name)
         return None if like is None else _Operation(name if "::" in name else f"aten::{name}", like)
 
     # -- modules and autograd functions
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context manager that observes the declared modules and autograd functions while a pass runs."""
+        """Context manager that observes the custom modules and autograd functions while a pass runs."""
         classes = [key for key in self.likes if isinstance(key, type)]
         with ExitStack() as stack:
             for function in (c for c in classes if issubclass(c, torch.autograd.Function)):
-                stack.enter_context(_WATCHED.calls_of(function, self))
+                stack.enter_context(_FORWARDS.calls_of(function, self))
             if any(issubclass(c, nn.Module) for c in classes):
                 from torch.nn.modules import module
 
@@ -209,13 +209,13 @@ class DeclaredCalls:
             self.begin(module)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        declared = self._class_of(module)
-        if declared is None:
+        registered = self._class_of(module)
+        if registered is None:
             return None
         parameters = (*module.parameters(), *module.buffers())
         epsilons = tuple(v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2)
         matrices = any(t.dim() > 1 and (isinstance(t, nn.Parameter) or not t.is_floating_point()) for t in parameters)
-        operation = _Operation(_class_name(type(module)), self.likes[declared], parameters, epsilons, matrices)
+        operation = _Operation(_class_name(type(module)), self.likes[registered], parameters, epsilons, matrices)
         return self.end(module, operation, module.forward, args, kwargs, output)
 
     def begin(self, key: Any) -> None:
@@ -244,12 +244,12 @@ class DeclaredCalls:
         operands: list[int] = []
         slots = tuple(recorder.slots_of(a, operands) for a in args)
         named = {k: recorder.slots_of(a, operands) for k, a in kwargs.items()}
-        reached = _reached(inner, recorder.number(output), operands) if isinstance(output, Tensor) else []
+        reached = needed_calls(inner, [recorder.number(output)], operands) if isinstance(output, Tensor) else []
         if isinstance(output, Tensor) and any(output is t for t in tensors_in((*args, *kwargs.values()))):
             output = output.view_as(output)
         inner_results = {r for call in reached for r in call.results}
-        beside = {o for call in reached for o in call.operands} - inner_results - set(operands)
-        return self.close(operation, function, slots, named, operands, output, tuple(sorted(beside)))
+        hidden_operands = {o for call in reached for o in call.operands} - inner_results - set(operands)
+        return self.close(operation, function, slots, named, operands, output, tuple(sorted(hidden_operands)))
 
     def close(
         self,
@@ -259,9 +259,9 @@ class DeclaredCalls:
         named: Any,
         operands: list[int],
         output: Any,
-        beside: tuple[int, ...] = (),
+        hidden_operands: tuple[int, ...] = (),
     ) -> Tensor:
-        """Record the call of a declared operation; return its output, replaced if an intervention changes it."""
+        """Record the call of a custom operation; return its output, replaced if an intervention changes it."""
         if not isinstance(output, Tensor):
             raise ModelError(
                 f"'{operation.name}' is declared to be like an operation, but returns a {type(output).__name__}: let "
@@ -280,7 +280,8 @@ class DeclaredCalls:
             results = recorder.number_results(operation.name, operands, [output], False)
             kind = LIKES.get(operation.like, operation.like)
             places = tuple(map(slot, range(len(operands))))
-            recorder.note(operation.name, forward, places, {}, operands, results, kind=kind, beside=beside)
+            more = {"kind": kind, "hidden_operands": hidden_operands}
+            recorder.note(operation.name, forward, places, {}, operands, results, **more)
         altered: Tensor = recorder.altered(first, output)
         return altered
 
@@ -325,18 +326,8 @@ def _class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__name__}" if hasattr(aten, kind.__name__) else kind.__name__
 
 
-def _reached(calls: Sequence[Call], output: int, ends: Sequence[int]) -> list[Call]:
-    """Return those of some calls that are needed to compute an output from ``ends``."""
-    needed, reached = {output}, list[Call]()
-    for call in reversed(calls):
-        if any(r in needed and r not in ends for r in call.results):
-            needed.update(call.operands)
-            reached.append(call)
-    return reached
-
-
 # -- autograd functions ----------------------------------------------------------------------------------------------
-class _Watched:
+class _ReplacedForwards:
     """Classes of autograd functions whose ``forward`` is temporarily replaced, to report its calls to the pass that is
     recorded in the same thread. A dispatch mode does not see ``apply``, and model code may hold references to it. If
     several passes run at once, the last restores the class."""
@@ -346,14 +337,14 @@ class _Watched:
         self.local = threading.local()
 
     @contextmanager
-    def calls_of(self, function: type, declared: DeclaredCalls) -> Iterator[None]:
-        passes: dict[type, DeclaredCalls] = self.local.__dict__.setdefault("passes", {})
+    def calls_of(self, function: type, calls: CustomCalls) -> Iterator[None]:
+        passes: dict[type, CustomCalls] = self.local.__dict__.setdefault("passes", {})
         with self.lock:
             self.counts[function] = self.counts.get(function, 0) + 1
             if self.counts[function] == 1:
                 self._replace(function)
         before = passes.get(function)
-        passes[function] = declared
+        passes[function] = calls
         try:
             yield
         finally:
@@ -371,13 +362,13 @@ class _Watched:
         without_ctx = function.setup_context is not torch.autograd.Function.setup_context
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            declared = self.local.__dict__.get("passes", {}).get(function)
-            if declared is None:
+            calls = self.local.__dict__.get("passes", {}).get(function)
+            if calls is None:
                 return original(*args, **kwargs)
-            declared.begin(args)
+            calls.begin(args)
             output = original(*args, **kwargs)
-            operation = _Operation(_class_name(function), declared.likes[function])
-            return declared.end(args, operation, function.apply, args if without_ctx else args[1:], kwargs, output)
+            operation = _Operation(_class_name(function), calls.likes[function])
+            return calls.end(args, operation, function.apply, args if without_ctx else args[1:], kwargs, output)
 
         function.forward = staticmethod(forward)
 
@@ -389,4 +380,4 @@ class _Watched:
             function.forward = before
 
 
-_WATCHED = _Watched()
+_FORWARDS = _ReplacedForwards()

@@ -2,7 +2,8 @@
 
 Each function gets ``step(name, function, operands, result, *constants, dtype=None)``, which records a part as a
 separate call and returns the number of its result (:meth:`whyformer.tape.recording.Recorder.step`), and the fused
-call: ``named``, its arguments by name, with tensors as slots into ``operands``, and ``out``, its output.
+call: ``named``, its arguments by name, with tensors as slots into ``operands``, and ``out``, its first output. It
+returns False if the call must be recorded as it is.
 """
 
 from __future__ import annotations
@@ -16,18 +17,28 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Slot
+from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["OPENED", "open_attention", "open_product", "open_sum"]
+__all__ = ["FUSED_ATTENTION", "OPENED"]
 
 aten = torch.ops.aten
 
 Step = Callable[..., int]
 Named = Mapping[str, Any]
 
+FUSED_ATTENTION = name_set(
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable"
+)
+_LARGEST_BIAS = 1  # an addend of addmm with more axes than this is a branch, not a bias
 
-def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+
+def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record addmm and baddbmm, β x + α a b, as a product and a sum, if x is a branch and not a bias."""
+    if len(tape.shapes[operands[0]]) <= _LARGEST_BIAS:
+        return False
     number = lambda key: operands[named[key].index]  # noqa: E731
     a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
     alpha, beta = named.get("alpha", 1), named.get("beta", 1)
@@ -41,11 +52,14 @@ def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out:
         if beta != 1:
             x = step("mul", torch.mul, [x], tape.shapes[x], beta)
         step("add", torch.add, [x, y], next(left))
+    return True
 
 
-def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Sequence[Tensor]) -> None:
+def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record a fused attention as softmax(s q kᵀ + mask) v. The scores and the map are values that are computed only
-    when read; the output is that of the kernel that the model used."""
+    when read; the output is that of the kernel that the model used. Attention with dropout is recorded as it is."""
+    if named.get("dropout_p", 0.0):
+        return False
     number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731
     q, k, v = number("query"), number("key"), number("value")
     mask = number("attn_mask") if "attn_mask" in named else number("attn_bias")
@@ -90,23 +104,25 @@ def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int]
     name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
     weights = step(name, function, [scores], square, -1)
     if half:
-        mixed = step("matmul", torch.matmul, [weights, v], out[0].shape)
-        step("_to_copy", partial(_cast, dtype=out[0].dtype), [mixed], out[0])
+        mixed = step("matmul", torch.matmul, [weights, v], out.shape)
+        step("_to_copy", partial(_cast, dtype=out.dtype), [mixed], out)
     else:
-        step("matmul", torch.matmul, [weights, v], out[0])
+        step("matmul", torch.matmul, [weights, v], out)
     # the other results of the kernel (log-sum-exp, random state) get no numbers: no forward pass reads them
+    return True
 
 
-def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record GLU as the product of one half of its operand and the sigmoid of the other half."""
     (x,), axis, half = operands, named.get("dim", -1), list(out.shape)
     count = half[axis]
     a = step("slice", aten.slice.Tensor, [x], half, axis, 0, count)
     b = step("slice", aten.slice.Tensor, [x], half, axis, count, 2 * count)
     step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b], half)], out)
+    return True
 
 
-def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record x + v a b as a product and a sum."""
     x, a, b = (operands[named[key].index] for key in ("self", "tensor1", "tensor2"))
     value, shape = named.get("value", 1), torch.broadcast_shapes(tape.shapes[a], tape.shapes[b])
@@ -114,20 +130,24 @@ def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
     if value != 1:
         y = step("mul", torch.mul, [y], shape, value)
     step("add", torch.add, [x, y], out)
+    return True
 
 
-def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record ``prod`` along an axis of size 2 as a product of two values."""
-    (x,), axis = operands, named["dim"]
+    (x,), axis = operands, named.get("dim")
+    if axis is None or tape.shapes[x][axis] != 2:
+        return False
     half = [1 if i == axis % len(tape.shapes[x]) else n for i, n in enumerate(tape.shapes[x])]
     a, b = (step("slice", aten.slice.Tensor, [x], half, axis, i, i + 1) for i in range(2))
     if named.get("keepdim"):
         step("mul", torch.mul, [a, b], out)
     else:
         step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], out, axis)
+    return True
 
 
-def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record the distances of all pairs of rows as norms of their differences; for p = 1, as sums of their absolute
     values."""
     a, b = (operands[named[key].index] for key in ("x1", "x2"))
@@ -138,9 +158,14 @@ def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int]
         step("sum", torch.sum, [step("abs", torch.abs, [difference], tape.shapes[difference])], out, [-1])
     else:
         step("linalg_vector_norm", aten.linalg_vector_norm.default, [difference], out, named.get("p", 2.0), [-1])
+    return True
 
 
-OPENED: Mapping[str, Callable[..., None]] = {
+OPENED: Mapping[str, Callable[..., bool]] = {
+    **dict.fromkeys(FUSED_ATTENTION, open_attention),
+    "addmm": open_sum,
+    "baddbmm": open_sum,
+    "prod": open_product,
     "glu": open_glu,
     "addcmul": open_addcmul,
     "_cdist_forward": open_distances,

@@ -20,7 +20,7 @@ _FEW = 6
 @dataclass(eq=False)
 class Draws:
     """Random float64 substitutes for values from outside a region, such as weights and masks. Values that depend on no
-    leaf, such as a causal mask, are constants of the program and are kept.
+    leaf, such as a causal mask, are constants of the program and are not replaced.
 
     Attributes:
         tape: the pass.

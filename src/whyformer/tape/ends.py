@@ -12,14 +12,13 @@ from torch.nn import functional
 from whyformer.tape.calls import Call
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.state import bare
-from whyformer.tape.tables import ELEMENTWISE, KINDS
+from whyformer.tape.tables import ELEMENTWISE, KINDS, RESHAPES
 from whyformer.tape.units import Unit, roots_of
 from whyformer.tape.values import Tape
 
 __all__ = ["EndFunction", "end_function"]
 
 _SOFTMAXES = {"softmax": "softmax", "log softmax": "log_softmax"}  # kind of unit -> function of torch
-_COPIES = frozenset(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "alias", "_to_copy"))
 _LONGEST = 8  # maximum number of calls of which a sigmoid may consist
 
 
@@ -44,7 +43,8 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
 
     A sigmoid that consists of several calls is recognized by repeating them on other numbers.
     """
-    while (call := tape.maker.get(output)) is not None and call.name in _COPIES and len(call.operands) == 1:
+    copies = RESHAPES | {"_to_copy"}
+    while (call := tape.maker.get(output)) is not None and call.name in copies and len(call.operands) == 1:
         output = call.operands[0]
     if call is None or KINDS.get(call.name) == "linear":
         return None
@@ -64,8 +64,8 @@ def _softmax(tape: Tape, unit: Unit) -> EndFunction | None:
         return None
     result = tape[unit.exit].float()
     total = (result.exp() if unit.kind == "log softmax" else result).sum(unit.axes)
-    whole = bool(((total - 1).abs() < 0.1).all())  # a softmax with a sink sums to less
-    return EndFunction(_SOFTMAXES[unit.kind], unit.entries[0], unit.axes[0]) if whole else None
+    sums_to_one = bool(((total - 1).abs() < 0.1).all())  # a softmax with a sink sums to less
+    return EndFunction(_SOFTMAXES[unit.kind], unit.entries[0], unit.axes[0]) if sums_to_one else None
 
 
 def _sigmoid(tape: Tape, program: Program, output: int) -> EndFunction | None:

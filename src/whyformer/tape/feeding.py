@@ -27,8 +27,8 @@ __all__ = ["UNMIXED", "drawn", "find_fed", "find_step", "measure_fed", "resizes"
 
 
 def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """Ordinary adjoint, but no flow through the product of an attention, of whose two factors the walk holds the map
-    constant."""
+    """Apply the ordinary adjoint, but propagate no flow through a product of attention map and values, whose map the
+    walk holds constant."""
     mixes = len(step.unit.entries) > 1 and all(walk.program.carry[e] for e in step.unit.entries)
     return [] if mixes else adjoint(walk, step, flows)
 
@@ -58,14 +58,14 @@ def measure_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
     key = "measured", family.value
     if key not in rows.cache:
-        rows.cache[key] = (_measured(tape, rows, rows.begun[family.source], family.value),)
+        rows.cache[key] = (_measured(tape, rows, rows.roots[family.source], family.value),)
     fed: Tensor | None = rows.cache[key][0]
     return fed
 
 
 def _find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     numbers = torch.arange(len(rows))
-    if family.value == rows.begun[family.source]:
+    if family.value == rows.roots[family.source]:
         return torch.where(rows.family == rows.families.index(family), numbers, 0)
     labels = [o for o in tape.maker[family.value].operands if rows.labels.get(o)]
     if len(labels) != 1 or len(rows.labels[labels[0]]) != 1:

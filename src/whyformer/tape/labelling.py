@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
-from whyformer.tape.units import needed_calls
 from whyformer.tape.values import Tape
 
 __all__ = ["find_rows"]
@@ -55,7 +54,7 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     key = tape.signature, tuple(sources), ends
     rows = _ROWS.get(key)
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
-        calls = tape.calls if ends is None else needed_calls(tape, ends)
+        calls = tape.calls if ends is None else needed_calls(tape.calls, ends)
         with bare():
             rows = _ROWS.put(key, _Following(tape, sources, calls).rows)
     tape.release()
@@ -143,7 +142,7 @@ class _Following:
                 return True
             first, length = self.first[name]
             elements = torch.where(ids > 0, (ids - first) % length, -1)
-            while name in self.rows.begun:
+            while name in self.rows.roots:
                 name += "'"
             rows = self._new(samples, name, result, elements=elements)
             self.looked_up.append((ids, rows))
@@ -220,7 +219,7 @@ class _Following:
         return self._elementwise([(k, s) for k, s in zip(labels, shapes, strict=True) if k], shape)
 
     def _keeps_rows(self, call: Call, shape: torch.Size) -> bool:
-        """Return True if a declared layer maps features of rows to other features of the same rows."""
+        """Return True if a custom linear operation maps features of rows to other features of the same rows."""
         shapes = [self.tape.shapes[o] for o in call.operands if o in self.labels]
         return len(shapes) == 1 and len(shapes[0]) > 1 and shapes[0][:-1] == shape[:-1]
 
@@ -298,7 +297,7 @@ class _Following:
         """Record that the families of a label are joined in a value."""
         families = self.rows.family[thin(label)].unique().tolist()
         first, *others = dict.fromkeys(self.rows.linked(f) for f in families)
-        self.rows.beside.update(dict.fromkeys(others, first))
+        self.rows.joined.update(dict.fromkeys(others, first))
 
     def _elementwise(self, labels: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
         """Return the label of an elementwise call, from (label, shape) of its operands. If the operands have different
@@ -315,11 +314,11 @@ class _Following:
                     broadcast.append(size != shape)
         if len(distinct) < 2 or all(broadcast):
             return tuple(distinct[:2]) if len(distinct) > 1 and _is_crossed(*distinct[:2]) else tuple(distinct[:1])
-        whole = [label for label, size in labels if size == shape]
-        most = max(whole, key=lambda label: (len(label), -self._began(label[0])))
-        self.blends = any(self._blend(most, label) for label in whole)
+        full = [label for label, size in labels if size == shape]
+        most = max(full, key=lambda label: (len(label), -self._began(label[0])))
+        self.blends = any(self._blend(most, label) for label in full)
         if len(most) == 1 and not bool(thin(most[0]).all()):  # elements without a row get that of another operand
-            for label in whole:
+            for label in full:
                 most = (torch.where(most[0] == 0, label[0], most[0]),)
         return most
 

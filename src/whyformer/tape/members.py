@@ -24,7 +24,7 @@ class Members:
         self.rows, self.queries, self.count = rows, queries, queries.numel()
         self.inside = torch.zeros(len(rows), dtype=torch.bool)
         self.inside[queries.flatten()] = True
-        self.known: dict[int, tuple[bool, bool]] = {}
+        self._looks: dict[int, tuple[bool, bool]] = {}
 
     def carry(self, program: Program, tape: Tape) -> list[bool]:
         """Return, for each value, whether it holds rows of the stream and is computed from all of them."""
@@ -38,8 +38,7 @@ class Members:
         return carry
 
     def is_part(self, value: int) -> bool:
-        """Return True if all rows of a value, or of one side of a map, belong to the stream. Also True if it holds no
-        rows yet."""
+        """Return True if all rows of a value, or of one side of a map, belong to the stream."""
         return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
 
     def is_whole(self, value: int) -> bool:
@@ -63,7 +62,7 @@ class Members:
     def _look(self, label: Tensor) -> tuple[bool, bool]:
         """Return (whether a label holds only rows of the stream, whether it holds all of them and no others)."""
         numbers = self.rows.distinct(label)
-        if id(numbers) not in self.known:
+        if id(numbers) not in self._looks:
             inside = int(self.inside[numbers].sum())
-            self.known[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
-        return self.known[id(numbers)]
+            self._looks[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
+        return self._looks[id(numbers)]

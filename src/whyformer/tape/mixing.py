@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.members import Members
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
@@ -34,8 +34,8 @@ def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence
     attending = [i for i, calls in enumerate(branches) if any(_attends(c, members) for c in calls)]
     if not attending or members.queries.shape[1] < 2 or len(states) < 3:
         return []
-    strange = [i for i, calls in enumerate(branches) if i not in attending and _is_strange(calls, program, members)]
-    mixing = [i for i in strange if mixes(tape, members.rows, members.queries, states[i], states[i + 1])]
+    candidates = [i for i, calls in enumerate(branches) if i not in attending and _may_mix(calls, program, members)]
+    mixing = [i for i in candidates if mixes(tape, members.rows, members.queries, states[i], states[i + 1])]
     if all(i + 1 in mixing for i in attending):
         return []
     starts = sorted((*attending, *mixing))
@@ -63,12 +63,7 @@ def _calls_between(tape: Tape, first: int, last: int) -> list[Call]:
     for call in calls:
         if any(o in dependent for o in call.operands):
             dependent.update(call.results)
-    needed, between = {last}, list[Call]()
-    for call in reversed(calls):
-        if any(r in needed and r in dependent for r in call.results):
-            needed.update(call.operands)
-            between.append(call)
-    return between[::-1]
+    return [c for c in needed_calls(calls, [last]) if any(o in dependent for o in c.operands)]
 
 
 def _attends(call: Call, members: Members) -> bool:
@@ -77,8 +72,8 @@ def _attends(call: Call, members: Members) -> bool:
     return call.name in SOFTMAXES and len(label) != 1
 
 
-def _is_strange(calls: Sequence[Call], program: Program, members: Members) -> bool:
-    """Return True if some result holds unknown rows, rows outside the stream, or pairs of rows."""
+def _may_mix(calls: Sequence[Call], program: Program, members: Members) -> bool:
+    """Return True if some result has unknown rows, rows outside the stream, or pairs of rows."""
     results = [r for call in calls for r in call.results if program.carry[r]]
     return not all(members.is_part(r) and len(members.rows.labels[r]) == 1 for r in results)
 

@@ -11,7 +11,7 @@ from whyformer.tape.feeding import weighed_flows
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.values import Tape
 
-__all__ = ["frame_of", "lies_like"]
+__all__ = ["frame_of", "represents_shares"]
 
 DRAWN = 8  # number of random flows by which the positions of rows are measured
 
@@ -22,7 +22,7 @@ def frame_of(moments: int, frames: int) -> Tensor:
     return torch.div(middles * frames, moments, rounding_mode="floor").long().clamp(max=frames - 1)
 
 
-def lies_like(tape: Tape, rows: Rows, family: Family, begun: Family) -> bool:
+def represents_shares(tape: Tape, rows: Rows, family: Family, root: Family) -> bool:
     """Return True if the rows of a family represent equal shares of an input, in the order of their grids: moments of a
     sound, or pixels of a picture.
 
@@ -35,19 +35,19 @@ def lies_like(tape: Tape, rows: Rows, family: Family, begun: Family) -> bool:
     Args:
         tape: a recorded pass.
         rows: the rows of the pass.
-        family: ``[B, N]``, rows that are computed from the elements.
-        begun: ``[B, M]``, the rows of the elements.
+        family: rows that are computed from the elements, ``[B, N]``.
+        root: the family of the elements, ``[B, M]``.
     """
     count = len(family.numbers)
-    grid = family.grid if len(begun.grid) > 1 else family.numbers.shape[1:]
-    if len(grid) != len(begun.grid) or family.numbers.shape != (count, math.prod(grid)):
+    grid = family.grid if len(root.grid) > 1 else family.numbers.shape[1:]
+    if len(grid) != len(root.grid) or family.numbers.shape != (count, math.prod(grid)):
         return False
-    if begun.numbers.shape != (count, math.prod(begun.grid)):
+    if root.numbers.shape != (count, math.prod(root.grid)):
         return False
     places = [p.double() - (n - 1) / 2 for n, p in zip(grid, _coordinates(grid), strict=True)]
-    pairs = zip(begun.grid, grid, _coordinates(begun.grid), strict=True)
+    pairs = zip(root.grid, grid, _coordinates(root.grid), strict=True)
     shares = [frame_of(m, n)[p].repeat(count) for m, n, p in pairs]
-    power, along = _centres(tape, rows, family, begun, places)
+    power, along = _centres(tape, rows, family, root, places)
     return all(_in_line(power, a, share, n) for a, share, n in zip(along, shares, grid, strict=True))
 
 
@@ -57,23 +57,23 @@ def _coordinates(grid: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def _centres(
-    tape: Tape, rows: Rows, family: Family, begun: Family, places: list[Tensor]
+    tape: Tape, rows: Rows, family: Family, root: Family, places: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
 
     Args:
-        tape, rows, family, begun: as for :func:`lies_like`.
+        tape, rows, family, root: as for :func:`represents_shares`.
         places: for each axis, ``[N]``, the coordinates i of the rows.
     """
-    ones, elements = torch.ones_like(places[0]), begun.numbers.flatten()
+    ones, elements = torch.ones_like(places[0]), root.numbers.flatten()
     totals = [torch.zeros(len(elements), dtype=torch.float64) for _ in (ones, *places)]
     weights = torch.zeros(len(totals), len(rows), dtype=torch.float64)
     for weight, place in zip(weights, (ones, *places), strict=True):
         weight[family.numbers] = place.expand(family.numbers.shape)
     for seed in range(1, DRAWN + 1):
-        plain, *moved = weighed_flows(tape, rows, begun.value, family.value, weights, seed)
+        plain, *moved = weighed_flows(tape, rows, root.value, family.value, weights, seed)
         for total, product in zip(totals, (plain, *moved), strict=True):
-            total += rows.sums(begun.value, product * plain).cpu()[elements]
+            total += rows.sums(root.value, product * plain).cpu()[elements]
     return totals[0], totals[1:]
 
 

@@ -79,7 +79,7 @@ def nearest_norm(parameters: Sequence[Tensor], epsilons: Sequence[float], x: Ten
 
 
 def norms(parameters: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: Tensor) -> Iterator[Norm]:
-    """Yield candidates for :func:`nearest_norm`: norms whose output for a few rows is close to the given output."""
+    """Yield candidates for :func:`nearest_norm`: norms whose output for a few rows is close to ``output``."""
     weights, biases = _parameters(parameters, x)
     epsilons = list(epsilons) or [1e-6, 1e-5, 1e-12]
     part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # on a few rows, most candidates fail for every ε

@@ -1,7 +1,7 @@
 """Map the cells of a picture, and the elements of other inputs, to rows of a stream.
 
     places = find_places(tape, rows, stream, "pixel_values")
-    scores[:, places.rows]  # the score of each cell, in reading order
+    scores[:, places.rows[0]]  # the score of each cell, in reading order
 
 A cell is the part of a picture or video that one row represents: a patch, the output of a convolutional stem for a
 patch, or several merged patches. Convolutions, pools and layers create new rows; the rows that they read are known
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
-from whyformer.tape.moments import frame_of, lies_like
+from whyformer.tape.moments import frame_of, represents_shares
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
 
-__all__ = ["Box", "Elements", "Places", "box_cells", "find_elements", "find_places"]
+__all__ = ["Box", "Elements", "box_cells", "find_elements", "find_places"]
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of an input, possibly fractional."""
@@ -69,33 +69,17 @@ def _box(axes: Sequence[Axis], grid: Sequence[int]) -> Box:
     return left, top, left + across * grid[1], top + down * grid[0]
 
 
-@dataclass(frozen=True)
-class Places:
-    """The rows that represent the cells of a picture.
-
-    Attributes:
-        rows: ``[P]``, the row of each cell, in reading order. Other rows (class tokens, registers, detection tokens)
-            represent no pixels.
-        grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
-        tokens: N, the number of rows of the stream.
-        box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
-            picture if the model ignores its margin, and larger if the model pads. None if unknown.
-    """
-
-    rows: Tensor
-    grid: tuple[int, ...] | None
-    tokens: int
-    box: Box | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Elements:
     """The rows that represent the elements of an input: tokens, vectors, or cells of a picture.
 
     Attributes:
-        rows: ``[B, P]``, the row of each element, cells in reading order; −1 for elements without a row, such as a
-            placeholder token that is replaced by a picture.
-        grid, box: see :class:`Places`; None for inputs that are not pictures.
+        rows: ``[B, P]``, or ``[1, P]`` if the same in all samples, the row of each element, cells in reading order; −1
+            for elements without a row, such as a placeholder token that is replaced by a picture. Rows of no element
+            (class tokens, registers, detection tokens) do not occur.
+        grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
+        box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
+            picture if the model ignores its margin, and larger if the model pads. None if unknown.
     """
 
     rows: Tensor
@@ -123,8 +107,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
-    begun = next((f for f in rows.families if f.source == source), None)
-    if begun is None or not families or begun.numbers.shape[:-1] != numbers.shape[:1]:
+    root = next((f for f in rows.families if f.source == source), None)
+    if root is None or not families or root.numbers.shape[:-1] != numbers.shape[:1]:
         return None
     place = torch.full((len(rows),), -1)
     place[numbers] = torch.arange(numbers.shape[1]).expand(numbers.shape)
@@ -133,46 +117,46 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
         if cells is not None and cells.rows.dim() in (2, 3):
             cell_rows = place[families[0].numbers[:, cells.rows.flatten()]]
             return Elements(cell_rows, tuple(cells.rows.shape), cells.box)
-    text = begun.value in tape.maker
-    fed = _fed([find_fed(tape, rows, f) for f in families], begun)
+    text = root.value in tape.maker
+    fed = _fed([find_fed(tape, rows, f) for f in families], root)
     family, element_rows = families[0], None
     if fed is None and not is_picture and not text and len(families) == 1:
         cells = _cells_of(tape, rows, family, source)
         element_rows = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
     if fed is None and element_rows is None:
-        fed = _fed([measure_fed(tape, rows, f) for f in families], begun)
+        fed = _fed([measure_fed(tape, rows, f) for f in families], root)
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
-        return _laid_out(fed, begun) if is_picture else _in_order(fed, merged=not text)
-    if element_rows is None and not text and len(families) == 1 and lies_like(tape, rows, family, begun):
+        return _laid_out(fed, root) if is_picture else _in_order(fed, merged=not text)
+    if element_rows is None and not text and len(families) == 1 and represents_shares(tape, rows, family, root):
         element_rows = family.numbers
     if element_rows is None:
         return None
     if is_picture:
         return Elements(place[element_rows], family.grid)
-    return Elements(place[element_rows[:, frame_of(begun.numbers.shape[1], element_rows.shape[1])]], None)
+    return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None)
 
 
-def _fed(maps: Sequence[Tensor | None], begun: Family) -> Tensor | None:
+def _fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
     """Return ``[B, M]``, the row that each element of an input feeds, 0 for none; None if an element feeds several
     rows, or if no element feeds any.
 
     Args:
         maps: for each family, ``[R]``, the row of the family that each row of the input feeds; None if unknown.
-        begun: the rows of the elements.
+        root: the family of the elements.
     """
-    fed = torch.zeros_like(begun.numbers)
+    fed = torch.zeros_like(root.numbers)
     for into in maps:
-        if into is None or bool(((fed > 0) & (into[begun.numbers] > 0)).any()):
+        if into is None or bool(((fed > 0) & (into[root.numbers] > 0)).any()):
             return None
-        fed = fed + into[begun.numbers]
+        fed = fed + into[root.numbers]
     return fed if bool((fed > 0).any()) else None
 
 
-def _laid_out(fed: Tensor, begun: Family) -> Elements | None:
+def _laid_out(fed: Tensor, root: Family) -> Elements | None:
     """Return the cells of the pictures of each sample, from ``[B, pixels]``, the row that each pixel feeds."""
-    count = fed.shape[1] // math.prod(begun.grid)
-    pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *begun.grid))
+    count = fed.shape[1] // math.prod(root.grid)
+    pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *root.grid))
     pixels = pixels.flatten(1, -3) if pixels.dim() > 4 else pixels  # tiles of several pictures
     grids = [box_cells(sample, merged=count > 1, holes=True) for sample in pixels]
     cells = [g for g in grids if g is not None and g.shape == (grids[0] if grids[0] is not None else g).shape]
@@ -193,9 +177,9 @@ def _in_order(fed: Tensor, merged: bool) -> Elements | None:
     return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
 
 
-def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """Return the rows of a stream that represent the cells of a picture; None if they are unknown, or differ between
-    samples.
+def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Elements | None:
+    """Return the rows of a stream, ``[1, P]``, that represent the cells of a picture; None if they are unknown, or
+    differ between samples.
 
     Args:
         tape: a recorded pass.
@@ -206,7 +190,7 @@ def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places |
     cells = find_elements(tape, rows, stream.rows, source, is_picture=True)
     if cells is None or bool((cells.rows < 0).any()) or not bool((cells.rows == cells.rows[:1]).all()):
         return None
-    return Places(cells.rows[0], cells.grid, stream.rows.shape[1], cells.box)
+    return replace(cells, rows=cells.rows[:1])
 
 
 def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | None:
@@ -214,7 +198,7 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | No
     in all samples; None if unknown."""
     if family.numbers.dim() < 2 or family.numbers.shape[1] != math.prod(family.grid):  # packed patches
         return None
-    if family.value == rows.begun[source]:
+    if family.value == rows.roots[source]:
         return Cells(torch.arange(family.numbers.shape[1]).view(family.grid), (Axis(0.0, 1.0),) * len(family.grid))
     call = tape.maker[family.value]
     operand = next((o for o in call.operands if len(rows.labels.get(o, ())) == 1), None)

@@ -116,9 +116,9 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
 
 
 def _refuse_hidden_operands(calls: Iterable[Call], carry: list[bool]) -> None:
-    """Raise ModelError if a declared operation depends on a value that carries and is not one of its arguments."""
+    """Raise ModelError if a custom operation depends on a value that carries and is not one of its arguments."""
     for call in calls:
-        if any(carry[n] for n in call.beside):
+        if any(carry[n] for n in call.hidden_operands):
             raise ModelError(
                 f"'{call.name}' is registered with a rule, but its result depends on a tensor that is not one of its "
                 "arguments: pass the tensor as an argument, or do not register the operation"

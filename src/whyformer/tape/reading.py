@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from whyformer.tape.caches import Recent
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.feeding import drawn
 from whyformer.tape.places import Box
 from whyformer.tape.program import read_program
 from whyformer.tape.state import bare
 from whyformer.tape.tables import KINDS
-from whyformer.tape.units import needed_calls
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, walk_back
 
@@ -68,7 +67,7 @@ def _measured(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
 def _before_attention(tape: Tape, number: int, outputs: tuple[int, ...]) -> list[int]:
     """Return the values computed from a picture before the first attention that are read by it or later; without an
     attention, the outputs that depend on the picture."""
-    calls = needed_calls(tape, outputs)
+    calls = needed_calls(tape.calls, outputs)
     dependent = {number}
     for i, call in enumerate(calls):
         carried = [n for n in call.operands if n in dependent]

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
-from whyformer.tape.custom_ops import LIKES, DeclaredCalls
-from whyformer.tape.decomposition import OPENED, open_attention, open_product, open_sum
+from whyformer.tape.custom_ops import LIKES, CustomCalls
+from whyformer.tape.decomposition import FUSED_ATTENTION, OPENED
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
@@ -59,14 +59,8 @@ _LONGEST = 8  # maximum number of consecutive calls repeated to recompute a valu
 _DETACH = aten.detach.default
 # the C++ kernel of a composite operator; OpOverload.decompose may select a Python decomposition instead
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_FUSED_ATTENTION = name_set(
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-    "_scaled_dot_product_fused_attention_overrideable"
-)
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
 _HALF = (torch.float16, torch.bfloat16)
-_LARGEST_BIAS = 1  # axes; what addmm adds is a bias up to this number, and a branch with more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class Recorder(TorchDispatchMode):
         change: maps the number of a value to a function that replaces the value as soon as it is computed
             (intervention). The rest of the pass uses the replacement.
         hold: numbers of the values to store; None stores those that are expensive to recompute.
-        declared: maps an operation to a similar one, see :class:`whyformer.tape.custom_ops.DeclaredCalls`.
+        custom_ops: maps an operation to a similar one, see :class:`whyformer.tape.custom_ops.CustomCalls`.
         wide: run calls that request half precision, such as casts, in float32, also under an autocast in the model.
 
     While ``paused`` is True, calls run without being recorded.
@@ -126,11 +120,11 @@ class Recorder(TorchDispatchMode):
         self,
         change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
         hold: frozenset[int] | None = None,
-        declared: Mapping[Any, str] | None = None,
+        custom_ops: Mapping[Any, str] | None = None,
         wide: bool = False,
     ) -> None:
         super().__init__()
-        self.tape, self.declared = Tape(), DeclaredCalls(weakref.proxy(self), declared or {})
+        self.tape, self.custom_ops = Tape(), CustomCalls(weakref.proxy(self), custom_ops or {})
         self.change, self.hold, self.wide = dict(change or {}), hold, wide
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
@@ -145,13 +139,13 @@ class Recorder(TorchDispatchMode):
         return False  # compiled models run eagerly during a pass; torch would otherwise wrap each call a second time
 
     # -- numbers of tensors
-    def given(self, tensor: Tensor, *, is_input: bool = False) -> int:
+    def leaf(self, tensor: Tensor, *, is_input: bool = False) -> int:
         """Number a leaf: a tensor that no recorded call computed."""
         number = self.tape._numbers.get(id(tensor))
         if number is not None:
             return number
         n = self._new(tensor, True)
-        self.tape.given.add(n)
+        self.tape.leaves.add(n)
         self.tape._signature = hash((self.tape._signature, n, tuple(self.tape.shapes[n]), is_input))
         if is_input:
             self.tape.inputs.add(n)
@@ -163,7 +157,7 @@ class Recorder(TorchDispatchMode):
         """Return the number of the current content of a tensor. A tensor without a number is a leaf."""
         n = self.tape._numbers.get(id(tensor))
         if n is None:
-            return self.given(tensor)
+            return self.leaf(tensor)
         return self._refreshed(tensor, n) if self._stale and id(tensor) in self._stale else n
 
     def _new(self, tensor: Tensor, held: bool, depth: int = 0) -> int:
@@ -261,35 +255,21 @@ class Recorder(TorchDispatchMode):
         if facts.mutable:
             return self._in_place(func, facts, args, kwargs, slots, named, operands)
         out = func(*args, **kwargs)
-        declared = self.declared.of_operator(facts.full_name)
-        if declared is not None:
-            return self.declared.close(declared, func, slots, named, operands, out)
+        operation = self.custom_ops.of_operator(facts.full_name)
+        if operation is not None:
+            return self.custom_ops.close(operation, func, slots, named, operands, out)
         first, results = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
-        if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
-            open_attention(self.step, self.tape, _named(func, slots, named), operands, results)
-        elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
-            open_sum(self.step, self.tape, _named(func, slots, named), operands, results[0])
-        elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
-            open_product(self.step, self.tape, _named(func, slots, named), operands, results[0])
-        elif facts.name in OPENED:
-            OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, results[0])
-        else:
-            if self.change:
-                out = self._changed(out)
-                results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
-            random = facts.random and facts.name not in _FUSED_ATTENTION
-            operator = func if facts.name != "as_strided" else restride(args[0])
-            self.note(
-                facts.name,
-                operator,
-                slots,
-                named,
-                operands,
-                self.number_results(facts.name, operands, results, random),
-                random=random,
-            )
-            return out
-        return self.altered(first, out)
+        opened = OPENED.get(facts.name)
+        if opened is not None and opened(self.step, self.tape, _named(func, slots, named), operands, results[0]):
+            return self.altered(first, out)
+        if self.change:
+            out = self._changed(out)
+            results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        random = facts.random and facts.name not in FUSED_ATTENTION
+        operator = func if facts.name != "as_strided" else restride(args[0])
+        numbers = self.number_results(facts.name, operands, results, random)
+        self.note(facts.name, operator, slots, named, operands, numbers, random=random)
+        return out
 
     def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
         """Number the results of a call and store those that are expensive to recompute."""
@@ -364,7 +344,7 @@ class Recorder(TorchDispatchMode):
             held = tape._held[n]
             if held is not None and any(held is other for group in groups for other in group):
                 tape._held[n] = held.clone()
-                if n in tape.given and n not in self._restore:
+                if n in tape.leaves and n not in self._restore:
                     self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
         operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
         out = func(*args, **kwargs)
@@ -374,8 +354,8 @@ class Recorder(TorchDispatchMode):
         results = [self._new(tensors[i], True) for i in writes] + [self._new(t, True) for t in fresh]
         overwritten = writes if operator is func else ()
         name, kind = facts.name, ""
-        if (declared := self.declared.of_operator(facts.full_name)) is not None:
-            name, kind = declared.name, LIKES.get(declared.like, declared.like)
+        if (operation := self.custom_ops.of_operator(facts.full_name)) is not None:
+            name, kind = operation.name, LIKES.get(operation.like, operation.like)
         self.note(name, operator, slots, named, operands, results, writes=overwritten, random=facts.random, kind=kind)
         for i, n, group in zip(writes, results, groups, strict=False):
             for view in group:
@@ -419,10 +399,6 @@ def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(named)
 
 
-def _dropout(func: Any, args: Any, kwargs: Any) -> bool:
-    return bool(_named(func, args, kwargs).get("dropout_p", 0.0))
-
-
 def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:
     """Run ``model(*args, **kwargs)`` once and record its ATen calls, see :func:`record_call`."""
     return record_call(model, args, kwargs)
@@ -441,7 +417,7 @@ def record_call(
     change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
     hold: frozenset[int] | None = None,
     names: bool = False,
-    declared: Mapping[Any, str] | None = None,
+    custom_ops: Mapping[Any, str] | None = None,
     wide: bool = False,
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
@@ -454,20 +430,20 @@ def record_call(
         change: maps the number of a value to a function that replaces it, see :class:`Recorder`.
         hold: numbers of the values to store, see :class:`Recorder`.
         names: record which module made each call.
-        declared: maps an operation to a similar one, see :class:`~whyformer.tape.custom_ops.DeclaredCalls`.
+        custom_ops: maps an operation to a similar one, see :class:`~whyformer.tape.custom_ops.CustomCalls`.
         wide: see :class:`Recorder`.
 
     Returns:
         The tape, and the output of the model.
     """
     args, kwargs = tuple(map(_copy_cache, args)), {name: _copy_cache(value) for name, value in (kwargs or {}).items()}
-    recorder = Recorder(change, hold, declared, wide)
+    recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
-        recorder.given(tensor, is_input=True)
+        recorder.leaf(tensor, is_input=True)
     named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), SWITCHES:
         try:
-            with recorder, recorder.declared.watching(), named:
+            with recorder, recorder.custom_ops.watching(), named:
                 output = model(*args, **kwargs)
             for tensor in every_tensor(output):
                 recorder.number(tensor)  # the last write to its memory may have been through another view

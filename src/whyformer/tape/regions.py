@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.draws import Draws, repeat
-from whyformer.tape.meaning import is_norm, is_softmax, rows_along
+from whyformer.tape.recognition import is_norm, is_softmax, rows_along
 from whyformer.tape.shapes import axis_size, chosen_by, count, reduced_axes
 from whyformer.tape.state import bare
 from whyformer.tape.tables import (
@@ -333,7 +333,7 @@ class _Regions:
 
     def biased(self, product: Call, axis: int) -> list[Call]:
         """Return the product of x and weights, the calls that rearrange or sum it, and the addition of the bias."""
-        tape, calls, whole = self.tape, [product], 1 if product.name != "mul" else 0
+        tape, calls, complete = self.tape, [product], 1 if product.name != "mul" else 0
         while True:
             r = calls[-1].results[0]
             after = self.readers.get(r, ())
@@ -341,15 +341,15 @@ class _Regions:
                 break
             (call,) = after
             others = [o for o in call.operands if o != r]
-            if call.name == "add" and len(others) == 1 and self.weight[others[0]] and not call.kwargs and whole:
-                return [*calls, call] if self.is_bias(others[0], calls, axis) else calls[:whole]
-            sums = call.name == "sum" and not whole and bool(axes := reduced_axes(call, tape)) and axis not in axes
+            if call.name == "add" and len(others) == 1 and self.weight[others[0]] and not call.kwargs and complete:
+                return [*calls, call] if self.is_bias(others[0], calls, axis) else calls[:complete]
+            sums = call.name == "sum" and not complete and bool(axes := reduced_axes(call, tape)) and axis not in axes
             keeps = KINDS.get(call.name) in ("view", "mul") and count(tape, r) == count(tape, call.results[0])
             if others or not (sums or keeps):
                 break
             calls.append(call)
-            whole = len(calls) if sums else whole
-        return calls[:whole]
+            complete = len(calls) if sums else complete
+        return calls[:complete]
 
     def is_bias(self, n: int, calls: Sequence[Call], axis: int) -> bool:
         """Return True if value ``n``, which is added to the last result, has one number for each output feature.

@@ -80,7 +80,16 @@ def first_places(numbers: Tensor, count: int) -> Tensor:
 
 
 def zero(shape: Sequence[int]) -> Tensor:
+    """Return row number 0 in a shape."""
     return torch.zeros((), dtype=torch.long).expand(shape)
+
+
+def _sums(flow: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return ``[count]``, the sums of a flow over the elements of each group. ``groups`` has the number of the group of
+    each element, with size 1 along axes along which it does not change."""
+    axes = [a for a, n in enumerate(groups.shape) if n == 1 != flow.shape[a]]
+    flow = flow.sum(axes, keepdim=True) if axes else flow
+    return flow.new_zeros(count).index_add_(0, groups.flatten().to(flow.device), flow.flatten())
 
 
 # -- sources, families, rows -----------------------------------------------------------------------------------------
@@ -136,7 +145,7 @@ class Rows:
         sample: ``[R]``, sample of each row.
         families: all families, in the order of execution; the first is a placeholder for row 0.
         family: ``[R]``, index of the family of each row.
-        beside: maps a family to another one whose rows are joined to its own in some value.
+        joined: maps a family to another one whose rows are joined to its own in some value.
         blended: values whose elements depend on several rows of a family, of which the label holds one.
         indices: integer and boolean values on which the positions of rows depend.
         repeats: maps an input to the values in which the same ids are looked up again, in other tables.
@@ -147,7 +156,7 @@ class Rows:
     sample: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     families: list[Family] = field(default_factory=lambda: [Family("", -1, torch.zeros(1, 0, dtype=torch.long), ())])
     family: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
-    beside: dict[int, int] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)
     blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
     repeats: dict[str, list[int]] = field(default_factory=dict)
@@ -157,7 +166,7 @@ class Rows:
         return len(self.sample)
 
     @property
-    def begun(self) -> dict[str, int]:
+    def roots(self) -> dict[str, int]:
         """Maps an input to the value in which its rows begin: the input itself, or the embeddings of its ids."""
         values: dict[str, int] = {}
         for family in self.families[1:]:
@@ -171,8 +180,8 @@ class Rows:
 
     def linked(self, family: int) -> int:
         """Return a number that is equal for families whose rows are joined in some value."""
-        while family in self.beside:
-            family = self.beside[family]
+        while family in self.joined:
+            family = self.joined[family]
         return family
 
     def distinct(self, label: Tensor) -> Tensor:
@@ -196,10 +205,7 @@ class Rows:
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
         """Return ``[R]``, the sums of a flow at a value over the features of each row."""
-        label = slim(self.of(value))
-        axes = [a for a, n in enumerate(label.shape) if n == 1 != flow.shape[a]]
-        flow = flow.sum(axes, keepdim=True) if axes else flow
-        return flow.new_zeros(len(self)).index_add_(0, label.flatten().to(flow.device), flow.flatten())
+        return _sums(flow, slim(self.of(value)), len(self))
 
     def features(self, value: int, tensor: Tensor, numbers: Tensor) -> Tensor:
         """Return ``[B, N, ...]``, the features of some rows; zeros for rows that the value does not hold.
@@ -232,26 +238,19 @@ class Rows:
     def _places(self, value: int, tensor: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Return (``[M, ...]``, a tensor by row; the position of each of ``numbers`` among these rows, M if absent; the
         axes of the tensor in this order)."""
-        flat, present, axes = self._flat(value, tensor)
-        place = torch.full((len(self),), len(flat)).scatter_(0, present, torch.arange(len(flat)))
-        place[0] = len(flat)
-        return flat, place[numbers], axes
-
-    def _flat(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Return (``[M, ...]``, a tensor by row; ``[M]``, the numbers of these rows; the axes of the tensor in this
-        order)."""
         label = slim(self.of(value))
         rows = [a for a, n in enumerate(label.shape) if n > 1]
         rest = [a for a in range(label.dim()) if a not in rows]
-        numbers = label.permute([*rows, *rest]).flatten()
+        axes, count = [*rows, *rest], label.numel()
         sizes = [tensor.shape[a] for a in rest if tensor.shape[a] > 1] or [1]
-        return tensor.permute([*rows, *rest]).reshape(len(numbers), *sizes), numbers, [*rows, *rest]
+        place = torch.full((len(self),), count).scatter_(0, label.permute(axes).flatten(), torch.arange(count))
+        place[0] = count
+        return tensor.permute(axes).reshape(count, *sizes), place[numbers], axes
 
 
 @dataclass(eq=False)
 class RowSamples:
-    """The samples of the elements of each value, derived from their rows; implements
-    :class:`whyformer.tape.samples.Samples`."""
+    """The samples of the elements of each value, derived from their rows."""
 
     rows: Rows
     _of: dict[int, Tensor] = field(default_factory=dict, repr=False)
@@ -267,11 +266,7 @@ class RowSamples:
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
         """Return ``[B]``, the sums of a flow at a value over each sample."""
-        samples = self.of(value)
-        axes = [a for a, n in enumerate(samples.shape) if n == 1 != flow.shape[a]]
-        flow = flow.sum(axes, keepdim=True) if axes else flow
-        sums = flow.new_zeros(int(self.rows.sample.max()) + 1)
-        return sums.index_add_(0, samples.flatten().to(flow.device), flow.flatten())
+        return _sums(flow, self.of(value), int(self.rows.sample.max()) + 1)
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return one number for each sample, in a shape that broadcasts to that of a flow at a value."""

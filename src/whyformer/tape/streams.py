@@ -30,7 +30,6 @@ __all__ = [
     "Block",
     "Stream",
     "entry",
-    "find_blocks",
     "find_first_maps",
     "find_streams",
     "is_passed",
@@ -94,7 +93,7 @@ class Stream:
 
     @property
     def attends_to_itself(self) -> bool:
-        """True if the rows look at themselves only, once in each block."""
+        """True if the rows attend only to themselves, once in each block."""
         return self.attends_once and all(block.attentions[0].is_self for block in self.blocks)
 
 
@@ -174,8 +173,9 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
 
 
 def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
-    """Return the groups of attentions with those whose queries are some rows of another group's moved there, if that
-    group attends before and after: in a Q-Former that reads words, only its queries attend to the picture."""
+    """Return the groups of attentions, after merging a group into another one if its queries are some of the rows of
+    that one, which attends before and after it: in a Q-Former that reads text, only the queries attend to the picture.
+    """
     joined = {key: list(group) for key, group in groups.items()}
     for key, group in groups.items():
         queries = group[0].queries
@@ -190,8 +190,8 @@ def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]
 
 
 def _enters(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
-    """Return True if the queries of an attention stand among rows of a later group, as those of a projector of pictures
-    among the words of a prompt."""
+    """Return True if the queries of an attention are some of the rows of a later group, as the outputs of a picture
+    projector are some of the tokens of a prompt."""
     rows = [group[0].queries for group in groups.values() if group[0].map > attention.map]
     queries = attention.queries
     assert queries is not None
@@ -271,12 +271,6 @@ def _read(program: Program, tape: Tape, states: set[int], products: Container[in
         if any(r in needed and r not in states and r not in products for r in call.results):
             needed.update(o for o in call.operands if program.carry[o])
     return needed & states
-
-
-def find_blocks(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Block]:
-    """Return the blocks of all streams, in the order of execution."""
-    blocks = [b for s in find_streams(program, tape, rows, attentions) for b in s.blocks]
-    return sorted(blocks, key=lambda b: b.attentions[0].map)
 
 
 def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: dict[int, int]) -> Stream:

@@ -1,7 +1,7 @@
 """Find the attentions of a pass.
 
     rows = find_rows(tape, find_sources(tape, inputs))
-    program = read_program(tape, rows.begun.values(), output)
+    program = read_program(tape, rows.roots.values(), output)
     attentions = find_attentions(program, tape, rows)
 
 An attention is a softmax whose result, the attention map, weights other values in a product. A *row* is a token, patch

@@ -100,6 +100,9 @@ COMPARISONS = name_set(
 )
 """Calls that compute masks, and constants for them."""
 
+RESHAPES = name_set("view _unsafe_view reshape _reshape_alias unsqueeze squeeze clone alias")
+"""Calls that keep all elements of their operand, in the same order."""
+
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 
 MIXING = name_set("mm addmm baddbmm mv matmul linear convolution embedding")

@@ -5,7 +5,7 @@ A value *carries* (relevance) if it depends on a root through floating-point val
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
@@ -13,7 +13,7 @@ from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "needed_calls", "reach", "roots_of", "weights"]
+__all__ = ["CallReader", "Unit", "dominators", "reach", "roots_of", "weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,22 +177,12 @@ def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
     return carry
 
 
-def needed_calls(tape: Tape, outputs: Iterable[int], ends: Container[int] = ()) -> list[Call]:
-    """Return the calls needed to compute ``outputs`` from ``ends`` and leaves, in the order of execution."""
-    needed, calls = set(outputs), list[Call]()
-    for call in reversed(tape.calls):
-        if any(r in needed and r not in ends for r in call.results):
-            needed.update(call.operands)
-            calls.append(call)
-    return calls[::-1]
-
-
 def weights(tape: Tape) -> list[bool]:
     """Return, for each value, whether it is computed only from leaves that are not inputs: parameters, buffers,
     constants. The identity of the tensors is not used, since hooks may move weights and ``functional_call`` may replace
     them."""
     weight = [False] * len(tape)
-    for n in tape.given:
+    for n in tape.leaves:
         weight[n] = n not in tape.inputs
     constant = [False] * len(tape)  # computed without any operand, as by torch.arange
     decided = [False] * len(tape)  # integers computed from activations, such as the choice of experts

@@ -24,7 +24,7 @@ class Tape:
         calls: all calls, in the order of execution.
         shapes, dtypes: shape and dtype of each value.
         maker: maps the number of a value to the call that computed it.
-        given: numbers of the leaves, which no call computed: inputs, parameters, buffers, constants.
+        leaves: numbers of the values that no call computed: inputs, parameters, buffers, constants.
         inputs: numbers of the tensors passed to the model.
         modules: maps the number of a call to the path of the innermost module around it, if names were recorded.
         outputs: maps a module path to the numbers of the values that the module returned, one tuple for each run.
@@ -37,7 +37,7 @@ class Tape:
         self.shapes: list[torch.Size] = []
         self.dtypes: list[torch.dtype] = []
         self.maker: dict[int, Call] = {}
-        self.given: set[int] = set()
+        self.leaves: set[int] = set()
         self.inputs: set[int] = set()
         self.modules: dict[int, str] = {}
         self.outputs: dict[str, list[tuple[int, ...]]] = {}
@@ -115,12 +115,6 @@ class Tape:
         """Hash of all calls with their operands, constants and shapes, and of the shapes of the leaves. Passes with
         equal signatures have the same program."""
         return self._signature
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory, in bytes, of the stored values that this pass computed."""
-        held = (v.untyped_storage() for n, v in enumerate(self._held) if v is not None and n not in self.given)
-        return sum({memory.data_ptr(): memory.nbytes() for memory in held}.values())
 
     # used by the recorder
     def hold(self, n: int, tensor: Tensor) -> None:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from whyformer.errors import ModelError, UnknownOperation
 from whyformer.tape.adjoints import adjoint_of_call, in_dtype
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program
-from whyformer.tape.samples import LeadingAxis, Samples
+from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.state import bare
-from whyformer.tape.units import Unit, needed_calls
+from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
 __all__ = [
@@ -93,7 +93,7 @@ class Composite:
 
 
 GRADIENT = Composite("gradient", {})
-HandedOn = Callable[[int, "Step", Flows, Parts], None]
+UnitCallback = Callable[[int, "Step", Flows, Parts], None]
 _ORDINARY = Rule()
 
 
@@ -132,7 +132,7 @@ class Walk:
 
     program: Program
     tape: Tape
-    samples: Samples
+    samples: RowSamples
 
 
 def one_branch(kind: str) -> str:
@@ -210,8 +210,8 @@ def walk_back(
     *,
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
-    samples: Samples | None = None,
-    handed_on: HandedOn | None = None,
+    samples: RowSamples | None = None,
+    on_unit: UnitCallback | None = None,
 ) -> list[Flows]:
     """Walk from the output to the roots, with several composites in lockstep.
 
@@ -222,9 +222,8 @@ def walk_back(
         at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
             flow is freed afterwards, so only one such flow is in memory at a time.
         wanted: values whose flows are returned.
-        samples: which elements of a value belong to which sample, for rules that distribute relevance within samples.
-            None if the first axis of every value is the batch axis, as in the output.
-        handed_on: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
+        samples: the samples of the elements of each value; required by rules that distribute relevance within samples.
+        on_unit: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
 
     Returns:
         For each run, {wanted value: flow}; zeros where nothing arrives.
@@ -234,9 +233,7 @@ def walk_back(
         ModelError: relevance arrives at a call that has no derivative.
     """
     at, wanted = dict(at or {}), frozenset(wanted)
-    walk = Walk(
-        program, tape, samples or LeadingAxis(tape.shapes[program.output][0] if tape.shapes[program.output] else 1)
-    )
+    walk = Walk(program, tape, samples or RowSamples(Rows()))
     flows = [dict(seed) for _, seed in runs]
     arrivals = _Arrivals(tape, flows, wanted, at)
     targets = frozenset((*wanted, *at))
@@ -245,7 +242,7 @@ def walk_back(
         for i in range(len(program.units) - 1, -1, -1):
             if not arrivals.left:
                 break
-            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, handed_on)
+            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, on_unit)
         for n in sorted(arrivals.left, reverse=True):
             arrivals.at(n)
     return arrivals.results
@@ -278,7 +275,7 @@ def _visit(
     steps: list[Step],
     flows: list[Flows],
     arrivals: _Arrivals,
-    handed_on: HandedOn | None,
+    on_unit: UnitCallback | None,
 ) -> None:
     """Propagate the flows of each run from the exits of a unit to its entries."""
     if any(step.visited for step in steps):
@@ -289,8 +286,8 @@ def _visit(
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step.visited and got and any(step.live):
             parts = _propagate(walk, step, got, arriving)
-            if handed_on is not None:
-                handed_on(run, step, got, parts)
+            if on_unit is not None:
+                on_unit(run, step, got, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 
@@ -379,18 +376,26 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
             f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass cannot "
             "be replayed with it: run the model again with the change"
         )
-    new: dict[int, Tensor] = dict(changes)
     with bare():
-        for call in needed_calls(tape, wanted, ends=changes):
-            if any(o in new for o in call.operands):
-                if call.random:
-                    raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
-                results = call([new[o] if o in new else tape[o] for o in call.operands])
-                for r, t in zip(call.results, results, strict=True):
-                    new.setdefault(r, t)
+        new = _recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
         values = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
     return values
+
+
+def _recomputed(
+    tape: Tape, calls: Iterable[Call], changes: Mapping[int, Tensor], *, refuse_random: bool = False
+) -> dict[int, Tensor]:
+    """Repeat the calls that depend on replaced values; return the replaced and the recomputed values."""
+    new = dict(changes)
+    for call in calls:
+        if any(o in new for o in call.operands):
+            if call.random and refuse_random:
+                raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
+            results = call([new[o] if o in new else tape[o] for o in call.operands])
+            for r, t in zip(call.results, results, strict=True):
+                new.setdefault(r, t)
+    return new
 
 
 def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) -> Tensor:
@@ -420,15 +425,8 @@ def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) ->
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:
     """Return the exits of a unit, recomputed with some of the operands or results of its calls replaced."""
-    values = dict(changes)
-    for number in unit.calls:
-        call = tape.calls[number]
-        if all(r in changes for r in call.results):
-            continue
-        results = call([values[o] if o in values else tape[o] for o in call.operands])
-        for r, t in zip(call.results, results, strict=True):
-            values.setdefault(r, t)
-    return [values[r] for r in unit.exits]
+    new = _recomputed(tape, (tape.calls[n] for n in unit.calls), changes)
+    return [new[r] if r in new else tape[r] for r in unit.exits]
 
 
 _SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"))

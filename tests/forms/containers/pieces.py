@@ -91,7 +91,7 @@ def prenormed(name: str) -> list[nn.Module]:
 
 
 class Reader(nn.Module):
-    """Between an embedding and a head: what subclasses write."""
+    """Bounds an embedding and a head: what subclasses write."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

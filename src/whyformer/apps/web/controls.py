@@ -10,7 +10,7 @@ from typing import Any
 from whyformer.errors import InputError, WhyformerError
 from whyformer.methods import Method, find
 from whyformer.methods.maps.aggregation import AGGREGATION, HEADS, LAYERS, ROWS
-from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, Between, OneOf
+from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, Bounds, OneOf
 from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks
 from whyformer.show.html import render
@@ -53,7 +53,7 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
     if check is not None and isinstance(check[1], OneOf):
         return {**named, "kind": "choice", "choices": _choices(check[1].values, value)}
     if isinstance(default, int | float):
-        bounds = check[1] if check is not None and isinstance(check[1], Between) else None
+        bounds = check[1] if check is not None and isinstance(check[1], Bounds) else None
         low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
         step = "1" if isinstance(default, int) else "any"
         return {**named, "kind": "number", "low": low, "high": high, "step": step, "value": repr(value)}

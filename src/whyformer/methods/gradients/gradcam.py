@@ -12,7 +12,7 @@ from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
-from whyformer.tape.places import Places
+from whyformer.tape.places import Elements
 from whyformer.tape.streams import Stream
 
 BlockList = Annotated[
@@ -23,7 +23,7 @@ BlockList = Annotated[
     ),
 ]
 
-Features = tuple[Tensor, list[Tensor], list[Tensor], Places | None]
+Features = tuple[Tensor, list[Tensor], list[Tensor], Elements | None]
 """(logits, features ``[B, N, D]`` of each block, flows to them, places of the rows in a picture)."""
 
 
@@ -55,7 +55,7 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
         raise task.refuse(f"its blocks {chosen} process parts of a sample separately, so their features form no map")
     real = torch.ones_like(rows[0][..., 0])
     if picture:
-        cells = task.cells(rows[0].shape[1]) if places is None else places.rows[None]
+        cells = task.cells(rows[0].shape[1]) if places is None else places.rows
         real = torch.zeros_like(real).scatter(1, cells.to(real.device).expand(len(real), -1), 1)
         if not task.structure.is_plain and task.structure.alone(task.inputs.name) is not None:
             places = None

@@ -81,8 +81,8 @@ def _total(task: Task, products: Values, logits: Tensor) -> Tensor:
 
 def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum") -> Scores:
     """Return R = x ⊙ m, with the conservation figure, which compares its sum with the target's value."""
-    begun = recorded.begun
-    products = {name: begun[name].detach() * flow for name, flow in flows.items()}
+    values = recorded.root_values
+    products = {name: values[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recorded.logits.detach()).double()
     return of_roots(task, recorded.logits, products, norm, conserved(_total(task, products, recorded.logits), target))
 
@@ -134,11 +134,11 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 
 
 # -- averages over many copies -----------------------------------------------------------------------------------
-def own_inputs(task: Task) -> tuple[Values, Tensor]:
+def root_values(task: Task) -> tuple[Values, Tensor]:
     """Return (values of the roots, logits) of a plain pass."""
     recorded = task.recorded(GRADIENT)
-    begun = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.begun.items()}
-    return begun, recorded.logits.detach()
+    values = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.root_values.items()}
+    return values, recorded.logits.detach()
 
 
 def gradients_at(
@@ -208,7 +208,7 @@ def smoothgrad(
         batch_size: copies × samples in one pass; changes only speed and memory.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    x, logits = own_inputs(task)
+    x, logits = root_values(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
     axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # 2: each text of multiple choice
     sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
@@ -238,7 +238,7 @@ def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
     mask, elements = task.sources[name].mask, None
     if mask is None or bool(mask.all()):
         return None
-    if name not in task.made and task.sources[name].modality == "text":
+    if name not in task.derived and task.sources[name].modality == "text":
         elements = task.structure.elements_of(name)
     if elements is not None and mask.dim() == 2:
         places = elements.to(mask.device).expand(len(mask), -1)
@@ -297,7 +297,7 @@ def integrated_gradients(
     ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and from eight
     steps on the difference when using every other point.
     """
-    x, logits = own_inputs(task)
+    x, logits = root_values(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
     nodes, weights, fewer = _quadrature(steps)
@@ -348,4 +348,4 @@ def _baseline(task: Task, x: Tensor, baseline: str | int, blur: float) -> Tensor
         return removed.filler.clone()
     ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
     other = replace(task, inputs=task.inputs.with_tensor(ids))
-    return other.recorded(GRADIENT).begun[task.inputs.name].detach()
+    return other.recorded(GRADIENT).root_values[task.inputs.name].detach()

@@ -81,13 +81,13 @@ def beyond_intuition(
 def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
     """Return the mean ``[B, H, N, N]`` over t of a block's ∇A at t times the input."""
     recorded = task.recorded(GRADIENT)
-    begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
+    roots = {name: task.by_sample(name, value.detach()) for name, value in recorded.root_values.items()}
     copies, total = task.copies(1, recorded.logits.detach()), list[Tensor]()
 
     def observe(_: int, __: Tensor, flow: Tensor) -> None:
         total[:] = [flow if not total else total[0] + flow]
 
     for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
-        values = {name: task.packed(name, t * x) for name, x in begun.items()}
+        values = {name: task.packed(name, t * x) for name, x in roots.items()}
         copies.walk(rules, MapWatch([block], observe), values, recorded.roots)
     return total[0] / steps

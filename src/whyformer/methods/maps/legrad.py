@@ -45,7 +45,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
 
     for index in task.progress(range(first, blocks), "LeGrad", blocks - first):
         leaving = attended.stream.blocks[index].exit
-        hidden = attended.features(leaving, attended.whole.tape[leaving])
+        hidden = attended.features(leaving, attended.recording.tape[leaving])
         share = _share(task, hidden)
         mean = (hidden * share).sum(1, keepdim=True).expand_as(hidden)
         head = attended.with_value(last, attended.laid_out(last, mean))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention
+from whyformer.methods.attended import Key, MapPass, NamedAttention, WalkResult
 from whyformer.methods.conservation import Balance
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET, UNREAD
@@ -22,7 +22,7 @@ Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
 class Copies(Step):
-    """A step in which rows of one stream enter another: True where the query is the key."""
+    """A step in which one stream copies rows of another: True where the query row is the key row."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +110,6 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
 
 # -- a task on several streams -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class StreamWalk:
-    """The results of a walk over several streams besides attention maps.
-
-    Attributes:
-        logits: ``[B, C]`` of the plain forward pass.
-        readouts: name of rows -> ``[B, N]`` weight of each row in the target.
-        balance: conservation of relevance, if the rules propagate relevance.
-    """
-
-    logits: Tensor
-    readouts: Mapping[Key, Tensor]
-    balance: Balance | None = None
-
-
-@dataclass(frozen=True)
 class StreamTask:
     """A task on a model whose attention mixes several streams, with its attentions by index in the order of execution.
 
@@ -150,12 +135,12 @@ class StreamTask:
         return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
 
     def parts(self, number: int, fused: Tensor) -> Step:
-        """The map ``[B, Q, K]`` of an attention, heads fused, cut into those of the streams that its keys are rows of.
-        Where some rows of a stream look alone, as the queries of a Q-Former that reads words, it is 0 at the others."""
+        """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
+        are 0 at rows of the stream of the queries that do not attend, such as the text that a Q-Former reads."""
         own, rows = self.passed.attentions[number].queries, self.passed.block_of(number)[0].rows
         if own is not None and fused.shape[1] < rows.shape[1]:
             fused = same_rows(rows, own).to(fused) @ fused
-        queries, sides = self.attentions[number].queries, self.passed.looked_at[number]
+        queries, sides = self.attentions[number].queries, self.passed.key_streams[number]
         return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
@@ -173,8 +158,8 @@ class StreamTask:
         )
 
     def in_order(self, steps: Mapping[int, Step]) -> list[Step]:
-        """Return steps sorted by the depth of their attentions. Rows that enter a stream from another one are a step of
-        their own, before those of the stream."""
+        """Return steps sorted by the depth of their attentions. Rows that one stream copies from another are a separate
+        step, before the steps of the first."""
         copies: dict[int, Copies] = {}
         for queries, keys, same in self.passed.copies:
             depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
@@ -189,7 +174,7 @@ class StreamTask:
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
-        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).read)
+        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).readouts)
 
     def real_rows(self, key: Key, count: int) -> Tensor:
         """Return ``[B, N]`` True at rows other than padding."""
@@ -206,20 +191,10 @@ class StreamTask:
         diagnostics = figures.diagnostics(**of) if isinstance(figures, Balance) else figures or {}
         return self.task.of_sources(found, logits, diagnostics)
 
-    def walk(self, composite: Composite, watch: MapWatch) -> StreamWalk:
+    def walk(self, composite: Composite, watch: MapWatch) -> WalkResult:
         """Run :meth:`Task.walk` over several streams; ``watch.blocks`` are indices of attentions."""
-        task, passed = self.task, self.passed
-        relevance = composite.carrier == "relevance"
-        first_run = [GRADIENT] if watch.gradient or relevance else []
-
-        def at_map(number: int, *flows: Tensor) -> None:
-            shown = passed.scores(number) if watch.scores else passed.map(number)
-            assert watch.seen is not None
-            watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
-
-        walked = passed.walk(task.seed(passed.logits), [*first_run, composite], at_map, watch.blocks)
-        balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
-        return StreamWalk(passed.logits, _read(task, walked.read), balance)
+        walked = self.task.walk_over(self.passed, composite, watch)
+        return replace(walked, readouts=_read(self.task, walked.readouts))
 
 
 def begin(task: Task, composite: Composite = GRADIENT) -> StreamTask:

@@ -90,7 +90,7 @@ def tis(
 
 def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return (logits, input ``[B, N, D]`` of the first block, outputs of all blocks)."""
-    blocks, tape = attended.stream.blocks, attended.whole.tape
+    blocks, tape = attended.stream.blocks, attended.recording.tape
     first, *outputs = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
     return attended.logits, first, outputs
 
@@ -112,7 +112,7 @@ class _Shortened:
         changed = record_pass(copies.model, feed, samples, change, checkpoint=True)
         if kept.shape[1] < count and _reads_more_of_rows(changed.tape, entry, kept.shape[1]):
             raise ValueError("masks or positions are recomputed for the remaining rows")
-        return changed.logits(copies.read)
+        return changed.logits(copies.read_logits)
 
     def _entry(self, copies: Task) -> tuple[int, bool, int]:
         attended = copies.attended()
@@ -128,11 +128,11 @@ def _reads_more_of_rows(tape: Tape, entry: int, rows: int) -> bool:
     positions. The model computed them as if the remaining rows were the first."""
     carry = reach(tape, [entry])
     read = {o for call in tape.calls if any(carry[o] for o in call.operands) for o in call.operands}
-    return any(not carry[o] and rows in tape.shapes[o] and not _is_given(tape, o) for o in read)
+    return any(not carry[o] and rows in tape.shapes[o] and not _is_leaf(tape, o) for o in read)
 
 
-def _is_given(tape: Tape, value: int) -> bool:
-    """Return True if a value is a parameter, buffer or input, or a view of one."""
+def _is_leaf(tape: Tape, value: int) -> bool:
+    """Return True if a value is a parameter, buffer or input, or a view of it."""
     while value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
         value = tape.maker[value].operands[0]
     return value not in tape.maker

@@ -14,7 +14,7 @@ from whyformer.inputs.removal import values_of
 from whyformer.methods.registry import Amount, Count, Natural, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.tape.places import Places
+from whyformer.tape.places import Elements
 from whyformer.targets import Logit, Probability
 
 
@@ -97,7 +97,7 @@ def vit_cx(
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
 
 
-def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
+def _features(task: Task) -> tuple[Tensor, Tensor, Elements | None]:
     """Return (logits, features ``[B, N, D]`` after the last block's first normalisation, places of their rows in the
     picture)."""
     passed = task.main_pass()
@@ -105,7 +105,7 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
     number = passed.input_of_attention(stream, block)
     if not passed.holds(number, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
-    features = passed.features_of(stream, number, passed.whole.tape[number])
+    features = passed.features_of(stream, number, passed.recording.tape[number])
     return passed.logits, features, passed.places(task.inputs.name, stream)
 
 
@@ -117,12 +117,12 @@ def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tenso
     return Probability(target.index, activation == "sigmoid")
 
 
-def _feature_grid(task: Task, features: Tensor, places: Places) -> Tensor:
+def _feature_grid(task: Task, features: Tensor, places: Elements) -> Tensor:
     """Arrange features ``[B, N, d]`` as ``[B, d, rows, columns]``, without tokens of no cell."""
     if places.grid is None or len(places.grid) != 2:
         raise task.refuse("its input is not a picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()
-    return features[:, places.rows].transpose(1, 2).unflatten(2, places.grid)
+    return features[:, places.rows[0]].transpose(1, 2).unflatten(2, places.grid)
 
 
 def _scaled(maps: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ def alti(task: Task, *, block: OptionalBlock = None, aggregation: Choices = None
             summed as in the model and cannot be chosen.
 
     Raises:
-        MethodNotApplicable: a block that is not attention plus what entered it, windows, or no attention.
+        MethodNotApplicable: other terms in the residual sum of a block than its input and attention, windows, or no
+            attention.
 
     Differs from the authors' code only in the last digits, because theirs adds 1e-6 to every difference.
     """

@@ -59,14 +59,14 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
 
 def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (logits, seed, share ``[B, N]`` of each row, or ``[B · C, N]`` for multiple choice) of a recorded pass."""
-    whole, rows, (stream, block) = passed.whole, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
+    recording, rows, (stream, block) = passed.recording, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
     seed, entry = task.seed(passed.logits), block.entry
-    starts = whole.starts(task.read, seed)
+    starts = recording.starts(task.read_logits, seed)
     if not is_passed(passed.program, entry):
         raise task.refuse("the target also depends on values that bypass its first block")
     mask = task.inputs.row_mask
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
-    rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
+    rules = ShareRules(recording.tape, rows, real.to(seed.device), batch_size)
     walked = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
     values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in walked.items()]).sum(0)
     passed.release()

@@ -30,7 +30,8 @@ def globenc(task: Task, *, block: OptionalBlock = None, aggregation: Choices = N
             summed as in the model and cannot be chosen.
 
     Raises:
-        MethodNotApplicable: a block that is not attention plus what entered it, windows, or no attention.
+        MethodNotApplicable: other terms in the residual sum of a block than its input and attention, windows, or no
+            attention.
     """
 
     return over_vectors(task, block, aggregation, "output", Mixture.norms)

@@ -13,7 +13,7 @@ from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.attended import MapPass
 from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
-from whyformer.rules.vectors import KeyRules, VectorRules, followed
+from whyformer.rules.vectors import KeyRules, VectorRules, linear_path
 from whyformer.tape.walking import walk_forward
 
 __all__ = ["AttentionVectors", "Lengths", "Mixture", "Place", "SequenceVectors"]
@@ -185,7 +185,7 @@ class AttentionVectors:
 
     def _state(self, number: int, value: int) -> Tensor:
         """Return a value ``[B, N, D]`` of the rows of an attention's stream."""
-        return self.passed.features_of(self.passed.block_of(number)[0], value, self.passed.whole.tape[value])
+        return self.passed.features_of(self.passed.block_of(number)[0], value, self.passed.recording.tape[value])
 
     def lengths(self, number: int, place: Place) -> Lengths | None:
         """Return the lengths of an attention at a place, by a walk for each few keys; None if they are unknown."""
@@ -202,7 +202,7 @@ class AttentionVectors:
         try:
             total = torch.zeros_like(state := self._state(number, n))
             for keys in attention.keys.split(_KEYS, 1):
-                rules = KeyRules(passed.whole.tape, rows, attention, behind, keys, constant)
+                rules = KeyRules(passed.recording.tape, rows, attention, behind, keys, constant)
                 shares = walk_forward(passed.program, rules.begin_block(entry, late=late), {n}, rules).get(n)
                 if shares is None:
                     return None
@@ -228,7 +228,7 @@ class AttentionVectors:
         queries, keys = attention.queries.shape[1], attention.keys.shape[1]
         mixtures: dict[int, Mixture] = {}
         for first in range(0, keys, queries):
-            rules = VectorRules(passed.whole.tape, passed.layout.rows, attention, behind, first)
+            rules = VectorRules(passed.recording.tape, passed.layout.rows, attention, behind, first)
             late = entry is None and passed.adds_rows(behind)
             walked = walk_forward(passed.program, rules.begin_block(entry, late=late), wanted, rules)
             self.others[number] = not rules.is_whole(passed.program, behind)
@@ -253,7 +253,7 @@ class AttentionVectors:
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         makers, path = passed.program.makers, passed.path(stream, block)
         constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None
-        line, reached = followed(passed.program, passed.whole.tape, passed.attentions[number], block.exit)
+        line, reached = linear_path(passed.program, passed.recording.tape, passed.attentions[number], block.exit)
         added = [n for n in line if makers[n].kind == "add" and not reached.issuperset(makers[n].entries)]
         if len(added) > 1 and added[-1] not in path:  # which of these sums adds the residual is unknown
             return None

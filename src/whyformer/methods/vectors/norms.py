@@ -73,7 +73,7 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
         queries, depth = several.attentions[number].queries, several.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
-        sides = several.passed.looked_at[number]
+        sides = several.passed.key_streams[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
         if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
@@ -82,10 +82,10 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
             residuals[depth][queries, queries] = torch.diag_embed(mixed.own_norms())
         steps[depth] |= norms
     # where the rows attend to themselves too, as in an attention of two pieces, the residual is part of that map
-    whole = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
+    with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
     if has_residual and rolled_out:
-        whole = {depth: streams.normalised(step) for depth, step in whole.items()}
-    ordered = several.in_order(whole)
+        with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
+    ordered = several.in_order(with_residuals)
     return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
 
 

@@ -109,8 +109,8 @@ def _refuse_unknown(task: Task, passed: MapPass) -> None:
 def _decides(passed: MapPass, number: int) -> bool:
     """Return True if a block takes decisions that depend on its attention, such as the choice of experts, so that it
     cannot be replayed with changed values."""
-    last = passed.whole.tape.maker[passed.block_of(number)[1].exit].number
-    return any(call.number <= last for call in decisions(passed.whole.tape, _values(passed, number)))
+    last = passed.recording.tape.maker[passed.block_of(number)[1].exit].number
+    return any(call.number <= last for call in decisions(passed.recording.tape, _values(passed, number)))
 
 
 def _of_sequence(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
@@ -161,7 +161,7 @@ def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_s
     maps: dict[int, Tensor] = {}
     for n, some in task.progress(work, "value zeroing", len(work)):
         stream, block = passed.block_of(n)
-        plain = passed.features_of(stream, block.exit, passed.whole.tape[block.exit])
+        plain = passed.features_of(stream, block.exit, passed.recording.tape[block.exit])
         if n not in maps:
             shape = (*plain.shape[:2], sides[n][1].shape[1])
             maps[n] = torch.zeros(shape, dtype=_wide(plain), device=plain.device)
@@ -173,7 +173,7 @@ def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_s
 
 def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
     """Return the outputs ``[k, B, N, D]`` of a block with the value of each of k keys of its attention set to zero."""
-    tape, rows, keys = passed.whole.tape, passed.layout.rows, passed.attentions[number].keys
+    tape, rows, keys = passed.recording.tape, passed.layout.rows, passed.attentions[number].keys
     (stream, block), values = passed.block_of(number), _values(passed, number)
     assert keys is not None
     place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]

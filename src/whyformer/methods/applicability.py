@@ -15,7 +15,7 @@ from whyformer.methods.registry import METHODS
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
 
-ODD = (
+UNSUPPORTED = (
     ArithmeticError,
     AttributeError,
     ZeroDivisionError,
@@ -28,14 +28,14 @@ ODD = (
 )
 """Errors that a method may raise on a model that it does not support."""
 _LARGE = 3e8
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
+_APPLICABLE: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
 
 
-class Begun(Exception):  # noqa: N818 - a signal, not shown to users
-    """Signals that a method has done the first part of its work."""
+class FirstStep(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a method has reached the first step after its recorded pass."""
 
 
-def applying(task: Task) -> list[str]:
+def applicable(task: Task) -> list[str]:
     """Return the names of the methods that apply to a task's model and kind of input, among those that need no
     attention over all tokens.
 
@@ -45,11 +45,11 @@ def applying(task: Task) -> list[str]:
     inputs = task.inputs
     facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.options.checkpoint)
     kind = (*facts, inputs.name, *inputs.others)
-    known = _KNOWN.setdefault(task.model, {})
-    if kind not in known:
-        known[kind] = []  # errors raised while trying name no alternatives
-        known[kind] = _tried(task)
-    return known[kind]
+    cached = _APPLICABLE.setdefault(task.model, {})
+    if kind not in cached:
+        cached[kind] = []  # errors raised while trying name no alternatives
+        cached[kind] = _tried(task)
+    return cached[kind]
 
 
 def _tried(task: Task) -> list[str]:
@@ -65,13 +65,13 @@ def _tried(task: Task) -> list[str]:
 
 
 def _applies(task: Task, name: str) -> bool:
-    """Return whether the first part of a method's work succeeds."""
+    """Return True if a method succeeds up to its first step."""
     tried = replace(task, method=name, progress=_first, replay=None, shared=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
-    except Begun:
+    except FirstStep:
         return True
-    except (WhyformerError, *ODD):  # includes running out of memory
+    except (WhyformerError, *UNSUPPORTED):  # includes running out of memory
         return False
     return True
 
@@ -79,4 +79,4 @@ def _applies(task: Task, name: str) -> bool:
 def _first(items: Iterable[Any], *_: Any) -> Iterator[Any]:
     for item in items:
         yield item
-        raise Begun
+        raise FirstStep

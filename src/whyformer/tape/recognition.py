@@ -19,9 +19,9 @@ def is_softmax(x: Tensor, y: Tensor, sink: bool) -> bool:
     unmasked = y > 0
     if not len(x) or bool((y < 0).any()) or int(unmasked.sum(-1).max()) < 2:
         return False
-    whole = close(total, torch.ones_like(total), 1e-5)
-    sunk = sink and len(total) > 2 and float(total.max()) < 1 and float(total.std()) > 1e-3
-    return (whole or sunk) and close(x.masked_fill(~unmasked, -math.inf).softmax(-1), y / total, 1e-4)
+    sums_to_one = close(total, torch.ones_like(total), 1e-5)
+    has_sink = sink and len(total) > 2 and float(total.max()) < 1 and float(total.std()) > 1e-3
+    return (sums_to_one or has_sink) and close(x.masked_fill(~unmasked, -math.inf).softmax(-1), y / total, 1e-4)
 
 
 def is_norm(x: Tensor, plus: Tensor, minus: Tensor) -> bool:

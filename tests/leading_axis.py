@@ -1,28 +1,16 @@
-"""Sums over the samples of a batch, for rules that normalise relevance within each sample."""
+"""Walks over functions of ``[B, ...]`` without inputs whose rows are known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
-
-class Samples(Protocol):
-    """Which elements of a value belong to which sample."""
-
-    def sums(self, value: int, flow: Tensor) -> Tensor:
-        """Return ``[B]``, the sums of a flow at a value over each sample."""
-
-    def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
-        """Return one number for each sample, in a shape that broadcasts to that of a flow at a value."""
-
-    def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest element of each sample of a value, in its shape."""
-
-    def is_shared(self, value: int, shape: Sequence[int]) -> bool:
-        """Return True if a constant of that shape, added to a value, is known to be the same for all of its rows."""
+from whyformer.tape import walking
+from whyformer.tape.program import Program
+from whyformer.tape.values import Tape
 
 
 @dataclass(frozen=True)
@@ -45,3 +33,9 @@ class LeadingAxis:
 
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
         return len(shape) < 2 or shape[-2] == 1
+
+
+def walk_back(program: Program, tape: Tape, runs: Any, **options: Any) -> Any:
+    """Walk back from an output whose first axis is that of samples."""
+    samples: Any = LeadingAxis(tape.shapes[program.output][0] if tape.shapes[program.output] else 1)
+    return walking.walk_back(program, tape, runs, samples=samples, **options)
