@@ -15,7 +15,7 @@ from whyformer.tape.adjoints import rows_with_flow, unbroadcast
 from whyformer.tape.tables import KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Parts, Step, Walk
+from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
 
 __all__ = [
     "Back",
@@ -244,18 +244,15 @@ def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Ten
         values: maps the number of an entry to its value.
         part: the part of the weights to use.
     """
-    results, constant, sign = dict(values), _constant(tape, unit), _sign(tape, unit)
-
-    def operand(o: int) -> Tensor:
-        if o in results or not tape.floating(o):
-            return results[o] if o in results else tape[o]
-        value = wide(tape[o])
-        return torch.zeros_like(value) if o == constant else sign * part(sign * value) if sign < 0 else part(value)
-
-    for number in unit.calls:
-        call = tape.calls[number]
-        results.update(zip(call.results, call([operand(o) for o in call.operands]), strict=True))
-    return wide(results[unit.exit])
+    constant, sign, calls = _constant(tape, unit), _sign(tape, unit), [tape.calls[n] for n in unit.calls]
+    inside = {r for call in calls for r in call.results}
+    changes = dict(values)
+    for o in (o for call in calls for o in call.operands if tape.floating(o) and o not in inside):
+        if o not in changes:
+            value = wide(tape[o])
+            weights = sign * part(sign * value) if sign < 0 else part(value)
+            changes[o] = torch.zeros_like(value) if o == constant else weights
+    return wide(repeat_unit(tape, unit, changes)[0])
 
 
 def _sign(tape: Tape, unit: Unit) -> int:
@@ -267,15 +264,15 @@ def _sign(tape: Tape, unit: Unit) -> int:
 
 
 def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R to the first entry: for activations, softmax, and the dividend of a quotient that normalizes. Conserves
-    relevance."""
+    """Pass R to the first entry, of activations, softmax, and quotients that normalize. Conserves relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
 
 
 # -- rules of linear layers --------------------------------------------------------------------------------------------
 def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Share:
-    """R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o with (a, b) = shares(R, Σ_j z_oj, Σ_j |z_oj|) and z_oj = W_oj x_j.
+    """Return the rule R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o, (a, b) = shares(R, Σ_j z_oj, Σ_j |z_oj|), with
+    z_oj = W_oj x_j.
 
     Rules that treat positive and negative z_oj differently have this form, because z⁺ = (z + |z|) / 2. They need one
     forward product and two backward products.
@@ -297,7 +294,8 @@ def _over_positive(r: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
 
 
 def alpha_beta(alpha: float = 1.0) -> Share:
-    """αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1). Without bias.
+    """Return the αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1).
+    Without bias.
 
     R_j = Σ_o (α z_oj⁺ / Σ_k z_ok⁺ − β z_oj⁻ / Σ_k z_ok⁻) R_o with z_oj = W_oj x_j and β = α − 1. Conserves relevance,
     except at outputs that have no product of one of the signs.
@@ -314,7 +312,7 @@ def alpha_beta(alpha: float = 1.0) -> Share:
 
 
 def gamma_rule(gamma: float = 0.25) -> Share:
-    """γ rule for entries of any sign (Montavon et al. 2019). Without bias.
+    """Return the γ rule for entries of any sign (Montavon et al. 2019). Without bias.
 
     R_j = Σ_o (z_oj + γ z_oj^s) / Σ_k (z_ok + γ z_ok^s) R_o, where z^s = z if z has the sign s of Σ_k z_ok, else 0.
     Conserves relevance.
@@ -330,7 +328,8 @@ def gamma_rule(gamma: float = 0.25) -> Share:
 
 
 def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
-    """R = x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. Without bias.
+    """Compute x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. Without
+    bias.
 
     The two terms have separate denominators, so ΣR may double.
     """
@@ -341,8 +340,8 @@ def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
 
 
 def epsilon_rule(epsilon: float = 1e-6) -> Share:
-    """ε rule: R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)) (Bach et al. 2015). y includes the bias, which absorbs its
-    share of R."""
+    """Return the ε rule, R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)) (Bach et al. 2015). y includes the bias,
+    which absorbs its share of R."""
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         y = layer.y()
@@ -352,7 +351,8 @@ def epsilon_rule(epsilon: float = 1e-6) -> Share:
 
 
 def box(low: Tensor, high: Tensor) -> Share:
-    """z^B rule for a first layer on pixels (Montavon et al. 2017; TA's rule for the patch embedding). Without bias.
+    """Return the z^B rule for a first layer on pixels (Montavon et al. 2017; TA's rule for the patch embedding).
+    Without bias.
 
     R = x ⊙ Wᵀs − l ⊙ W⁺ᵀs − h ⊙ W⁻ᵀs with s = R / (Wx − W⁺l − W⁻h), where [l, h] is the range of the values of each
     sample. Conserves relevance.

@@ -28,8 +28,8 @@ CompositeName = Literal["plain", "ah", "ln", "ah_ln", "libra", "attnlrp", "cp_lr
 
 # -- secants ---------------------------------------------------------------------------------------------------------
 def secant(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """m_x = m_y (g(x) − g(0)) / x: replace the derivative g'(x) by the slope of the secant through 0, and by its limit
-    g'(0) at x = 0. If g(0) is not finite, as for a logarithm, use g'(x)."""
+    """Propagate m_x = m_y (g(x) − g(0)) / x: replace the derivative g'(x) by the slope of the secant through 0,
+    and by its limit g'(0) at x = 0. If g(0) is not finite, as for a logarithm, use g'(x)."""
     if len(step.unit.entries) > 1:  # a clip whose bounds depend on the input is no function of x alone
         return adjoint(walk, step, flows)
     (entry,), flow = step.unit.entries, flows[step.unit.exit]
@@ -71,7 +71,8 @@ class _Function:
 
 # -- norms -----------------------------------------------------------------------------------------------------------
 def detached_norm(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """LN rule: y = (x − mean x) · [1/√(var x + ε)] · w + b with the bracket held constant (Ali et al., ICML 2022).
+    """Apply the LN rule: y = (x − mean x) · [1/√(var x + ε)] · w + b with the bracket held constant (Ali et al.,
+    ICML 2022).
 
     In a norm of several calls, the bracket is a value inside the unit (``statistics``), so the rule is the adjoint with
     this value held constant.
@@ -122,8 +123,8 @@ def mean_of_moments(walk: Walk, step: Step, flows: Flows) -> Parts:
 
 # -- softmax at another temperature ----------------------------------------------------------------------------------
 def warm_softmax(walk: Walk, step: Step, flows: Flows, temperature: float = 2.0) -> Parts:
-    """m_x = p_T ⊙ (m_y − Σ p_T m_y) with p_T = softmax(x / T): the adjoint of softmax at temperature T (Edin et al.,
-    2025)."""
+    """Propagate m_x = p_T ⊙ (m_y − Σ p_T m_y) with p_T = softmax(x / T), the adjoint of softmax at temperature T (Edin
+    et al., 2025)."""
     unit = step.unit
     p = _warmer(walk.tape[unit.exit], temperature, unit.axes[0])
     return [(unit.entries[0], softmax_adjoint(flows[unit.exit].to(p.dtype), p, unit.axes[0]))]

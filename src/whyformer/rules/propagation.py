@@ -50,7 +50,7 @@ LINEAR_RULES: tuple[str, ...] = get_args(LinearRule)
 
 # -- rules of products and weighted sums -------------------------------------------------------------------------------
 def z_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R_i = x_i ⊙ J_iᵀ(R / y) for a unit y that is linear in each entry x_i, with the derivative J_i (TA Eq. 2).
+    """Compute R_i = x_i ⊙ J_iᵀ(R / y) of a unit y that is linear in each entry x_i, with the derivative J_i (TA Eq. 2).
 
     Conserves relevance if there is one entry; in a product, each of the two branches gets relevance with the sum ΣR.
     The real and imaginary parts of complex numbers are treated as separate numbers.
@@ -76,12 +76,12 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
 
 
 def product_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Product of two branches: half of the z rule for each (TA Eq. 9–10 for equal sums). Conserves relevance."""
+    """Apply half of the z rule to each branch of a product (TA Eq. 9–10 for equal sums). Conserves relevance."""
     return z_rule(walk, step, {n: flow / 2 for n, flow in flows.items()})
 
 
 def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Elementwise product of two branches: R / 2 to each. Conserves relevance."""
+    """Pass R / 2 to each branch of an elementwise product. Conserves relevance."""
     (flow,) = flows.values()
     if step.unit.name == "div":
         raise _refused(step, "a quotient of two branches")
@@ -90,7 +90,7 @@ def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 # -- rules of one branch -----------------------------------------------------------------------------------------------
 def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Norm of x: R to x. If its weight depends on a root too, R / 2 to each. Conserves relevance."""
+    """Pass R to the input of a norm; if its weight depends on a root too, R / 2 to each. Conserves relevance."""
     unit = step.unit
     if len(unit.entries) == 1:
         return identity(walk, step, flows)
@@ -100,7 +100,7 @@ def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 
 def scale_rule(normalised: bool) -> Back:
-    """Product with a constant: R to the entry. Conserves relevance.
+    """Return the rule for a product with a constant: R to the entry. Conserves relevance.
 
     For complex numbers, (a + ib)(c + id) = (ac − bd) + i(ad + bc): each of the two sums uses the add rule.
     """
@@ -126,14 +126,14 @@ def scale_rule(normalised: bool) -> Back:
 
 
 def clip_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Clip with constant bounds: R to the entry. With bounds that depend on a root: R to the selected values. Conserves
-    relevance."""
+    """Pass R to the entry of a clip; if bounds depend on a root, to the selected values. Conserves relevance."""
     return (identity if len(step.unit.entries) == 1 else adjoint)(walk, step, flows)
 
 
 # -- rules of sums -----------------------------------------------------------------------------------------------------
 def add_rule(normalised: bool) -> Back:
-    """Sum y = u + v. Plain (TA Eq. 2): R_u = u ⊙ R / y, which may be large where u and v cancel. Conserves relevance.
+    """Return the rule for a sum y = u + v. Plain (TA Eq. 2): R_u = u ⊙ R / y, which may be large where u
+    and v cancel. Conserves relevance.
 
     Normalised (TA Eq. 9–10): R_u · |ΣR_u| / (|ΣR_u| + |ΣR_v|) · ΣR / ΣR_u, with sums over each sample. Conserves
     relevance, and no branch gets more than ΣR.
@@ -174,8 +174,9 @@ def _shares(
 
 
 def shift_rule(normalised: bool) -> Back:
-    """Sum of a branch and a constant. If the constant is a bias, the same for all rows, the branch gets R. Otherwise
-    (position embeddings, masks) the add rule applies, and the relevance of the constant is dropped."""
+    """Return the rule for the sum of a branch and a constant. If the constant is a bias, the same for all rows, the
+    branch gets R. Otherwise (position embeddings, masks) the add rule applies, and the relevance of the constant is
+    dropped."""
     add = add_rule(normalised)
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:

@@ -283,7 +283,7 @@ def _index(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 @_formula("copy")
 def _copy(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
-    """The overwritten operand gets no flow."""
+    """Propagate no flow to the overwritten operand."""
     (flow,) = flows
     if flow is None:
         return None

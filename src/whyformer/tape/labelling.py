@@ -56,13 +56,13 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
         calls = tape.calls if ends is None else needed_calls(tape.calls, ends)
         with bare():
-            rows = _ROWS.put(key, _Following(tape, sources, calls).rows)
+            rows = _ROWS.put(key, _Labeller(tape, sources, calls).rows)
     tape.release()
     return rows
 
 
-class _Following:
-    """Computes the rows of a pass, in one loop over its calls."""
+class _Labeller:
+    """The rows of a pass, computed in one loop over its calls."""
 
     def __init__(self, tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> None:
         self.tape, self.rows = tape, Rows()

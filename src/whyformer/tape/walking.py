@@ -234,54 +234,36 @@ def walk_back(
     """
     at, wanted = dict(at or {}), frozenset(wanted)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
-    flows = [dict(seed) for _, seed in runs]
-    arrivals = _Arrivals(tape, flows, wanted, at)
-    targets = frozenset((*wanted, *at))
-    plans = [plan(program, tape, composite, targets) for composite, _ in runs]
+    flows, results = [dict(seed) for _, seed in runs], [Flows() for _ in runs]
+    left = {*wanted, *at}
+    plans = [plan(program, tape, composite, frozenset(left)) for composite, _ in runs]
+
+    def arrive(n: int) -> None:
+        """Collect the flows at a value, which are complete."""
+        left.discard(n)
+        arrived = [f.get(n) for f in flows]
+        if n in wanted:
+            for result, flow in zip(results, arrived, strict=True):
+                result[n] = _zeros(tape, n) if flow is None else flow
+        if n in at:
+            at[n](*arrived)
+
     with bare():
         for i in range(len(program.units) - 1, -1, -1):
-            if not arrivals.left:
+            if not left:
                 break
-            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, on_unit)
-        for n in sorted(arrivals.left, reverse=True):
-            arrivals.at(n)
-    return arrivals.results
+            unit, steps = program.units[i], [steps[i] for steps in plans]
+            if any(step.visited for step in steps):
+                for r in filter(left.__contains__, unit.exits):
+                    arrive(r)
+            _visit(walk, unit, steps, flows, on_unit)
+        for n in sorted(left, reverse=True):
+            arrive(n)
+    return results
 
 
-class _Arrivals:
-    """Collect the flows of all runs at the wanted and the watched values."""
-
-    def __init__(
-        self, tape: Tape, flows: list[Flows], wanted: frozenset[int], watched: Mapping[int, Callable[..., None]]
-    ) -> None:
-        self.tape, self.flows, self.wanted, self.watched = tape, flows, wanted, watched
-        self.left = {*wanted, *watched}
-        self.results: list[Flows] = [{} for _ in flows]
-
-    def at(self, n: int) -> None:
-        """Collect the flows at a value. They must be complete."""
-        self.left.discard(n)
-        arrived = [f.get(n) for f in self.flows]
-        if n in self.wanted:
-            for result, flow in zip(self.results, arrived, strict=True):
-                result[n] = _zeros(self.tape, n) if flow is None else flow
-        if n in self.watched:
-            self.watched[n](*arrived)
-
-
-def _visit(
-    walk: Walk,
-    unit: Unit,
-    steps: list[Step],
-    flows: list[Flows],
-    arrivals: _Arrivals,
-    on_unit: UnitCallback | None,
-) -> None:
+def _visit(walk: Walk, unit: Unit, steps: list[Step], flows: list[Flows], on_unit: UnitCallback | None) -> None:
     """Propagate the flows of each run from the exits of a unit to its entries."""
-    if any(step.visited for step in steps):
-        for r in unit.exits:
-            if r in arrivals.left:
-                arrivals.at(r)
     for run, (step, arriving) in enumerate(zip(steps, flows, strict=True)):
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step.visited and got and any(step.live):

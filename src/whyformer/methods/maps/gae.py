@@ -73,13 +73,13 @@ def _side(task: Task, scores: Scores, side: str) -> Scores:
 
 
 def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
-    """(A ⊙ ∇A)⁺"""
+    """Return (A ⊙ ∇A)⁺."""
     return (weights * gradient).clamp_(min=0)
 
 
 # -- encoder and decoder -----------------------------------------------------------------------------------------
 def normalised_excess(relevance: Tensor) -> Tensor:
-    """N(R) = R̂ / rowsum(R̂) + I with R̂ = R − I; rows of R̂ that are all zero remain zero (ICCV 2021, Eq. 8–9)."""
+    """Return N(R) = R̂ / rowsum(R̂) + I with R̂ = R − I; rows of R̂ that are all zero remain zero (ICCV 2021, Eq. 8–9)."""
     identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     excess = relevance - identity
     sums = excess.sum(-1, keepdim=True)

@@ -57,5 +57,5 @@ def agcam(
 
 
 def positively(weights: Tensor, gradient: Tensor) -> Tensor:
-    """A ⊙ (∇A)⁺"""
+    """Return A ⊙ (∇A)⁺."""
     return weights * gradient.clamp(min=0)
