@@ -175,7 +175,7 @@ def test_the_strip_has_a_picture_for_each_word() -> None:
         assert len(figure.axes) == len(g) + pictures
         texts = [t.get_text() for t in figure.texts]
         assert {"3", "7", "what is on the left ?"} <= set(texts)
-        assert "rollout" in texts  # its maps would be the same of another word
+        assert "rollout · any token" in texts  # its maps would be the same of another word
         assert " ".join(t for t in texts if "mattered" in t or "largest score" in t).startswith("green: mattered (no sign)")
     signed = whyformer.explain_generation("bundled:reader", QUESTION, "3 7", "attnlrp", images=PICTURE)
     said = " ".join(t.get_text() for t in film(signed).texts)
