@@ -631,30 +631,6 @@ def training_mode(_: Path) -> tuple[Broken, list[Broken]]:
 
 
 @way
-def activation_checkpointing(_: Path) -> tuple[Broken, list[Broken]]:
-    model, inputs = build("bert")
-    model.activation_checkpointing_enable()
-
-    def followed() -> Any:
-        model.activation_checkpointing_disable()
-        return explain(model.eval(), inputs, "rollout", 1)
-
-    return lambda: explain(model.train(), inputs, "rollout", 1), [followed]
-
-
-@way
-def a_part_that_is_compiled(_: Path) -> tuple[Broken, list[Broken]]:
-    model, inputs = build("bert")
-    model.classifier = torch.compile(model.classifier)
-
-    def followed() -> Any:
-        model.classifier = model.classifier._orig_mod
-        return explain(model, inputs, "lrp", 1)
-
-    return lambda: explain(model, inputs, "lrp", 1), [followed]
-
-
-@way
 def black_that_is_unknown(_: Path) -> tuple[Broken, list[Broken]]:
     model, x = build("hf_vit")
     ear = hf.ViTImageProcessorPil(size={"height": 32, "width": 32}) if hasattr(hf, "ViTImageProcessorPil") else hf.ViTImageProcessor(size={"height": 32, "width": 32})

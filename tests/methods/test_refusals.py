@@ -274,9 +274,16 @@ def test_checkpointing_switched_on_in_the_model() -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     refuse(model, inputs, "transformer_attribution", ModelError, "training mode")
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_checkpointing_switched_on_in_timm(method: str) -> None:
+    from zoo import build
+
     model, inputs = build("timm_vit")
+    wanted = whyformer.explain(model, inputs, method=method).scores
     model.set_grad_checkpointing(True)
-    refuse(model, inputs, "gae", ModelError, "set_grad_checkpointing(False)")
+    assert torch.allclose(whyformer.explain(model, inputs, method=method).scores, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -447,12 +454,15 @@ def test_a_compiled_or_a_parallel_model_is_the_one_in_it(wrap: Callable[[nn.Modu
     assert torch.equal(whyformer.explain(wrap(model), x, method).scores, wanted)
 
 
-def test_a_compiled_part_is_named(x: Tensor) -> None:
+@pytest.mark.parametrize("method", ALL)
+def test_a_compiled_part(method: str, x: Tensor) -> None:
     model = Model()
-    name = next(n for n, m in model.named_children() if next(m.parameters(), None) is not None)
-    setattr(model, name, torch.compile(getattr(model, name), backend="eager"))
-    with pytest.raises(ModelError, match=rf"compiled with torch\.compile and hides its operations: .*model\.{name}\._orig_mod"):
-        whyformer.explain(model, x, "transformer_attribution")
+    wanted = whyformer.explain(model, x, method).scores
+    model.head = torch.compile(model.head, backend="eager")
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    before = snapshot(model)
+    assert torch.allclose(whyformer.explain(model, x, method).scores, wanted, atol=1e-6)
+    assert_unchanged(model, before)
 
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning", "ignore:flex_attention called without:UserWarning")

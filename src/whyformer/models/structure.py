@@ -99,8 +99,8 @@ def refuse_unfit(model: Any) -> None:
     """Raise if an explanation would be wrong or impossible.
 
     Raises:
-        ModelError: not a module, TorchScript, compiled parts, activation checkpointing, training mode with random or
-            batch-dependent layers, or parameters on the meta device.
+        ModelError: not a module, TorchScript, training mode with random or batch-dependent layers, or parameters on the
+            meta device.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
@@ -108,22 +108,7 @@ def refuse_unfit(model: Any) -> None:
     for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
-        if type(module).__name__ == "OptimizedModule":
-            raise ModelError(
-                f"a part of the model is compiled with torch.compile and hides its operations: replace it by the "
-                f"original module (model.{name}._orig_mod)"
-            )
-        # transformers uses checkpointing in training mode only, timm always
-        attributes, training = module.__dict__, module.training
-        if attributes.get("grad_checkpointing") is True or (
-            training and attributes.get("gradient_checkpointing") is True
-        ):
-            names = ("set_grad_checkpointing(False)", "activation_checkpointing_disable()")  # timm and transformers
-            way = next((n for n in names if hasattr(model, n.partition("(")[0])), "gradient_checkpointing_disable()")
-            raise ModelError(
-                f"activation checkpointing is on ({_where(name, module)}) and hides operations: call model.{way}"
-            )
-        cause = _changed_by_training(module) if training else None
+        cause = _changed_by_training(module) if module.training else None
         if cause is not None:
             raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
     empty = _empty(modules)
