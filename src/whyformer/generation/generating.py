@@ -49,7 +49,7 @@ def explain_generation(
         continuation: the answer to explain, as text or token ids, or a list of one per prompt; by default the answer
             that the model generates greedily.
         method: a name from :func:`whyformer.list_methods`; by default "auto": AttnLRP, summed over the first blocks
-            if the model is a decoder without an encoder (``diagnostics[t]["auto"]`` names it).
+            if the model is a decoder with one text as input (``diagnostics[t]["auto"]`` names it).
         processor: the model's tokenizer, or its processor for pictures and text; loaded automatically if ``model`` is
             a name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
@@ -146,7 +146,7 @@ def explain_span(
 
 
 def _with_tokenizer(opened: OpenedModel) -> OpenedModel:
-    """Return the model with the tokenizer that its processor is or has as its processor; None without a tokenizer."""
+    """Return a copy of the opened model whose processor is its tokenizer, or None without one."""
     tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
     copy = opened.using()
     copy.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None

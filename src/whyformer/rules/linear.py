@@ -250,8 +250,10 @@ def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Ten
     for o in (o for call in calls for o in call.operands if tape.floating(o) and o not in inside):
         if o not in changes:
             value = wide(tape[o])
-            weights = sign * part(sign * value) if sign < 0 else part(value)
-            changes[o] = torch.zeros_like(value) if o == constant else weights
+            if o == constant:
+                changes[o] = torch.zeros_like(value)
+            else:
+                changes[o] = sign * part(sign * value) if sign < 0 else part(value)
     return wide(repeat_unit(tape, unit, changes)[0])
 
 

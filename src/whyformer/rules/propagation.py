@@ -1,6 +1,7 @@
 """Rules that propagate relevance itself, and their composites.
 
-    flows = walk_back(program, tape, [(deep_taylor(), {program.output: seed})], wanted=program.roots)
+    seed, samples = {program.output: relevance}, RowSamples(rows)
+    flows = walk_back(program, tape, [(deep_taylor(), seed)], wanted=program.roots, samples=samples)
 
 A rule distributes the relevance R of the exit of a unit over its entries. In formulas, ``a / b`` is 0 where b is 0:
 relevance to which no entry contributes is lost.

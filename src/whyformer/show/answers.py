@@ -227,20 +227,20 @@ class Conversation:
 
     @cached_property
     def _picture_scores(self) -> list[Array]:
-        """``[1 + T, ...]`` |scores| of each picture for the whole answer, and for each step."""
+        """``[1 + T, ...]`` scores of each picture for the whole answer, and for each step."""
         maps = [array(picture.scores) for picture in self.g.seen.values()]
-        return [np.abs(np.concatenate([m.sum(0)[None], m])) for m in maps]
+        return [np.concatenate([m.sum(0)[None], m]) for m in maps]
 
     @cached_property
     def _picture_sizes(self) -> Array:
         """``[1 + T]`` Σ |score| of all pictures."""
-        rows = [m.reshape(len(m), -1).sum(1) for m in self._picture_scores]
+        rows = [np.abs(m).reshape(len(m), -1).sum(1) for m in self._picture_scores]
         return np.sum(rows or np.zeros((1, 1 + len(self.g))), 0)
 
     @cached_property
     def _largest_patches(self) -> list[float]:
         """``[1 + T]`` largest |score| of a patch of any picture; scores of pixels are summed over patches."""
-        rows = [_in_patches(m).reshape(len(m), -1).max(1) for m in self._picture_scores]
+        rows = [np.abs(_in_patches(m)).reshape(len(m), -1).max(1) for m in self._picture_scores]
         return list(np.max(rows or np.zeros((1, 1 + len(self.g))), 0).tolist())
 
     def _share(self, step: int | None, size: float) -> float:

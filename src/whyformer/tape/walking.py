@@ -6,6 +6,7 @@
 
 A *flow* is what propagates backward: a multiplier (a gradient, under the empty composite) or a relevance, in a tensor
 of the shape of its value. A composite maps kinds of units to rules; a kind without a rule uses its ordinary adjoint.
+Rules that distribute relevance within samples need ``samples=``.
 """
 
 from __future__ import annotations
@@ -371,7 +372,7 @@ def _recomputed(
     """Repeat the calls that depend on replaced values; return the replaced and the recomputed values."""
     new = dict(changes)
     for call in calls:
-        if any(o in new for o in call.operands):
+        if any(o in new for o in call.operands) and not all(r in changes for r in call.results):
             if call.random and refuse_random:
                 raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
             results = call([new[o] if o in new else tape[o] for o in call.operands])
