@@ -218,11 +218,11 @@ def _names(layout: Layout, numbers: Tensor) -> list[str]:
 
 def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], list[AuditedUnit]]:
     """Return the units between inputs and target, grouped by name, kind and rules, and individually."""
-    whole = task.passed()
+    recording = task.passed()
     roots = task.recorded(COMPOSITES["plain"]).roots.every
-    logits = whole.logits(task.read_logits)
-    program = read_program(whole.tape, roots, whole.starts(task.read_logits, torch.ones_like(logits)))
-    rules = {name: _rules(program, whole, with_custom_rules(composite)) for name, composite in RULES.items()}
+    logits = recording.logits(task.read_logits)
+    program = read_program(recording.tape, roots, recording.starts(task.read_logits, torch.ones_like(logits)))
+    rules = {name: _rules(program, recording, with_custom_rules(composite)) for name, composite in RULES.items()}
     blocks = sorted((block.entry, block.exit) for stream in layout.streams for block in stream.blocks)
     counts, units = Counter[tuple[str, str, tuple[tuple[str, str | None], ...]]](), []
     for i, unit in enumerate(program.units):
@@ -231,7 +231,7 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
         unknown = [name for name, title in unit_rules.items() if title is None]
         block = sum(entry < unit.exit for entry, _ in blocks) - 1
         block = block if block >= 0 and unit.exit <= blocks[block][1] else -1
-        shape, module = list(whole.tape.shapes[unit.exit]), whole.modules.get(unit.calls[-1], "")
+        shape, module = list(recording.tape.shapes[unit.exit]), recording.modules.get(unit.calls[-1], "")
         units.append(
             AuditedUnit(unit.exit, unit.kind, unit.name, shape, list(unit.entries), module, block, unknown)
         )
@@ -239,9 +239,9 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
     return [AuditedOperation(name, kind, n, dict(titles)) for (name, kind, titles), n in groups], units
 
 
-def _rules(program: Program, whole: ForwardPass, composite: Composite) -> list[str | None]:
+def _rules(program: Program, recording: ForwardPass, composite: Composite) -> list[str | None]:
     """Return the name of the rule of each unit; None if it has none, "" if no relevance arrives."""
-    steps = plan(program, whole.tape, composite, frozenset(program.roots))
+    steps = plan(program, recording.tape, composite, frozenset(program.roots))
     titles, arrives = list[str | None](), set(program.outputs)
     for step in reversed(steps):
         held = any(step.carry) and not any(step.live)

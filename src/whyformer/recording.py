@@ -363,13 +363,13 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     args, kwargs = ready.inputs.feed
     try:
         with custom_rules(ready.opened.options.rules):
-            whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
+            forward_pass = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
     except FOREIGN_ERRORS as error:
         reason = failure_reason(ready.model, ready.inputs, error)
         if reason is None:
             raise
         raise InputError(reason) from error
-    tape = whole.tape
+    tape = forward_pass.tape
     arguments = {str(i): a for i, a in enumerate(args)} | kwargs
     value = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
     named = {name: value(tape.number(t)) for name, t in arguments.items() if isinstance(t, Tensor) and tape.knows(t)}
@@ -377,7 +377,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     roots = [n for name in named if id(arguments[name]) in sides for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")
-    outputs = {name or "output": value(n) for name, n in whole.outputs.items()}
+    outputs = {name or "output": value(n) for name, n in forward_pass.outputs.items()}
     if not outputs:
         raise InputError("the model returned no floating-point tensor")
-    return Record(tape, named, tuple(value(n) for n in roots), outputs, ready, whole)
+    return Record(tape, named, tuple(value(n) for n in roots), outputs, ready, forward_pass)

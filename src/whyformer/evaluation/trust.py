@@ -248,8 +248,8 @@ def warnings(e: Explanation, words: int | None = None) -> list[str]:
     messages = [line for line in e.warnings if line not in of_input(e.features, 0)]
     scores, special = e.scores[0], e.special[0] if e.special is not None else []
     shown = scores[[i for i in range(len(scores)) if i not in special]] if special else scores
-    doubts = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
-    messages = [f"{e.method}: {line}." for line in dict.fromkeys([*messages, *doubts])]
+    warned = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
+    messages = [f"{e.method}: {line}." for line in dict.fromkeys([*messages, *warned])]
     if e.diagnostics.get("class_specific") is False:
         messages.append(
             f"{e.method}: the map is the same for every class. It shows where the model looks, not what supports a "

@@ -1,4 +1,4 @@
-"""Declared operations count as one call each, and the classes that they belong to are left as they were."""
+"""Custom operations count as one call each, and the classes that they belong to are left as they were."""
 
 from __future__ import annotations
 
