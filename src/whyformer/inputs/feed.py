@@ -60,7 +60,8 @@ def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def channels(model: nn.Module) -> int | None:
     """Return the number of picture channels the model takes, if it begins with a 2D convolution."""
-    first = next((m for m in model.modules() if not m._modules and any(True for _ in m.parameters())), None)
+    leaves = (m for m in model.modules() if next(m.children(), None) is None)
+    first = next((m for m in leaves if next(m.parameters(), None) is not None), None)
     return first.in_channels if isinstance(first, nn.Conv2d) else None
 
 
