@@ -55,13 +55,15 @@ class NamedAttention:
     Attributes:
         queries, keys: names of the query and key rows.
         depth: the largest number of attentions on a path to its output.
-        layer: index of its block in the stream of the queries.
+        layer: index of its block in the stream of the queries, after the blocks before merges of its rows.
+        is_merged: whether its rows attend and are then merged into others.
     """
 
     queries: Key
     keys: Key
     depth: int
     layer: int
+    is_merged: bool = False
 
 
 @dataclass(eq=False)
@@ -146,8 +148,10 @@ class MapPass:
         names, attentions = self._names, dict[int, NamedAttention]()
         for number, attention in self.attentions.items():
             stream, block = self.block_of(number)
-            layer = stream.blocks.index(block)
-            attentions[number] = NamedAttention(self.name_of(stream), names[id(attention.keys)], attention.depth, layer)
+            layer = sum(len(s.blocks) for s in self.layout.earlier(stream)) + stream.blocks.index(block)
+            queries, keys = self.name_of(stream), names[id(attention.keys)]
+            is_merged = any(stream is s for last in self.ends.values() for s in self.layout.earlier(last))
+            attentions[number] = NamedAttention(queries, keys, attention.depth, layer, is_merged)
         return attentions
 
     @cached_property
@@ -486,7 +490,9 @@ def map_pass(
     inputs = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
     passed = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
-    return replace(passed, ends={passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks})
+    merged = {id(s) for stream in layout.streams for s in layout.earlier(stream)}
+    ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in merged)
+    return replace(passed, ends={passed.name_of(s): s for s in ends})
 
 
 def _is_complete(stream: Stream) -> bool:

@@ -89,6 +89,11 @@ class Layout:
         inside = ((stream, attention) for stream in self.streams for b in stream.blocks for attention in b.attentions)
         return {attention.map: split_keys(attention, stream, self.streams) for stream, attention in inside}
 
+    def earlier(self, stream: Stream) -> list[Stream]:
+        """Return the streams whose rows attend and are then merged into the rows of a stream."""
+        same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
+        return [] if stream.is_learned else same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+
     @property
     def leading(self) -> list[Attention]:
         """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""

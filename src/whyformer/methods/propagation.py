@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
-import torch
 from torch import Tensor
 
 from whyformer.methods.gradients.input_gradients import of_roots
@@ -83,13 +82,7 @@ def partial_lrp(
     def observe(index: int, _: Tensor, relevance: Tensor) -> None:
         maps[index] = relevance.clamp(min=0).mean(1)
 
-    if not task.structure.is_plain:
-        several = streams.begin(task, rules)
-        over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
-        rows = several.paths(maps, over_streams.readouts).mean_of_rows()
-        return several.scores(rows, over_streams.logits, over_streams.balance, promised=promised)
-    walked = task.walk(rules, MapWatch([first], observe))
-    (fused,) = task.global_maps(maps)
-    values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)
-    assert walked.balance is not None
-    return Scores(values, walked.logits, diagnostics=walked.balance.diagnostics(promised=promised))
+    several = streams.begin(task, rules)
+    over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
+    rows = several.paths(maps, over_streams.readouts).mean_of_rows()
+    return several.scores(rows, over_streams.logits, over_streams.balance, promised=promised)

@@ -125,8 +125,6 @@ class Sources:
         if self.replay is not None:
             raise NotShared
         self.refuse_without_maps()
-        if self.structure.merges:
-            raise self.refuse(MERGED)
         return self._with_structure(self.passed(wide=relevance))
 
     def block_pass(self, *, row_alone: bool = False) -> MapPass:

@@ -66,7 +66,8 @@ class Structure:
     @property
     def layers(self) -> int:
         """The number of blocks of the sequence that the target reads; the maximum if it reads several."""
-        return max((len(stream.blocks) for stream in self.ends.values()), default=0)
+        earlier = self.passed.layout.earlier
+        return max((sum(len(s.blocks) for s in (*earlier(end), end)) for end in self.ends.values()), default=0)
 
     @cached_property
     def is_plain(self) -> bool:

@@ -264,9 +264,8 @@ class Task(Sources):
 
     # -- blocks
     def layer(self, number: int, name: str = "start_layer") -> int:
-        """Return the index of an attention layer, from 0, in the stream that the target reads: that of a block, if
-        there is one stream."""
-        return self.block(number, name, None if self.structure.is_plain else self.structure.layers)
+        """Return the index of an attention layer, from 0, in the stream that the target reads."""
+        return self.block(number, name, self.structure.layers)
 
     def block(self, number: int, name: str = "start_layer", count: int | None = None) -> int:
         """Return a block's index from 0, after checking it against the model."""

@@ -25,7 +25,7 @@ def gradcam_attention(
 ) -> Scores:
     """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
     over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that also attend to
-    another stream (in a decoder) have one map per stream.
+    another stream (in a decoder) have one map per stream, whose head weights are taken over its rows.
 
     Args:
         block: index of the block; negative ones count from the last. The backward pass stops at this block.
@@ -33,38 +33,7 @@ def gradcam_attention(
             depend on the amount of padding.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    first = task.layer(block, "block")
-    if not task.one_sequence:
-        return _across(task, first, count_padding, composite)
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        seen[index] = (weights, flow)
-
-    walked = task.walk(COMPOSITES[composite], MapWatch([first], observe))
-    row = walked.row
-    if first not in seen:
-        raise task.refuse(f"its block {first} has no recognizable attention")
-    weights, gradient = seen[first]
-    mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
-    if task.inputs.modality == "image":
-        along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
-        cells = task.cells(mixed.shape[-1]).to(mixed.device)[:, None]
-        head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
-    elif task.inputs.row_mask is not None and not count_padding:
-        real = task.inputs.row_mask.to(gradient.dtype)
-        if real.shape != row.shape:
-            real = task.real_rows(frozenset({task.inputs.name}), row.shape).to(gradient)
-        head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
-    else:
-        head = gradient.mean((-1, -2))
-    values = (mixed * head[..., None]).mean(1).clamp(min=0)
-    return Scores(values, walked.logits)
-
-
-def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
-    """Explain streams that attend to one another: average the maps from the readout rows in one layer, with the head
-    weights of each map taken over its rows."""
+    layer = task.layer(block, "block")
     rules = COMPOSITES[composite]
     several = streams.begin(task, rules)
     chosen = several.wanted(Aggregation(layers=[layer]))

@@ -93,15 +93,7 @@ def rollout(
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows."""
-    if not task.structure.is_plain:
-        return streams.over_attention(task, how, start, prune)
-    how = how.within(task.blocks())
-
-    def fused(block: int, _: int, maps: Callable[[], Tensor]) -> Tensor | None:
-        return prune(how.fuse(maps())) if how.wants(block, start) else None
-
-    walked, maps = task.look_at_maps(fused)
-    return Scores(how.reduce(maps, walked.row, task.inputs.row_mask), walked.logits)
+    return streams.over_attention(task, how, start, prune)
 
 
 def over_gradients(
@@ -118,11 +110,6 @@ def over_gradients(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = finish(how.fuse(weigh(weights, flow)))
 
-    if task.structure.is_plain:
-        how = how.within(task.blocks())
-        wanted = [index for index in range(task.blocks()) if how.wants(index, start)]
-        walked = task.walk(rules, MapWatch(wanted, observe, scores=scores))
-        return Scores(how.reduce(task.global_maps(maps), walked.row, task.inputs.row_mask), walked.logits)
     several = streams.begin(task, rules)
     how = several.within(how)
     walked_streams = several.walk(rules, MapWatch(several.wanted(how, start), observe, scores=scores))

@@ -13,7 +13,7 @@ from torch import Tensor
 from whyformer.methods.attended import Key, MapPass, NamedAttention, WalkResult
 from whyformer.methods.conservation import Balance
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.structure import NOT_YET, UNREAD
+from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
 from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
@@ -55,17 +55,18 @@ class Paths:
             if isinstance(step, Copies):
                 for (queries, keys), same in step.items():
                     if queries in before:
-                        add(keys, torch.bmm(before[queries][:, None], same.to(before[queries]))[:, 0])
+                        add(keys, _times(before[queries], same.to(before[queries])))
                 continue
             for queries in {q for q, _ in step if q in before}:
                 maps = {k: fused for (q, k), fused in step.items() if q == queries}
                 row = before[queries]
                 if normalize_rows:
                     sums = int(identity) + torch.stack([fused.sum(-1) for fused in maps.values()]).sum(0)
-                    row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
+                    factors = torch.where(sums != 0, 1 / torch.where(sums != 0, sums, 1), 0)
+                    row = torch.einsum("b...q,bq->b...q", row, factors.to(row))
                 rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
                 for keys, fused in maps.items():
-                    add(keys, torch.bmm(row[:, None].to(fused.dtype), fused)[:, 0])
+                    add(keys, _times(row, fused))
         return rows
 
     def mean_of_rows(self) -> dict[Key, Tensor]:
@@ -74,9 +75,13 @@ class Paths:
         for step in (step for step in self.steps if not isinstance(step, Copies)):
             for (queries, keys), fused in step.items():
                 if queries in self.readouts:
-                    row = self.readouts[queries].to(fused.dtype)
-                    products[keys].append(torch.bmm(row[:, None], fused)[:, 0])
+                    products[keys].append(_times(self.readouts[queries], fused))
         return {keys: torch.stack(rows).mean(0) for keys, rows in products.items()}
+
+
+def _times(rows: Tensor, fused: Tensor) -> Tensor:
+    """Return r Ē for rows ``[B, ..., Q]`` and a map ``[B, Q, K]``."""
+    return torch.einsum("b...q,bqk->b...k", rows.to(fused.dtype), fused)
 
 
 def normalised(step: Step) -> Step:
@@ -87,11 +92,24 @@ def normalised(step: Step) -> Step:
 
 def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) -> dict[Key, Tensor]:
     """Reduce paths to ``[B, N]`` of all rows; ``kept`` if the maps contain the residual."""
-    if how.rows != "readout" or (how.layers == "product" and not kept):
+    several = len(paths.readouts) > 1 or any(q != k for step in paths.steps for q, k in step)
+    if several and (how.rows != "readout" or (how.layers == "product" and not kept)):
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
             verdict="is not supported yet",
         )
+    if how.rows == "readout":
+        return _through(how, paths)
+    ((key, row),) = paths.readouts.items()
+    every = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
+    matrix = _through(how, replace(paths, readouts={key: every}))[key]
+    real = task.real_rows(key, row.shape).to(row.device)
+    if how.rows == "column_max":
+        return {key: matrix.masked_fill(~real[..., None], float("-inf")).amax(1)}
+    return {key: (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)}
+
+
+def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
     if how.layers in ("rollout", "sum_product", "product"):
         return paths.carry(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
     return paths.mean_of_rows()
@@ -131,8 +149,15 @@ class StreamTask:
         return how.within(self.task.structure.layers)
 
     def wanted(self, how: Aggregation, start: int = 0) -> dict[int, int]:
-        """Return {index of each attention whose map is needed: its layer}."""
-        return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
+        """Return {index of each attention whose map is needed: its layer}.
+
+        Raises:
+            MethodNotApplicable: the rows of one of them are merged later.
+        """
+        wanted = {number: a for number, a in self.attentions.items() if how.wants(a.layer, start)}
+        if any(a.is_merged for a in wanted.values()):
+            raise self.task.refuse(MERGED)
+        return {number: a.layer for number, a in wanted.items()}
 
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
@@ -168,7 +193,13 @@ class StreamTask:
         return [step for step in listed if step is not None]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
-        """Return the paths over fused maps, by the index of their attention."""
+        """Return the paths over fused maps, by the index of their attention.
+
+        Raises:
+            MethodNotApplicable: there are none.
+        """
+        if not maps:
+            raise self.task.refuse(UNREAD, verdict=NOT_YET)
         return Paths(self.steps(maps), readouts)
 
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from whyformer.explanation.views import carry
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
@@ -59,19 +57,9 @@ def transformer_attribution(
         maps[index] = relevance.clamp(min=0).mean(1)
 
     rules, weighted = propagation.deep_taylor(), weighting == "gradient"
-    if not task.structure.is_plain:
-        layers = "rollout" if normalize_rows else "sum_product"
-        how = Aggregation(layers=layers if block is None else [first])
-        several = streams.begin(task, rules)
-        over = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
-        paths = several.paths(maps, over.readouts)
-        return several.scores(streams.reduce(task, how, paths), over.logits, over.balance)
-    blocks = range(first, task.blocks()) if block is None else [first]
-    walked = task.walk(rules, MapWatch(blocks, observe, gradient=weighted))
-    listed = task.global_maps(maps)
-    if block is not None:
-        values = torch.einsum("bn,bnm->bm", walked.row.to(listed[0].dtype), listed[0])
-    else:
-        values = carry(walked.row, listed, normalize_rows=normalize_rows)
-    assert walked.balance is not None
-    return Scores(values, walked.logits, diagnostics=walked.balance.diagnostics())
+    layers = "rollout" if normalize_rows else "sum_product"
+    how = Aggregation(layers=layers if block is None else [first])
+    several = streams.begin(task, rules)
+    over = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
+    paths = several.paths(maps, over.readouts)
+    return several.scores(streams.reduce(task, how, paths), over.logits, over.balance)

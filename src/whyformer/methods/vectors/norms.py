@@ -48,22 +48,7 @@ def norm_attention(
     how = Aggregation(layers="product" if has_residual else "rollout").with_choices(aggregation)
     if block is not None:
         how = replace(how, layers=block)
-    if not task.one_sequence:
-        return _across(task, scope, how, rolled_out=block is None)
-    how = how.within(task.blocks())
-    vectors, maps = vectors_of(task), dict[int, Tensor]()
-    for index in filter(how.wants, vectors.blocks):
-        mixture = _mixture(vectors, index, scope)
-        fused = _norms(mixture, scope, how, has_residual)
-        maps[index] = fused / fused.sum(-1, keepdim=True) if has_residual and block is None else fused
-    values = how.reduce(task.global_maps(maps), vectors.row, task.inputs.row_mask)
-    return Scores(values, vectors.logits)
-
-
-def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> Scores:
-    """Explain streams that attend to one another: in cross-attention, v_ij is the contribution of row j of the other
-    stream and v_ii the residual x_i; the rows of [‖v_ii‖, ‖v_ij‖] are divided by their joint sums."""
-    several, has_residual = streams.begin(task), scope in ("residual", "norm")
+    several = streams.begin(task)
     how = several.within(how)
     chosen = several.wanted(how)
     logits, readouts = several.read_rows()
@@ -83,7 +68,7 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
         steps[depth] |= norms
     # where the rows attend to themselves too, as in an attention of two pieces, the residual is part of that map
     with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
-    if has_residual and rolled_out:
+    if has_residual and block is None:
         with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
     ordered = several.in_order(with_residuals)
     return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
@@ -111,22 +96,6 @@ def vectors_of(task: Task) -> SequenceVectors:
     return SequenceVectors(task, task.attended())
 
 
-def states_of(task: Task) -> SequenceVectors:
-    """Return the vectors of all blocks, whose sums must be states of the model.
-
-    Raises:
-        MethodNotApplicable: the sum of a block's vectors is no state of the model (parallel branches).
-    """
-    vectors = vectors_of(task)
-    for block in vectors.blocks:
-        if not vectors.is_state(block):
-            raise task.refuse(
-                f"in block {block}, the residual sum adds more than the block's input and the output of attention, so "
-                "no state of the model is the sum of these vectors"
-            )
-    return vectors
-
-
 def over_vectors(
     task: Task,
     block: int | None,
@@ -135,11 +104,23 @@ def over_vectors(
     fuse: Callable[[Mixture], Tensor],
 ) -> Scores:
     """Return the readout row of the product of the blocks' maps ``fuse(mixture)`` ``[B, N, N]``, or of one block's map.
+
+    Raises:
+        MethodNotApplicable: several sequences, or the sum of a block's vectors is no state of the model (parallel
+            branches).
     """
     task.block(block if block is not None else 0, "block")
-    how = Aggregation(layers="product" if block is None else block).with_choices(aggregation).within(task.blocks())
+    how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads(task.method, "summed as in the model")
-    vectors = states_of(task)
-    row, wanted = vectors.row, list(filter(how.wants, vectors.blocks))
-    maps = {index: fuse(vectors.at(index, place)) for index in task.progress(wanted, task.method, len(wanted))}
-    return Scores(how.reduce(task.global_maps(maps), row, task.inputs.row_mask), vectors.logits)
+    task.refuse_streams()
+    several = streams.begin(task)
+    how, vectors = several.within(how), AttentionVectors(task, several.passed)
+    for number, named in several.attentions.items():
+        if not vectors.is_state(number):
+            raise task.refuse(
+                f"in block {named.layer}, the residual sum adds more than the block's input and the output of "
+                "attention, so no state of the model is the sum of these vectors"
+            )
+    wanted, (logits, readouts) = list(several.wanted(how)), several.read_rows()
+    maps = {n: fuse(vectors.at(n, place)) for n in task.progress(wanted, task.method, len(wanted))}
+    return several.scores(streams.reduce(task, how, several.paths(maps, readouts), kept=True), logits)

@@ -13,7 +13,6 @@ from whyformer.methods.attended import MapPass
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
-from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.tape.rows import slim
@@ -65,25 +64,25 @@ def value_zeroing(
     how.without_heads("value_zeroing", "zeroed all at once")
     if block is not None:
         task.layer(block, "block")
-    if not task.one_sequence:
-        several = streams.begin(task)
-        _refuse_unknown(task, several.passed)
-        return _of_streams(task, several, how, distance, int(batch_size))
-    attended = task.attended()
-    _refuse_unknown(task, attended)
-    return _of_sequence(task, attended, how, distance, int(batch_size))
-
-
-def _real(task: Task, row: Tensor) -> Tensor:
-    """Return ``[B, N]`` True at rows other than padding."""
-    mask = task.inputs.row_mask
-    return mask if mask is not None and mask.shape == row.shape else torch.ones_like(row, dtype=torch.bool)
-
-
-def _scaled(maps: Tensor) -> Tensor:
-    """Divide rows by their sums; rows of zeros remain."""
-    sums = maps.sum(-1, keepdim=True)
-    return maps / torch.where(sums > 0, sums, 1)
+    several = streams.begin(task)
+    _refuse_unknown(task, several.passed)
+    how, passed, (logits, readouts) = several.within(how), several.passed, several.read_rows()
+    sides = {}
+    for number in sorted(several.wanted(how)):
+        named, attention = several.attentions[number], passed.attentions[number]
+        pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
+        queries, keys = (several.real_rows(key, rows.shape[1]) for key, rows in pairs if rows is not None)
+        sides[number] = queries, keys
+    depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
+    for number in sides:
+        entry = passed.block_of(number)[1].entry
+        depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
+    steps: dict[int, streams.Step] = defaultdict(dict)
+    for number, changes in _maps(task, passed, sides, distance, int(batch_size)).items():
+        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, changes)
+    ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
+    paths = streams.Paths(ordered, readouts)
+    return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
@@ -111,38 +110,6 @@ def _decides(passed: MapPass, number: int) -> bool:
     cannot be replayed with changed values."""
     last = passed.recording.tape.maker[passed.block_of(number)[1].exit].number
     return any(call.number <= last for call in decisions(passed.recording.tape, _values(passed, number)))
-
-
-def _of_sequence(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
-    how, row = how.within(len(attended.attentions)), task.row_read(attended)
-    real = _real(task, row)
-    sides = {b: (real, real) for b in range(len(attended.attentions)) if how.wants(b)}
-    maps = _maps(task, attended, sides, distance, batch_size)
-    values = how.reduce(list(map(_scaled, maps.values())), row, real)
-    return Scores(values, attended.logits, diagnostics={"block_passes": _count(sides)})
-
-
-def _of_streams(
-    task: Task, several: streams.StreamTask, how: Aggregation, distance: Distance, batch_size: int
-) -> Scores:
-    """Explain streams that attend to one another: rows over all keys of a block are divided by their joint sums."""
-    how, passed, (logits, readouts) = several.within(how), several.passed, several.read_rows()
-    sides = {}
-    for number in sorted(several.wanted(how)):
-        named, attention = several.attentions[number], passed.attentions[number]
-        pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
-        queries, keys = (several.real_rows(key, rows.shape[1]) for key, rows in pairs if rows is not None)
-        sides[number] = queries, keys
-    depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
-    for number in sides:
-        entry = passed.block_of(number)[1].entry
-        depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
-    steps: dict[int, streams.Step] = defaultdict(dict)
-    for number, changes in _maps(task, passed, sides, distance, batch_size).items():
-        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, changes)
-    ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
-    paths = streams.Paths(ordered, readouts)
-    return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
 
 
 def _tokens(keys: Tensor) -> list[int]:
