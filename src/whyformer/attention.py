@@ -14,6 +14,7 @@ from whyformer.explaining import open_model
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.finishing import Finish
+from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import MapWatch, Scores
@@ -231,28 +232,33 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
         return maps.detach().cpu()
 
     with task.at_work():
+        task.refuse_without_maps()
         if not task.one_sequence:
             raise task.refuse(
                 "it attends over several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
                 "'heads': h}) shows the map of block b and head h",
                 verdict=NOT_YET,
             )
+        several = streams.begin(task)
+        key, passed = task.structure.alone(task.inputs.name), several.passed
+        numbers = [n for n in several.wanted(Aggregation()) if several.attentions[n].queries == key]
+        observed = dict[int, Tensor]()
         if gradient:
-            observed: dict[int, Tensor] = {}
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                 observed[index] = counted((weights * flow).clamp(min=0))
 
-            walked = task.walk(GRADIENT, MapWatch(range(task.blocks()), observe))
-            maps = task.global_maps(observed)
+            readouts = several.walk(GRADIENT, MapWatch(numbers, observe)).readouts
         else:
-            walked, maps = task.look_at_maps(lambda _, __, maps: counted(maps()))
-        row, logits = walked.row, walked.logits.detach()
-        one_picture = ready.inputs.modality == "image" and task.structure.is_plain
-        places = task.places(row.shape[-1]) if one_picture else None
+            _, readouts = several.read_rows()
+            for number in numbers:
+                observed[number] = counted(passed.map(number))
+                passed.release()
+        logits = passed.logits.detach()
+        maps, row = [observed[number] for number in numbers], readouts[key]
 
     def laid_out(values: Tensor) -> dict[str, Scores]:
-        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
+        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient})
         layouts = each_text(task, task.lay_out(scores))
         return {"": replace(layouts, parts={}), **layouts.parts}
 
@@ -271,7 +277,7 @@ def _placement(
         shares, numbered, expected = laid_out(ones), laid_out(counted), laid_out(random)
     except MethodNotApplicable as error:
         return Placement(finish, method, {}, {}, str(error))
-    shares = {n: replace(p, values=p.values.cpu(), logits=p.logits.cpu(), places=None) for n, p in shares.items()}
+    shares = {n: replace(p, values=p.values.cpu(), logits=p.logits.cpu()) for n, p in shares.items()}
     numbers = {n: numbered[n].values.cpu() / p.values.where(p.values != 0, 1) for n, p in shares.items()}
     placement = Placement(finish, method, shares, {n: values.round().long() for n, values in numbers.items()})
     if all(torch.allclose(values, expected[n].values.cpu()) for n, values in placement.placed(random).items()):

@@ -13,8 +13,13 @@ import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
 from whyformer.methods.vectors.alti import contributions
-from whyformer.methods.vectors.norms import states_of, vectors_of
+from whyformer.methods.vectors.mixtures import AttentionVectors
 from zoo import ZOO, build, prepared
+
+
+def vectors_of(task: Any) -> AttentionVectors:
+    """The vectors of all attentions of the sequence that the target reads."""
+    return AttentionVectors(task, task.attended())
 
 
 def heads(x: Tensor, linear: nn.Linear, count: int = 3) -> Tensor:
@@ -84,8 +89,8 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
     """So does the readout row of their product; a row is all zero where no token's vector comes nearer than nothing does."""
     scores = whyformer.explain(*build(name), method="alti").scores
     torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
-    vectors = states_of(prepared(*build(name)).task(name="test"))
-    for block in vectors.blocks:
+    vectors = vectors_of(prepared(*build(name)).task(name="test"))
+    for block in vectors.passed.attentions:
         mixture = vectors.at(block, "norm")
         assert bool((contributions(mixture) <= mixture.total().abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
 
@@ -94,7 +99,7 @@ def test_a_norm_that_only_feeds_a_branch_is_no_post_norm() -> None:
     """ModernBERT's first block normalises nothing before its attention."""
     for name, wanted in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
         vectors = vectors_of(prepared(*build(name)).task(name="test"))
-        for block in vectors.blocks:
+        for block in vectors.passed.attentions:
             summed, normed, output = (vectors.at(block, place).total() for place in ("sum", "norm", "output"))
             assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not wanted, not wanted]
 
@@ -121,7 +126,7 @@ def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
     with Spy():
         task.forward()
     vectors = vectors_of(task)
-    for block in vectors.blocks:
+    for block in vectors.passed.attentions:
         mixture = vectors.at(block, "sum")
         made = mixture.total()
         whole = [s for s in states if isinstance(s, Tensor) and s.numel() == made.numel()]
@@ -135,7 +140,7 @@ def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", list(ZOO))
 def test_lengths_key_by_key_are_those_of_the_vectors(name: str) -> None:
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
-    for block in vectors.blocks:
+    for block in vectors.passed.attentions:
         for place in ("sum", "norm"):
             mixture, lengths = vectors.at(block, place), vectors.lengths(block, place)
             assert lengths is not None

@@ -119,8 +119,10 @@ def test_a_cell_lies_about_the_pixels_that_its_row_reads(name: str, size: tuple[
     builder, block, _ = MODELS[name]
     model, x = builder().eval(), pixels(*size)
     structure = open_model(model).prepare(feed(name, x)).task().structure
-    places = structure.passed.places(structure.main, structure.streams[0])
-    assert places is not None and places.grid is not None and places.box is not None
+    found = structure.passed.elements(structure.main, structure.passed.name_of(structure.streams[0]))
+    assert found is not None
+    places = found[1]
+    assert places.grid is not None and places.box is not None
     (high, wide), (left, top, right, bottom) = places.grid, places.box
     for r in {0, 1, high // 2, high - 1}:
         for c in {0, 1, wide // 2, wide - 1}:

@@ -35,8 +35,13 @@ from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import normalised_excess
 from whyformer.methods.maps.rollout import Share
 from whyformer.methods.task import Task
-from whyformer.methods.vectors.norms import vectors_of
+from whyformer.methods.vectors.mixtures import AttentionVectors
 from zoo import ZOO, build
+
+
+def vectors_of(task: Any) -> AttentionVectors:
+    """The vectors of all attentions of the sequence that the target reads."""
+    return AttentionVectors(task, task.attended())
 
 
 def task_of(model: torch.nn.Module, inputs: Any) -> Task:
@@ -98,7 +103,7 @@ def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
 
     with Spy():
         task.forward()
-    for block in vectors.blocks:
+    for block in vectors.passed.attentions:
         made = vectors.at(block, "sum").of_attention.total()
         found = [o.reshape(made.shape) for o in outputs if o.numel() == made.numel()]
         assert min(float((made - o).abs().max()) for o in found) < 1e-10
@@ -109,7 +114,7 @@ def test_post_norm_vectors_sum_to_the_normalised_output() -> None:
     model = model.double()
     task = task_of(model, inputs)
     vectors = vectors_of(task)
-    for block in vectors.blocks:
+    for block in vectors.passed.attentions:
         norm = model.bert.encoder.layer[block].attention.output.LayerNorm
         torch.testing.assert_close(vectors.at(block, "norm").total(), norm(vectors.at(block, "sum").total()))
 

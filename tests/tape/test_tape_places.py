@@ -13,14 +13,14 @@ from row_orders import PERMUTED, Folded, Mixed, Stem, Turned, Unfolded, picture,
 from whyformer.explaining import open_model
 from whyformer.inputs import prepare
 from whyformer.methods.passes import record_pass
-from whyformer.tape.places import Elements, find_places
+from whyformer.tape.places import Elements, find_elements
 from zoo import IMAGES, WINDOWED, build, randomise
 
 
 def places(model: nn.Module, x: Tensor) -> Elements | None:
     structure = open_model(model.eval()).prepare(x).task().structure
-    found = [structure.passed.places(structure.main, stream) for stream in structure.streams]
-    return found[0] if len(found) == 1 else None
+    found = [structure.passed.elements(structure.main, structure.passed.name_of(stream)) for stream in structure.streams]
+    return found[0][1] if len(found) == 1 and found[0] is not None else None
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_merged_patches_are_larger_cells(name: str) -> None:
     whole = record_pass(model, inputs.feed)
     first, last = whole.layout({inputs.name: inputs}).streams
     for stream, side in ((first, 16), (last, 8)):
-        found = find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, stream, inputs.name)
+        found = find_elements(whole.tape, whole.layout({inputs.name: inputs}).rows, stream.rows, inputs.name, is_picture=True)
         assert found is not None
         assert (found.grid, found.rows[0].sort().values.tolist()) == ((side, side), list(range(side * side)))
     # a fine row is in the coarse cell that its place says
-    fine, coarse = (find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, s, inputs.name) for s in (first, last))
+    fine, coarse = (find_elements(whole.tape, whole.layout({inputs.name: inputs}).rows, s.rows, inputs.name, is_picture=True) for s in (first, last))
     rows = whole.layout({inputs.name: inputs}).rows
     merge = next(c for c in whole.tape.calls if rows.families[int(rows.family[last.rows[0, 0]])].value in c.results)
     label = next(rows.labels[o][0] for o in merge.operands if len(rows.labels.get(o, ())) == 1)

@@ -25,7 +25,7 @@ from whyformer.methods.passes import Change, ForwardPass, Layout, LogitsReader, 
 from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
-from whyformer.tape.places import Elements, find_elements, find_places
+from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
@@ -259,11 +259,6 @@ class MapPass:
         attention = self.attentions[index]
         blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
-
-    def places(self, picture: str, stream: Stream) -> Elements | None:
-        """Return where the cells of a picture lie among the rows of a stream; None if unknown, and for an input that is
-        not a picture."""
-        return find_places(self.recording.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
         """Return the number of the output of a block's first norm if the attention's queries and values (without

@@ -33,6 +33,8 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     """
     products = defaultdict[Key, list[Tensor]](list)
     passed = task.block_pass(row_alone=task.structure.is_plain)
+    if task.structure.merges:
+        raise task.refuse("its blocks have different rows, so their products cannot be summed")
 
     def observe(key: Key, value: Tensor, flow: Tensor) -> None:
         products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
@@ -44,12 +46,7 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
             raise task.refuse("its blocks have different rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
     figure = _conservation(task, logits, products)
-    if not task.structure.is_plain:
-        return task.of_sources(summed, logits, figure)
-    if len(summed) > 1:
-        raise task.refuse("its blocks have different rows, so their products cannot be summed")
-    (values,) = summed.values()
-    return Scores(values, logits, diagnostics=figure)
+    return task.of_sources(summed, logits, figure)
 
 
 def _walk_to_blocks(

@@ -98,7 +98,9 @@ class Layout:
     def leading(self) -> list[Attention]:
         """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
         rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
-        reached, leading = {id(stream.rows) for stream in self.streams if stream.is_read}, list[Attention]()
+        unknown = (stream for stream in self.streams if not stream.all_blocks)  # what reads these rows is unknown
+        reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}
+        leading = list[Attention]()
         for attention in reversed(self.attentions):
             reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
             if attention.queries is None or id(rows.get(attention.map, attention.queries)) in reached:

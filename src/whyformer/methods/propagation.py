@@ -83,6 +83,6 @@ def partial_lrp(
         maps[index] = relevance.clamp(min=0).mean(1)
 
     several = streams.begin(task, rules)
-    over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
-    rows = several.paths(maps, over_streams.readouts).mean_of_rows()
-    return several.scores(rows, over_streams.logits, over_streams.balance, promised=promised)
+    walked = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
+    rows = several.paths(maps, walked.readouts).mean_of_rows()
+    return several.scores(rows, walked.logits, walked.balance, promised=promised)

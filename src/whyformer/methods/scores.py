@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.inputs import Inputs
-from whyformer.tape.places import Box, Elements
+from whyformer.tape.places import Box
 
 __all__ = ["Scores", "at_elements"]
 
@@ -20,10 +20,10 @@ class Scores:
     """A method's result.
 
     Attributes:
-        values: ``[B, N]`` one score per token row of the model (kind "sequence", which the registry turns into "patch"
-            for pictures), ``[B, N]`` one per input token ("token"), ``[B, P]`` one per cell of a picture ("patch"),
-            ``[B, H, W]`` ("pixel"). For C texts per sample ``[B · C, N]``, for C texts that all samples share
-            ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
+        values: ``[B, N]`` one score per row of the sequence that the target reads (kind "sequence", which the registry
+            turns into "token" or "patch"), ``[B, N]`` one per input token ("token"), ``[B, P]`` one per cell of a
+            picture ("patch"), ``[B, H, W]`` ("pixel"). For C texts per sample ``[B · C, N]``, for C texts that all
+            samples share ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
         logits: ``[B, C]`` of the plain forward pass.
         kind: "sequence", "token", "patch" or "pixel".
         diagnostics: diagnostics of the method.
@@ -31,7 +31,6 @@ class Scores:
         cells: (left, top, right, bottom) of the grid in pixels of the model's input; None for all of it.
         read: (left, top, right, bottom) of the pixels that the model reads; None for all of them.
         inputs: the inputs that the scores belong to, if not those of the task (the text side of CLIP).
-        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
         absent: ``[B]`` True at samples whose target does not depend on these features; their scores are 0.
         warnings: sentences on limitations of the scores of all samples.
         parts: scores of the model's other inputs, by name.
@@ -45,7 +44,6 @@ class Scores:
     cells: Box | None = None
     read: Box | None = None
     inputs: Inputs | None = None
-    places: Elements | None = None
     absent: Tensor | None = None
     warnings: list[str] = field(default_factory=list)
     parts: Mapping[str, Scores] = field(default_factory=dict)

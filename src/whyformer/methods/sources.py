@@ -177,8 +177,7 @@ class Sources:
             raise NotShared
         self.refuse_streams()
         recording = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
-        name = None if self.structure.is_plain else self.inputs.name
-        attended = attended_pass(self._with_structure(recording), name)
+        attended = attended_pass(self._with_structure(recording), self.inputs.name)
         if attended is None:
             if self.structure.merges:
                 raise self.refuse(MERGED)
@@ -229,6 +228,17 @@ class Sources:
             element = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
             raise self.refuse(f"the {element} of '{name}' that each of its rows represents is unknown", verdict=NOT_YET)
         return located
+
+    def cells(self, key: Key) -> Elements:
+        """Return the rows, among those of a name, that represent the cells of the main picture.
+
+        Raises:
+            MethodNotApplicable: they are unknown, or a cell has none.
+        """
+        _, elements = self.located(self.inputs.name, key)
+        if bool((elements.rows < 0).any()):
+            raise self.refuse("some parts of its picture have no row", verdict=NOT_YET)
+        return elements
 
     def real_rows(self, key: Key, shape: Sequence[int]) -> Tensor:
         """Return ``[B, N]`` True at rows other than padding; for rows of a single text, at its real tokens only."""
@@ -330,7 +340,7 @@ class Sources:
     @property
     def one_sequence(self) -> bool:
         """Whether the target reads a single sequence of tokens that attends once in each block."""
-        return self.structure.is_plain or self.structure.alone(self.inputs.name) is not None
+        return self.structure.alone(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:
         """Check that all attention maps are known.

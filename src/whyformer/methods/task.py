@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from whyformer.methods.passes import ForwardPass, argument_of, record_pass, reco
 from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.scores import Scores
-from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
@@ -28,7 +27,7 @@ from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.options import DEFAULTS, Options
 from whyformer.rules.registered import custom_rules
-from whyformer.tape.places import Box, Elements
+from whyformer.tape.places import Box
 from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
 
@@ -211,40 +210,6 @@ class Task(Sources):
         on_map = None if watch.on_map is None else at_map
         return passed.walk(self.seed(passed.logits), [*first_run, composite], on_map, watch.blocks, at=at)
 
-    def look_at_maps(
-        self, fuse: Callable[[int, int, Callable[[], Tensor]], Tensor | None]
-    ) -> tuple[WalkResult, list[Tensor]]:
-        """Run the model once and fuse the maps of all blocks, with one map in memory at a time.
-
-        Args:
-            fuse: function (block, N, function that returns the block's map ``[B, H, N, N]``) -> ``[B, N, N]``, or None
-                to skip the block.
-
-        Returns:
-            The logits with the readout row, taken from ½‖logits‖² and so the same for every class; and the fused maps.
-        """
-        attended = self.attended(merged=True)
-        row, fused_maps = self.row_read(attended), {}
-
-        def maps(block: int) -> Tensor:
-            if block < attended.first:
-                raise self.refuse(MERGED)
-            return attended.map(block)
-
-        for block in range(attended.first + len(attended.attentions)):
-            fused = fuse(block, attended.tokens, partial(maps, block))
-            attended.release()
-            if fused is not None:
-                fused_maps[block] = fused
-        return WalkResult(attended.logits, {"": row}), self.global_maps(fused_maps)
-
-    def row_read(self, attended: AttendedPass) -> Tensor:
-        """Return ``[B, N]`` weight of each row of the last state in ½‖logits‖², which is the same for every class."""
-        walked = attended.walk(attended.logits, [GRADIENT])
-        if not walked.readouts:
-            raise self.refuse(UNREAD, verdict=NOT_YET)
-        return walked.row
-
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
@@ -284,21 +249,7 @@ class Task(Sources):
             raise self.refuse(f"it has no recognizable blocks, so {unknown} is unknown")
         return count
 
-    # -- places of token rows in a picture
-    def places(self, tokens: int) -> Elements:
-        """Return where ``tokens`` rows lie in the picture.
-
-        Raises:
-            MethodNotApplicable: it is unknown.
-        """
-        passed, name = self.structure.passed, self.inputs.name
-        fitting = (s for s in self.structure.streams if name in s.names and s.rows.shape[1] == tokens)
-        places_of_rows = next((places for s in fitting if (places := passed.places(name, s)) is not None), None)
-        if places_of_rows is None:
-            reason = f"the places of its {tokens} tokens in the picture are unknown"
-            raise self.refuse(f"{reason}, or differ between samples: explain one sample at a time", verdict=NOT_YET)
-        return places_of_rows
-
+    # -- the layout of scores
     def read_box(self, name: str) -> Box | None:
         """Return (left, top, right, bottom) of the pixels of a picture that the model reads; None for all of them, or
         if unknown, such as for a model that cannot be recorded.
@@ -316,15 +267,6 @@ class Task(Sources):
             return find_read_box(passed.tape, number, passed.outputs.values())
         return None
 
-    def cells(self, tokens: int) -> Tensor:
-        """Return ``[B, P]`` or ``[1, P]`` the row, of ``tokens``, of each cell of the picture; see :meth:`places`."""
-        key = None if self.structure.is_plain else self.structure.alone(self.inputs.name)
-        if key is not None:
-            count, elements = self.located(self.inputs.name, key)
-            if count == tokens and bool((elements.rows >= 0).all()):
-                return elements.rows
-        return self.places(tokens).rows
-
     def lay_out(self, scores: Scores) -> Scores:
         """Turn scores of a picture's token rows into scores of its cells, without those of CLS and registers; and add
         the part of each picture that the model reads."""
@@ -337,24 +279,16 @@ class Task(Sources):
         return scores if inputs.modality != "image" else replace(scores, read=self.read_box(inputs.name))
 
     def _laid_out(self, scores: Scores) -> Scores:
+        if scores.kind == "sequence":
+            key = self.structure.alone(self.inputs.name)
+            if key is None:
+                raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
+            scores = self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
         inputs = scores.inputs or self.inputs
-        each = inputs.choices is not None and scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
-        if scores.kind != "sequence" and not (scores.kind == "token" and each):
-            return scores
-        if inputs.choices is not None:
-            if not each or (scores.kind == "sequence" and not self.structure.is_plain):
-                raise self.refuse("its rows are not the tokens of each sample's texts", verdict=NOT_YET)
-            return replace(scores, kind="token")
-        key = None if self.structure.is_plain or scores.places is not None else self.structure.alone(inputs.name)
-        if key is None and inputs.modality != "image" and scores.values.shape[1] != inputs.tensor.shape[inputs.axis]:
-            key = frozenset({inputs.name})  # frames of a sound, or a text to which the model adds a prompt
-        if key is not None:
-            return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
-        if inputs.modality != "image":
-            return scores
-        places = scores.places or self.places(scores.values.shape[-1])
-        values = scores.values[:, places.rows[0]]
-        return replace(scores, values=values, kind="patch", grid=places.grid, cells=places.box)
+        each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
+        if scores.kind == "token" and not each:
+            raise self.refuse("its rows are not the tokens of each sample's texts", verdict=NOT_YET)
+        return scores
 
     def same_rows(self, values: Tensor, expected: Tensor) -> bool:
         """Return whether two ``[B, N, D]`` are equal up to rounding, except at padding."""
@@ -375,17 +309,3 @@ class Task(Sources):
         others = ", ".join(name for name in applicable(self) if name != self.method)
         message = f"{self.method} {verdict} on this model: {reason}"
         return MethodNotApplicable(f"{message}. Methods that apply: {others}" if others else message)
-
-    def global_maps(self, maps: Mapping[int, Tensor]) -> list[Tensor]:
-        """Return the maps ``[B, N, N]`` of all blocks in order.
-
-        Args:
-            maps: index of a block -> its map.
-
-        Raises:
-            MethodNotApplicable: there are none.
-        """
-        if not maps:
-            raise self.refuse(UNREAD, verdict=NOT_YET)
-        home = self.inputs.tensor.device  # blocks may be on several devices
-        return [maps[i].to(home) for i in sorted(maps)]

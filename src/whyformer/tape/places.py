@@ -1,7 +1,7 @@
 """Map the cells of a picture, and the elements of other inputs, to rows of a stream.
 
-    places = find_places(tape, rows, stream, "pixel_values")
-    scores[:, places.rows[0]]  # the score of each cell, in reading order
+    elements = find_elements(tape, rows, stream.rows, "pixel_values", is_picture=True)
+    scores.gather(1, elements.rows)  # the score of each cell, in reading order
 
 A cell is the part of a picture or video that one row represents: a patch, the output of a convolutional stem for a
 patch, or several merged patches. Convolutions, pools and layers create new rows; the rows that they read are known
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
 
@@ -24,10 +24,9 @@ from whyformer.tape.calls import Call
 from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
 from whyformer.tape.moments import frame_of, represents_shares
 from whyformer.tape.rows import Family, Rows
-from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
 
-__all__ = ["Box", "Elements", "box_cells", "find_elements", "find_places"]
+__all__ = ["Box", "Elements", "box_cells", "find_elements"]
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of an input, possibly fractional."""
@@ -175,22 +174,6 @@ def _in_order(fed: Tensor, merged: bool) -> Elements | None:
     rows = [sample[sample >= 0] for sample in fed]
     present = all(sample.numel() > 0 for sample in rows)
     return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
-
-
-def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Elements | None:
-    """Return the rows of a stream, ``[1, P]``, that represent the cells of a picture; None if they are unknown, or
-    differ between samples.
-
-    Args:
-        tape: a recorded pass.
-        rows: the rows of the pass.
-        stream: one of its streams.
-        source: name of the input.
-    """
-    cells = find_elements(tape, rows, stream.rows, source, is_picture=True)
-    if cells is None or bool((cells.rows < 0).any()) or not bool((cells.rows == cells.rows[:1]).all()):
-        return None
-    return replace(cells, rows=cells.rows[:1])
 
 
 def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | None:

@@ -8,11 +8,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from whyformer.methods.attended import Key
 from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
-from whyformer.tape.places import Elements
 from whyformer.tape.streams import Stream
 
 BlockList = Annotated[
@@ -23,8 +23,8 @@ BlockList = Annotated[
     ),
 ]
 
-Features = tuple[Tensor, list[Tensor], list[Tensor], Elements | None]
-"""(logits, features ``[B, N, D]`` of each block, flows to them, places of the rows in a picture)."""
+Features = tuple[Key, Tensor, list[Tensor], list[Tensor]]
+"""(name of the rows, logits, features ``[B, N, D]`` of each block, flows to them)."""
 
 
 @method(
@@ -47,30 +47,20 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
     chosen = sorted({task.block(b, "blocks") for b in numbers})
-    logits, rows, flows, places = _features(task, chosen, composite)
-    picture = task.inputs.modality == "image"
+    key, logits, rows, flows = _features(task, chosen, composite)
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens: choose blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
         raise task.refuse(f"its blocks {chosen} process parts of a sample separately, so their features form no map")
-    real = torch.ones_like(rows[0][..., 0])
-    if picture:
-        cells = task.cells(rows[0].shape[1]) if places is None else places.rows
-        real = torch.zeros_like(real).scatter(1, cells.to(real.device).expand(len(real), -1), 1)
-        if not task.structure.is_plain and task.structure.alone(task.inputs.name) is not None:
-            places = None
-        elif places is None:
-            places = task.places(rows[0].shape[1])
-    elif task.inputs.row_mask is not None:
-        mask, key = task.inputs.row_mask, frozenset({task.inputs.name})
-        if mask.shape == real.shape:
-            real = mask.to(real)
-        elif key in task.structure.passed.keys:
-            real = task.real_rows(key, real.shape).to(real)
+    if task.inputs.modality == "image":
+        cells = task.cells(key).rows.to(rows[0].device)
+        real = torch.zeros_like(rows[0][..., 0]).scatter(1, cells.expand(len(rows[0]), -1), 1)
+    else:
+        real = task.real_rows(key, rows[0].shape[:2]).to(rows[0])
     maps = [_cam(r, f, real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]
-    return Scores(torch.stack(maps).mean(0), logits, places=places)
+    return task.of_sources({key: torch.stack(maps).mean(0)}, logits, {})
 
 
 def _features(task: Task, numbers: list[int], composite: CompositeName) -> Features:
@@ -88,7 +78,7 @@ def _features(task: Task, numbers: list[int], composite: CompositeName) -> Featu
     at = {number: partial(arrive, stream, number) for stream, number in chosen}
     passed.walk(task.seed(passed.logits), [COMPOSITES[composite]], at=at)
     rows, flows = zip(*(arrived[number] for _, number in chosen), strict=True)
-    return passed.logits, list(rows), list(flows), passed.places(task.inputs.name, chosen[-1][0])
+    return passed.name_of(chosen[-1][0]), passed.logits, list(rows), list(flows)
 
 
 def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:

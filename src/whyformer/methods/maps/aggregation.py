@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.explanation.views import carry
 from whyformer.methods.registry import Checked, is_block
 
 HEADS = ("mean", "max", "min")
@@ -105,33 +103,3 @@ class Aggregation:
             if not -maps.shape[1] <= number < maps.shape[1]:
                 raise InputError(f"aggregation: head {number} is outside the model, which has {maps.shape[1]} heads")
         return maps[:, numbers].mean(1)
-
-    def reduce(self, maps: list[Tensor], row: Tensor, mask: Tensor | None) -> Tensor:
-        """Reduce the fused maps ``[B, N, N]`` of the needed blocks, first to last, to ``[B, N]``.
-
-        Args:
-            maps: the fused maps.
-            row: ``[B, N]`` readout row.
-            mask: ``[B, N]`` True at real tokens; padded queries are excluded from column reductions.
-        """
-        if self.rows == "readout":
-            return self._through(row, maps)
-        if self.layers in ("rollout", "product", "sum_product"):
-            unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
-            matrix = torch.stack([self._through(query.expand_as(row), maps) for query in unit], 1)
-        else:
-            matrix = torch.stack(maps).mean(0)
-        real = torch.ones_like(row, dtype=torch.bool) if mask is None else mask
-        if self.rows == "column_max":
-            return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
-        return (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-
-    def _through(self, row: Tensor, maps: list[Tensor]) -> Tensor:
-        row = row.to(maps[0].dtype)
-        if self.layers == "rollout":
-            return carry(row, maps, normalize_rows=True)
-        if self.layers == "sum_product":
-            return carry(row, maps)
-        if self.layers == "product":
-            return carry(row, maps, identity=False)
-        return torch.stack([torch.bmm(row[:, None], m)[:, 0] for m in maps]).mean(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import MapWatch, Scores, Task
-from whyformer.methods.vectors.norms import vectors_of
+from whyformer.methods.vectors.mixtures import AttentionVectors
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
 
@@ -65,8 +65,9 @@ def beyond_intuition(
     walked = task.walk(rules, MapWatch(range(first, task.blocks()), observe))
     row = walked.row
     if variant == "token":
-        vectors = vectors_of(task)
-        for index in vectors.blocks[first:]:
+        attended = task.attended()
+        vectors = AttentionVectors(task, attended)
+        for index in list(attended.attentions)[first:]:
             mixture = vectors.at(index, "sum")
             size = mixture.own_norms()
             ratio = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)

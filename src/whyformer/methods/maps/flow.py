@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, MissingExtra
+from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.rollout import ROLLOUT, Fusion
 from whyformer.methods.registry import Count, method
@@ -40,28 +40,33 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
         from scipy.sparse.csgraph import maximum_flow
     except ImportError as error:
         raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
-    how = Aggregation(head_fusion)
+    task.refuse_streams()
+    several, how = streams.begin(task), Aggregation(head_fusion)
+    chosen, (logits, readouts) = several.wanted(how), several.read_rows()
+    _refuse_large(max(row.shape[1] for row in readouts.values()), task.structure.layers, limit)
+    fused = {}
+    for number in chosen:
+        fused[number] = how.fuse(several.passed.map(number))
+        several.passed.release()
+    steps, flows = several.steps(fused), {}
+    for key, row in readouts.items():
+        maps = [step[key, key] for step in steps if (key, key) in step]
+        identity = torch.eye(row.shape[1], dtype=torch.float64)
+        totals = torch.zeros_like(row, dtype=torch.float64)
+        for b in task.progress(range(len(row)), "attention flow", len(row)):
+            capacities = [m[b].double().cpu() + identity for m in maps]
+            capacities = [c / c.sum(-1, keepdim=True) for c in capacities]
+            totals[b] = flow_to_inputs(capacities, row[b].double().cpu(), coo_array, maximum_flow)
+        flows[key] = totals.to(row.dtype)
+    return several.scores(flows, logits)
 
-    def fused(_: int, tokens: int, maps: Callable[[], Tensor]) -> Tensor:
-        blocks = task.blocks()
-        if tokens * blocks > limit:
-            raise InputError(
-                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}: "
-                "increase limit to accept the run time (it grows with tokens³ × blocks), or use rollout"
-            )
-        return how.fuse(maps())
 
-    walked, maps = task.look_at_maps(fused)
-    row = walked.row
-    identity = torch.eye(row.shape[-1], dtype=torch.float64)
-    flows = torch.zeros_like(row, dtype=torch.float64)
-    samples = task.progress(range(len(row)), "attention flow", len(row))
-    for b in samples:
-        capacities = [m[b].double().cpu() + identity for m in maps]
-        flows[b] = flow_to_inputs(
-            [c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow
+def _refuse_large(tokens: int, blocks: int, limit: int) -> None:
+    if tokens * blocks > limit:
+        raise InputError(
+            f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}: "
+            "increase limit to accept the run time (it grows with tokens³ × blocks), or use rollout"
         )
-    return Scores(flows.to(row.dtype), walked.logits)
 
 
 def flow_to_inputs(capacities: list[Tensor], row: Tensor, coo_array: Any, maximum_flow: Any) -> Tensor:

@@ -93,7 +93,12 @@ def rollout(
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows."""
-    return streams.over_attention(task, how, start, prune)
+    several = streams.begin(task)
+    how, maps, (logits, readouts) = several.within(how), dict[int, Tensor](), several.read_rows()
+    for number in several.wanted(how, start):
+        maps[number] = prune(how.fuse(several.passed.map(number)))
+        several.passed.release()
+    return several.scores(streams.reduce(task, how, several.paths(maps, readouts)), logits)
 
 
 def over_gradients(
@@ -112,6 +117,6 @@ def over_gradients(
 
     several = streams.begin(task, rules)
     how = several.within(how)
-    walked_streams = several.walk(rules, MapWatch(several.wanted(how, start), observe, scores=scores))
-    paths = several.paths(maps, walked_streams.readouts)
-    return several.scores(streams.reduce(task, how, paths), walked_streams.logits)
+    walked = several.walk(rules, MapWatch(several.wanted(how, start), observe, scores=scores))
+    paths = several.paths(maps, walked.readouts)
+    return several.scores(streams.reduce(task, how, paths), walked.logits)

@@ -1,9 +1,16 @@
-"""Attention maps over several streams of tokens: encoder and decoder, two towers, pictures and text in one sequence."""
+"""Attention maps over streams of tokens: a single one, encoder and decoder, two towers, pictures and text.
+
+    streams = begin(task, composite)
+    walked = streams.walk(composite, MapWatch(streams.wanted(how), on_map))
+    scores = streams.scores(reduce(task, how, streams.paths(maps, walked.readouts)), walked.logits)
+
+A model with one encoder has one stream, whose name is that of its input.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,10 +97,20 @@ def normalised(step: Step) -> Step:
     return {(q, k): fused / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), fused in step.items()}
 
 
-def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) -> dict[Key, Tensor]:
-    """Reduce paths to ``[B, N]`` of all rows; ``kept`` if the maps contain the residual."""
+def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = False) -> dict[Key, Tensor]:
+    """Reduce the fused maps of all steps to ``[B, N]`` of all rows.
+
+    Args:
+        task: the task.
+        how: the reduction of layers and rows.
+        paths: the maps.
+        has_residual: whether the maps contain the residual, so that no identity is added.
+
+    Raises:
+        MethodNotApplicable: a reduction that is defined for a single stream only.
+    """
     several = len(paths.readouts) > 1 or any(q != k for step in paths.steps for q, k in step)
-    if several and (how.rows != "readout" or (how.layers == "product" and not kept)):
+    if several and (how.rows != "readout" or (how.layers == "product" and not has_residual)):
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
             verdict="is not supported yet",
@@ -110,26 +127,16 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) ->
 
 
 def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
+    """Carry the readouts, ``[B, ..., N]``, through the maps to all rows."""
     if how.layers in ("rollout", "sum_product", "product"):
         return paths.carry(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
     return paths.mean_of_rows()
 
 
-def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Tensor], Tensor]) -> Scores:
-    """Fuse the heads of each map in turn; the readouts are taken from the gradient of ½‖logits‖²."""
-    streams = begin(task)
-    how, maps = streams.within(how), dict[int, Tensor]()
-    passed, (logits, rows) = streams.passed, streams.read_rows()
-    for number in streams.wanted(how, start):
-        maps[number] = prune(how.fuse(passed.map(number)))
-        passed.release()
-    return streams.scores(reduce(task, how, streams.paths(maps, rows)), logits)
-
-
-# -- a task on several streams -----------------------------------------------------------------------------------------
+# -- a task on streams -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class StreamTask:
-    """A task on a model whose attention mixes several streams, with its attentions by index in the order of execution.
+    """A task with the attentions of its streams, by index in the order of execution.
 
     Attributes:
         task: the model, the inputs and the target.
@@ -184,7 +191,13 @@ class StreamTask:
 
     def in_order(self, steps: Mapping[int, Step]) -> list[Step]:
         """Return steps sorted by the depth of their attentions. Rows that one stream copies from another are a separate
-        step, before the steps of the first."""
+        step, before the steps of the first.
+
+        Raises:
+            MethodNotApplicable: there are no steps.
+        """
+        if not steps:
+            raise self.task.refuse(UNREAD, verdict=NOT_YET)
         copies: dict[int, Copies] = {}
         for queries, keys, same in self.passed.copies:
             depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
@@ -193,13 +206,7 @@ class StreamTask:
         return [step for step in listed if step is not None]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
-        """Return the paths over fused maps, by the index of their attention.
-
-        Raises:
-            MethodNotApplicable: there are none.
-        """
-        if not maps:
-            raise self.task.refuse(UNREAD, verdict=NOT_YET)
+        """Return the paths over fused maps, by the index of their attention."""
         return Paths(self.steps(maps), readouts)
 
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:

@@ -60,6 +60,6 @@ def transformer_attribution(
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else [first])
     several = streams.begin(task, rules)
-    over = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
-    paths = several.paths(maps, over.readouts)
-    return several.scores(streams.reduce(task, how, paths), over.logits, over.balance)
+    walked = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
+    paths = several.paths(maps, walked.readouts)
+    return several.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)

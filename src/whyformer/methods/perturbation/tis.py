@@ -64,8 +64,9 @@ def tis(
     except ImportError as error:
         raise MissingExtra('tis needs scikit-learn: pip install "whyformer[methods]"') from error
     task.refuse_streams()
-    logits, rows, states = _states(task.attended())
-    cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
+    attended = task.attended()
+    logits, rows, states = _states(attended)
+    cells = task.cells(attended.name_of(attended.stream)).rows.to(rows.device).expand(len(rows), -1)
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
     counts, shortened = [], _Shortened()

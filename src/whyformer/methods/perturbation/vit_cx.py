@@ -66,7 +66,6 @@ def vit_cx(
     if task.inputs.tensor.dim() != 4:
         shape = list(task.inputs.tensor.shape)
         raise task.refuse(f"its input has shape {shape}, not [batch, channels, height, width]")
-    places = places or task.places(rows.shape[1])
     features = _feature_grid(task, rows.to(task.inputs.tensor.device), places)
     size = task.inputs.image_size
     assert size is not None
@@ -97,7 +96,7 @@ def vit_cx(
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
 
 
-def _features(task: Task) -> tuple[Tensor, Tensor, Elements | None]:
+def _features(task: Task) -> tuple[Tensor, Tensor, Elements]:
     """Return (logits, features ``[B, N, D]`` after the last block's first normalisation, places of their rows in the
     picture)."""
     passed = task.main_pass()
@@ -106,7 +105,7 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Elements | None]:
     if not passed.holds(number, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
     features = passed.features_of(stream, number, passed.recording.tape[number])
-    return passed.logits, features, passed.places(task.inputs.name, stream)
+    return passed.logits, features, task.cells(passed.name_of(stream))
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
@@ -122,7 +121,8 @@ def _feature_grid(task: Task, features: Tensor, places: Elements) -> Tensor:
     if places.grid is None or len(places.grid) != 2:
         raise task.refuse("its input is not a picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()
-    return features[:, places.rows[0]].transpose(1, 2).unflatten(2, places.grid)
+    rows = places.rows.to(features.device).expand(len(features), -1)[..., None].expand(-1, -1, features.shape[-1])
+    return features.gather(1, rows).transpose(1, 2).unflatten(2, places.grid)
 
 
 def _scaled(maps: Tensor) -> Tensor:

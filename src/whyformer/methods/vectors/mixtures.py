@@ -11,12 +11,11 @@ from torch import Tensor
 
 from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.attended import MapPass
-from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
 from whyformer.rules.vectors import KeyRules, VectorRules, linear_path
 from whyformer.tape.walking import walk_forward
 
-__all__ = ["AttentionVectors", "Lengths", "Mixture", "Place", "SequenceVectors"]
+__all__ = ["AttentionVectors", "Lengths", "Mixture", "Place"]
 
 Place = Literal["sum", "norm", "output"]
 """Where vectors are taken: at the residual sum of attention, after a norm that follows it, or after the second such
@@ -273,21 +272,3 @@ class AttentionVectors:
         first = passed.behind_norm(line, behind)
         second = passed.behind_norm(line, min(first + 1, len(line) - 1)) if first > behind else first
         return {**named, "sum": added[-1], "norm": line[first], **({"output": line[second]} if line is path else {})}
-
-
-class SequenceVectors(AttentionVectors):
-    """The vectors of a pass with a single attending sequence."""
-
-    def __init__(self, task: Task, attended: AttendedPass) -> None:
-        super().__init__(task, attended)
-        self.row = task.row_read(attended)  # ``[B, N]``, weight of each row of the last state in the logits
-
-    @property
-    def logits(self) -> Tensor:
-        """``[B, C]`` of the plain forward pass."""
-        return self.passed.logits
-
-    @property
-    def blocks(self) -> list[int]:
-        """Indices of the blocks."""
-        return list(self.passed.attentions)

@@ -15,7 +15,7 @@ from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.mixtures import AttentionVectors, Lengths, Mixture, Place, SequenceVectors
+from whyformer.methods.vectors.mixtures import AttentionVectors, Lengths, Mixture, Place
 
 Scope = Literal["heads", "attention", "residual", "norm"]
 
@@ -70,8 +70,8 @@ def norm_attention(
     with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
     if has_residual and block is None:
         with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
-    ordered = several.in_order(with_residuals)
-    return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=has_residual), logits)
+    paths = streams.Paths(several.in_order(with_residuals), readouts)
+    return several.scores(streams.reduce(task, how, paths, has_residual=has_residual), logits)
 
 
 def _mixture(vectors: AttentionVectors, number: int, scope: Scope) -> Mixture | Lengths:
@@ -85,15 +85,6 @@ def _norms(mixture: Mixture | Lengths, scope: Scope, how: Aggregation, has_resid
     if scope == "heads" and isinstance(mixture, Mixture):
         return how.fuse(mixture.by_heads())
     return (mixture if has_residual else mixture.of_attention).norms()
-
-
-def vectors_of(task: Task) -> SequenceVectors:
-    """Return the vectors of all blocks of one forward pass.
-
-    Raises:
-        MethodNotApplicable: the model has several sequences, or no attention whose vectors are known.
-    """
-    return SequenceVectors(task, task.attended())
 
 
 def over_vectors(
@@ -123,4 +114,4 @@ def over_vectors(
             )
     wanted, (logits, readouts) = list(several.wanted(how)), several.read_rows()
     maps = {n: fuse(vectors.at(n, place)) for n in task.progress(wanted, task.method, len(wanted))}
-    return several.scores(streams.reduce(task, how, several.paths(maps, readouts), kept=True), logits)
+    return several.scores(streams.reduce(task, how, several.paths(maps, readouts), has_residual=True), logits)

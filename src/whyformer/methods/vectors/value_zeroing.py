@@ -82,7 +82,7 @@ def value_zeroing(
         steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, changes)
     ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
     paths = streams.Paths(ordered, readouts)
-    return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
+    return several.scores(streams.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
