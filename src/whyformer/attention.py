@@ -239,18 +239,18 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
                 "'heads': h}) shows the map of block b and head h",
                 verdict=NOT_YET,
             )
-        several = streams.begin(task)
-        key, passed = task.structure.alone(task.inputs.name), several.passed
-        numbers = [n for n in several.wanted(Aggregation()) if several.attentions[n].queries == key]
+        work = streams.begin(task)
+        key, passed = task.structure.alone(task.inputs.name), work.passed
+        numbers = [n for n in work.wanted(Aggregation()) if work.attentions[n].queries == key]
         observed = dict[int, Tensor]()
         if gradient:
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                 observed[index] = counted((weights * flow).clamp(min=0))
 
-            readouts = several.walk(GRADIENT, MapWatch(numbers, observe)).readouts
+            readouts = work.walk(GRADIENT, MapWatch(numbers, observe)).readouts
         else:
-            _, readouts = several.read_rows()
+            _, readouts = work.read_rows()
             for number in numbers:
                 observed[number] = counted(passed.map(number))
                 passed.release()

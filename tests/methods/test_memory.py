@@ -56,18 +56,18 @@ def test_one_blocks_maps_are_in_memory_at_a_time(name: str, monkeypatch: pytest.
     """Gradient and relevance of a block meet before the next is reached, and are let go of then."""
     order: list[int] = []
     before: list[weakref.ref[torch.Tensor]] = []
-    whole = Task.walk
+    whole = Task.walk_over
 
-    def watched(task: Task, rules: Any, watch: MapWatch) -> Any:
+    def watched(task: Task, passed: Any, rules: Any, watch: MapWatch) -> Any:
         def note(block: int, *flows: torch.Tensor) -> None:
             order.append(block)
             assert [alive() for alive in before if alive() is not None] == []
             before[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
             watch.on_map(block, *flows)
 
-        return whole(task, rules, replace(watch, on_map=note))
+        return whole(task, passed, rules, replace(watch, on_map=note))
 
-    monkeypatch.setattr(Task, "walk", watched)
+    monkeypatch.setattr(Task, "walk_over", watched)
     whyformer.explain(*build(name), TA, 1)
     assert order == [2, 1, 0]
     assert len(before) == 3  # the map, its relevance and its gradient

@@ -45,7 +45,7 @@ def test_rollout_by_hand(family: str) -> None:
     assert torch.allclose(picture, wanted.repeat_interleave(each) / each, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["gae", "norm_attention", "value_zeroing", "gradcam", "libragrad", "partial_lrp"])
+@pytest.mark.parametrize("method", ["gae", "grad_sam", "norm_attention", "value_zeroing", "gradcam", "libragrad", "partial_lrp"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_its_samples(family: str, method: str) -> None:
     model, inputs = built(family)

@@ -28,7 +28,7 @@ from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
 from whyformer.inputs import prepare
 from whyformer.inputs.removal import fill
-from whyformer.methods import registry
+from whyformer.methods import METHODS, registry
 from whyformer.methods.gradients import input_gradients
 from whyformer.methods.maps.aggregation import _valid
 from whyformer.methods.maps.flow import flow_to_inputs
@@ -330,6 +330,22 @@ def test_two_towers() -> None:
     for i in range(2):
         one = {**inputs, "pixel_values": inputs["pixel_values"][i : i + 1]}
         torch.testing.assert_close(shared.scores[i], whyformer.explain(model, one, "gae", 1, side="text").scores[0])
+
+
+@pytest.mark.parametrize("method", ["norm_attention", "value_zeroing", "alti", "globenc", "attention_flow", "grad_sam"])
+def test_both_towers_have_scores(method: str) -> None:
+    """The scores of a text are those of its tower, which does not read the picture."""
+    model, inputs = clip()
+    both = whyformer.explain(model, inputs, method, [0, 2])
+    assert tuple(both.part("pixel_values").scores.shape) == (2, 16)
+    text = both.part("input_ids").scores
+    assert tuple(text.shape) == (2, 6)
+    assert bool(text.any(1).all())
+    if not METHODS[method].class_specific:
+        swapped = whyformer.explain(model, {**inputs, "pixel_values": inputs["pixel_values"].flip(0)}, method, [0, 2])
+        row = text / text.sum(1, keepdim=True)
+        other = swapped.part("input_ids").scores
+        torch.testing.assert_close(other / other.sum(1, keepdim=True), row)
 
 
 def test_a_side_is_refused_where_there_is_one_tower() -> None:

@@ -41,14 +41,14 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
     except ImportError as error:
         raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
     task.refuse_streams()
-    several, how = streams.begin(task), Aggregation(head_fusion)
-    chosen, (logits, readouts) = several.wanted(how), several.read_rows()
+    work, how = streams.begin(task), Aggregation(head_fusion)
+    chosen, (logits, readouts) = work.wanted(how), work.read_rows()
     _refuse_large(max(row.shape[1] for row in readouts.values()), task.structure.layers, limit)
     fused = {}
     for number in chosen:
-        fused[number] = how.fuse(several.passed.map(number))
-        several.passed.release()
-    steps, flows = several.steps(fused), {}
+        fused[number] = how.fuse(work.passed.map(number))
+        work.passed.release()
+    steps, flows = work.steps(fused), {}
     for key, row in readouts.items():
         maps = [step[key, key] for step in steps if (key, key) in step]
         identity = torch.eye(row.shape[1], dtype=torch.float64)
@@ -58,7 +58,7 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
             capacities = [c / c.sum(-1, keepdim=True) for c in capacities]
             totals[b] = flow_to_inputs(capacities, row[b].double().cpu(), coo_array, maximum_flow)
         flows[key] = totals.to(row.dtype)
-    return several.scores(flows, logits)
+    return work.scores(flows, logits)
 
 
 def _refuse_large(tokens: int, blocks: int, limit: int) -> None:

@@ -90,16 +90,16 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     """Explain streams that attend to one another: R_ss = I at the input of each stream s; layer by layer, R_sx +=
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
-    several = streams.begin(task, rules)
-    how = several.within(how)
-    chosen, maps = several.wanted(how, start), {}
+    work = streams.begin(task, rules)
+    how = work.within(how)
+    chosen, maps = work.wanted(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))
 
-    walked = several.walk(rules, MapWatch(chosen, observe))
+    walked = work.walk(rules, MapWatch(chosen, observe))
     widest = reduce(torch.promote_types, (fused.dtype for fused in maps.values()), torch.float32)
-    paths = several.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
+    paths = work.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
     sizes = {pair[i]: fused.shape[1 + i] for step in paths.steps for pair, fused in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {
@@ -133,4 +133,4 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         if s in paths.readouts:
             row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
             rows[x] = rows[x] + row if x in rows else row
-    return several.scores(rows, walked.logits)
+    return work.scores(rows, walked.logits)

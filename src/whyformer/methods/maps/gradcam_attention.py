@@ -35,18 +35,18 @@ def gradcam_attention(
     """
     layer = task.layer(block, "block")
     rules = COMPOSITES[composite]
-    several = streams.begin(task, rules)
-    chosen = several.wanted(Aggregation(layers=[layer]))
+    work = streams.begin(task, rules)
+    chosen = work.wanted(Aggregation(layers=[layer]))
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         seen[index] = (weights, flow)
 
-    walked = several.walk(rules, MapWatch(chosen, observe))
+    walked = work.walk(rules, MapWatch(chosen, observe))
     readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(seen.items()):
-        queries, keys = several.attentions[number].queries, several.attentions[number].keys
+        queries, keys = work.attentions[number].queries, work.attentions[number].keys
         if queries not in readouts:
             continue
         row = readouts[queries].to(weights.dtype)
@@ -54,17 +54,17 @@ def gradcam_attention(
         picture = next((n for n, side in task.sources.items() if n in keys and side.modality == "image"), None)
         if picture is not None:
             along_row = torch.einsum("bq,bhqk->bhk", row, gradient)
-            cells = several.cells(picture, keys).to(mixed.device)[:, None]
+            cells = work.cells(picture, keys).to(mixed.device)[:, None]
             head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
         else:
-            sides = [(queries, weights.shape[-2]), (keys, weights.shape[-1])]
+            shapes = ((queries, (len(row), weights.shape[-2])), (keys, (len(row), weights.shape[-1])))
             real = [
-                (torch.ones(len(row), n) if count_padding else several.real_rows(key, n)).to(gradient)
-                for key, n in sides
+                (torch.ones(shape) if count_padding else task.real_rows(key, shape)).to(gradient)
+                for key, shape in shapes
             ]
             head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
         maps[keys].append(mixed * head[..., None])
     if not maps:
         raise task.refuse(f"its block {layer} has no recognizable attention")
     rows = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
-    return several.scores(rows, walked.logits)
+    return work.scores(rows, walked.logits)

@@ -93,12 +93,12 @@ def rollout(
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows."""
-    several = streams.begin(task)
-    how, maps, (logits, readouts) = several.within(how), dict[int, Tensor](), several.read_rows()
-    for number in several.wanted(how, start):
-        maps[number] = prune(how.fuse(several.passed.map(number)))
-        several.passed.release()
-    return several.scores(streams.reduce(task, how, several.paths(maps, readouts)), logits)
+    work = streams.begin(task)
+    how, maps, (logits, readouts) = work.within(how), dict[int, Tensor](), work.read_rows()
+    for number in work.wanted(how, start):
+        maps[number] = prune(how.fuse(work.passed.map(number)))
+        work.passed.release()
+    return work.scores(streams.reduce(task, how, work.paths(maps, readouts)), logits)
 
 
 def over_gradients(
@@ -115,8 +115,8 @@ def over_gradients(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = finish(how.fuse(weigh(weights, flow)))
 
-    several = streams.begin(task, rules)
-    how = several.within(how)
-    walked = several.walk(rules, MapWatch(several.wanted(how, start), observe, scores=scores))
-    paths = several.paths(maps, walked.readouts)
-    return several.scores(streams.reduce(task, how, paths), walked.logits)
+    work = streams.begin(task, rules)
+    how = work.within(how)
+    walked = work.walk(rules, MapWatch(work.wanted(how, start), observe, scores=scores))
+    paths = work.paths(maps, walked.readouts)
+    return work.scores(streams.reduce(task, how, paths), walked.logits)

@@ -109,21 +109,25 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = F
     Raises:
         MethodNotApplicable: a reduction that is defined for a single stream only.
     """
-    several = len(paths.readouts) > 1 or any(q != k for step in paths.steps for q, k in step)
-    if several and (how.rows != "readout" or (how.layers == "product" and not has_residual)):
+    crosses = any(queries != keys for step in paths.steps for queries, keys in step)
+    if crosses and (how.rows != "readout" or (how.layers == "product" and not has_residual)):
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
             verdict="is not supported yet",
         )
     if how.rows == "readout":
         return _through(how, paths)
-    ((key, row),) = paths.readouts.items()
+    return {key: _columns(task, how, paths, key, row) for key, row in paths.readouts.items()}
+
+
+def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) -> Tensor:
+    """Return the mean or maximum ``[B, N]`` of the rows of all queries of a stream, except padding."""
     every = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
     matrix = _through(how, replace(paths, readouts={key: every}))[key]
     real = task.real_rows(key, row.shape).to(row.device)
     if how.rows == "column_max":
-        return {key: matrix.masked_fill(~real[..., None], float("-inf")).amax(1)}
-    return {key: (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)}
+        return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
+    return (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
 def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
@@ -214,10 +218,6 @@ class StreamTask:
         passed = self.passed
         return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).readouts)
 
-    def real_rows(self, key: Key, count: int) -> Tensor:
-        """Return ``[B, N]`` True at rows other than padding."""
-        return self.task.real_rows(key, (self.task.inputs.rows, count))
-
     def cells(self, picture: str, key: Key) -> Tensor:
         """Return ``[B, P]`` the row of each cell of a picture."""
         return self.task.located(picture, key)[1].rows
@@ -230,7 +230,7 @@ class StreamTask:
         return self.task.of_sources(found, logits, diagnostics)
 
     def walk(self, composite: Composite, watch: MapWatch) -> WalkResult:
-        """Run :meth:`Task.walk` over several streams; ``watch.blocks`` are indices of attentions."""
+        """Walk back from the target; ``watch.blocks`` are indices of attentions."""
         walked = self.task.walk_over(self.passed, composite, watch)
         return replace(walked, readouts=_read(self.task, walked.readouts))
 

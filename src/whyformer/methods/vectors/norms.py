@@ -48,17 +48,17 @@ def norm_attention(
     how = Aggregation(layers="product" if has_residual else "rollout").with_choices(aggregation)
     if block is not None:
         how = replace(how, layers=block)
-    several = streams.begin(task)
-    how = several.within(how)
-    chosen = several.wanted(how)
-    logits, readouts = several.read_rows()
-    vectors = AttentionVectors(task, several.passed)
+    work = streams.begin(task)
+    how = work.within(how)
+    chosen = work.wanted(how)
+    logits, readouts = work.read_rows()
+    vectors = AttentionVectors(task, work.passed)
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
     for number in sorted(chosen):
-        queries, depth = several.attentions[number].queries, several.attentions[number].depth
+        queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
-        sides = several.passed.key_streams[number]
+        sides = work.passed.key_streams[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
         if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
@@ -70,8 +70,8 @@ def norm_attention(
     with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
     if has_residual and block is None:
         with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
-    paths = streams.Paths(several.in_order(with_residuals), readouts)
-    return several.scores(streams.reduce(task, how, paths, has_residual=has_residual), logits)
+    paths = streams.Paths(work.in_order(with_residuals), readouts)
+    return work.scores(streams.reduce(task, how, paths, has_residual=has_residual), logits)
 
 
 def _mixture(vectors: AttentionVectors, number: int, scope: Scope) -> Mixture | Lengths:
@@ -104,14 +104,14 @@ def over_vectors(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
-    several = streams.begin(task)
-    how, vectors = several.within(how), AttentionVectors(task, several.passed)
-    for number, named in several.attentions.items():
+    work = streams.begin(task)
+    how, vectors = work.within(how), AttentionVectors(task, work.passed)
+    for number, named in work.attentions.items():
         if not vectors.is_state(number):
             raise task.refuse(
                 f"in block {named.layer}, the residual sum adds more than the block's input and the output of "
                 "attention, so no state of the model is the sum of these vectors"
             )
-    wanted, (logits, readouts) = list(several.wanted(how)), several.read_rows()
+    wanted, (logits, readouts) = list(work.wanted(how)), work.read_rows()
     maps = {n: fuse(vectors.at(n, place)) for n in task.progress(wanted, task.method, len(wanted))}
-    return several.scores(streams.reduce(task, how, several.paths(maps, readouts), has_residual=True), logits)
+    return work.scores(streams.reduce(task, how, work.paths(maps, readouts), has_residual=True), logits)

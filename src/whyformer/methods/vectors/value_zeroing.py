@@ -64,25 +64,25 @@ def value_zeroing(
     how.without_heads("value_zeroing", "zeroed all at once")
     if block is not None:
         task.layer(block, "block")
-    several = streams.begin(task)
-    _refuse_unknown(task, several.passed)
-    how, passed, (logits, readouts) = several.within(how), several.passed, several.read_rows()
+    work = streams.begin(task)
+    _refuse_unknown(task, work.passed)
+    how, passed, (logits, readouts) = work.within(how), work.passed, work.read_rows()
     sides = {}
-    for number in sorted(several.wanted(how)):
-        named, attention = several.attentions[number], passed.attentions[number]
+    for number in sorted(work.wanted(how)):
+        named, attention = work.attentions[number], passed.attentions[number]
         pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
-        queries, keys = (several.real_rows(key, rows.shape[1]) for key, rows in pairs if rows is not None)
+        queries, keys = (task.real_rows(key, rows.shape) for key, rows in pairs if rows is not None)
         sides[number] = queries, keys
     depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
     for number in sides:
         entry = passed.block_of(number)[1].entry
-        depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
+        depth[entry] = max(depth.get(entry, 0), work.attentions[number].depth)
     steps: dict[int, streams.Step] = defaultdict(dict)
     for number, changes in _maps(task, passed, sides, distance, int(batch_size)).items():
-        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, changes)
-    ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
+        steps[depth[passed.block_of(number)[1].entry]] |= work.parts(number, changes)
+    ordered = work.in_order({d: streams.normalised(step) for d, step in steps.items()})
     paths = streams.Paths(ordered, readouts)
-    return several.scores(streams.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
+    return work.scores(streams.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
