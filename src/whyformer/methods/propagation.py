@@ -82,7 +82,7 @@ def partial_lrp(
     def observe(index: int, _: Tensor, relevance: Tensor) -> None:
         maps[index] = relevance.clamp(min=0).mean(1)
 
-    work = streams.begin(task, rules)
+    work = streams.begin(task, rules, row_alone=True)
     walked = work.walk(rules, MapWatch(work.wanted(Aggregation(layers=[first])), observe))
     rows = work.paths(maps, walked.readouts).mean_of_rows()
     return work.scores(rows, walked.logits, walked.balance, promised=promised)

@@ -113,16 +113,17 @@ class Sources:
         supported = filter(torch.amp.is_autocast_available, devices)
         return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, supported))
 
-    def map_pass(self, *, relevance: bool = False) -> MapPass:
+    def map_pass(self, *, relevance: bool = False, row_alone: bool = False) -> MapPass:
         """Return a recorded pass with the attentions of all sequences.
 
         Args:
             relevance: whether relevance will be propagated.
+            row_alone: whether the result is independent of rows after the one that the target reads.
 
         Raises:
             MethodNotApplicable: some attention maps are unknown.
         """
-        if self.replay is not None:
+        if self.replay is not None and not row_alone:
             raise NotShared
         self.refuse_without_maps()
         return self._with_structure(self.passed(wide=relevance))
@@ -131,7 +132,7 @@ class Sources:
         """Return a recorded pass with the blocks of all inputs.
 
         Args:
-            row_alone: whether the result is independent of rows after the one that the target reads.
+            row_alone: as for :meth:`map_pass`.
 
         Raises:
             MethodNotApplicable: the main input has no recognizable blocks.
@@ -167,7 +168,7 @@ class Sources:
         Args:
             values, roots: as for :meth:`recorded`.
             relevance: whether relevance will be propagated.
-            row_alone: as for :meth:`block_pass`.
+            row_alone: as for :meth:`map_pass`.
             merged: allow rows that are merged from rows which attended before.
 
         Raises:

@@ -90,7 +90,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     """Explain streams that attend to one another: R_ss = I at the input of each stream s; layer by layer, R_sx +=
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
-    work = streams.begin(task, rules)
+    work = streams.begin(task, rules, row_alone=how.rows == "readout")
     how = work.within(how)
     chosen, maps = work.wanted(how, start), {}
 

@@ -85,15 +85,28 @@ def rollout(
         flat = fused.flatten(1)
         return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
 
+    entire = discard_ratio > 0
     if gradient_weighted:
-        scores = over_gradients(task, start, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)))
+        scores = over_gradients(
+            task, start, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)), entire=entire
+        )
         return replace(scores, diagnostics={"class_specific": True})
-    return over_attention(task, how, start, prune)
+    return over_attention(task, how, start, prune, entire=entire)
 
 
-def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
-    """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows."""
-    work = streams.begin(task)
+def over_attention(
+    task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused, *, entire: bool = False
+) -> Scores:
+    """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows.
+
+    Args:
+        task: the task.
+        how: the reduction of heads, layers and rows.
+        start: first block used.
+        prune: function applied to each fused map.
+        entire: whether an entry of a pruned map depends on other rows of the map.
+    """
+    work = streams.begin(task, row_alone=how.rows == "readout" and not entire)
     how, maps, (logits, readouts) = work.within(how), dict[int, Tensor](), work.read_rows()
     for number in work.wanted(how, start):
         maps[number] = prune(how.fuse(work.passed.map(number)))
@@ -103,10 +116,11 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
 
 def over_gradients(
     task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation, composite: CompositeName,
-    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: bool = False,
+    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: bool = False, entire: bool = False,
 ) -> Scores:  # fmt: skip
     """Reduce layers and rows of finish(fuse_h weigh(A_b, ∇A_b)) of the blocks from ``start``, with one forward and one
-    backward pass. With ``scores``, the attention scores before the softmax replace A_b.
+    backward pass. With ``scores``, the attention scores before the softmax replace A_b; ``entire`` as for
+    :func:`over_attention`.
 
     Each A is recomputed when its gradient arrives, and fused immediately, so that no map is stored.
     """
@@ -115,7 +129,7 @@ def over_gradients(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = finish(how.fuse(weigh(weights, flow)))
 
-    work = streams.begin(task, rules)
+    work = streams.begin(task, rules, row_alone=how.rows == "readout" and not entire)
     how = work.within(how)
     walked = work.walk(rules, MapWatch(work.wanted(how, start), observe, scores=scores))
     paths = work.paths(maps, walked.readouts)

@@ -235,17 +235,19 @@ class StreamTask:
         return replace(walked, readouts=_read(self.task, walked.readouts))
 
 
-def begin(task: Task, composite: Composite = GRADIENT) -> StreamTask:
+def begin(task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False) -> StreamTask:
     """Return the task with the attentions of a recorded pass.
 
     Args:
         task: the task.
         composite: the rules of the backward walk.
+        row_alone: whether the result is independent of rows after the one that the target reads, so that all steps of a
+            language model can share a pass.
 
     Raises:
         MethodNotApplicable: some attention maps are unknown.
     """
-    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance"))
+    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone))
 
 
 def _read(task: Task, found: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

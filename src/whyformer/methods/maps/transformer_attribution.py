@@ -59,7 +59,7 @@ def transformer_attribution(
     rules, weighted = propagation.deep_taylor(), weighting == "gradient"
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else [first])
-    work = streams.begin(task, rules)
+    work = streams.begin(task, rules, row_alone=True)
     walked = work.walk(rules, MapWatch(work.wanted(how, first), observe, gradient=weighted))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)
