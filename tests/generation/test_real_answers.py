@@ -78,7 +78,7 @@ def test_bfloat16_agrees_with_float32(shared: Path) -> None:
     half = transformers.AutoModelForCausalLM.from_pretrained(model.config._name_or_path, dtype=torch.bfloat16).eval()
     a, b = (whyformer.explain_generation(m, prompt, " blue", processor=tokenizer).matrix[0].double() for m in (model, half))
     assert int(a.argmax()) == int(b.argmax())
-    assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.999
+    assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.995  # the rounding of bfloat16 products differs between processors
 
 
 @pytest.mark.slow
