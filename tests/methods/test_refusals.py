@@ -472,3 +472,25 @@ def test_flex_attention_is_explained(method: str) -> None:
 
     found, wanted = (whyformer.explain(*llama(attention=attention), method, 1).scores for attention in ("flex_attention", "sdpa"))
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+
+
+class Bypassed(nn.Module):
+    """The head reads the first token's last state and the mean of all embeddings, which no attention map shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+        self.words, self.encoder, self.head = nn.Embedding(20, 12), nn.TransformerEncoder(layer, 2), nn.Linear(24, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        return self.head(torch.cat([self.encoder(x)[:, 0], x.mean(1)], -1))
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution", "norm_attention", "value_zeroing", "legrad", "gradcam_attention", "partial_lrp"])
+def test_a_head_that_reads_embeddings_beside_the_last_state(method: str) -> None:
+    torch.manual_seed(0)
+    model, ids = Bypassed().double().eval(), torch.tensor([[1, 2, 3, 4]])
+    with pytest.raises(MethodNotApplicable, match="reads other values"):
+        whyformer.explain(model, ids, method, 0)
+    assert whyformer.explain(model, ids, "attnlrp", 0).scores.any()

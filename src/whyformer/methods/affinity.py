@@ -45,7 +45,7 @@ def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     if not passed.holds(block.entry, stream):
         raise task.refuse("what enters its last block holds other rows than attend there")
     hidden = passed.features_of(stream, block.entry, passed.recording.tape[block.entry])
-    rows = task.cells(passed.name_of(stream)).rows
+    rows = task.cells(task.inputs.name, passed.name_of(stream)).rows
     if rows.shape[-1] != scores.values.shape[-1]:
         raise task.refuse("its last block has other rows than its first, so the affinities of patches are unknown")
     rows = rows.to(hidden.device).expand(len(hidden), -1)

@@ -1,6 +1,6 @@
 """Walks over a recorded pass with a single sequence of attending rows.
 
-    attended = attended_pass(passed)
+    attended = attended_pass(passed, "input_ids")
     walked = attended.walk(seed, [GRADIENT, deep_taylor()], on_map, blocks)
 
 ``on_map`` is called at each map, the last block first, with the flow that arrives under each composite.
@@ -18,7 +18,7 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.methods.attended import Callback, MapPass
 from whyformer.methods.passes import record_pass
-from whyformer.tape.streams import Stream, is_passed
+from whyformer.tape.streams import Stream
 
 __all__ = ["AttendedPass", "attended_pass"]
 
@@ -84,27 +84,22 @@ class AttendedPass(MapPass):
             entering(index, *self.arrived(self.stream, self.stream.blocks[index - self.first].entry, flows[-1]))
 
 
-def attended_pass(passed: MapPass, name: str | None = None) -> AttendedPass | None:
+def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:
     """Return a pass with its single sequence of attending rows; None if there is no such sequence.
 
     Args:
         passed: a recorded pass.
-        name: an input in the sequence, to select it if others attend too.
+        name: an input in the sequence.
     """
     layout = passed.layout
-    read_out = [s for s in layout.streams if s.is_read and name in (None, *s.names)]
+    read_out = [s for s in layout.streams if s.is_read and name in s.names]
     if len({frozenset(s.names) for s in read_out}) != 1:
         return None
     stream = read_out[-1]
     before = [s for s in layout.streams if s is not stream and set(s.names) == set(stream.names)]
-    if name is None and len(before) + 1 < len(layout.streams):
-        return None
     if not stream.attends_to_itself:
         return None
     names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
     fields = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
-    attended = AttendedPass(*fields, names, first)
-    # else the target also reads values other than the states of the stream, such as those of an earlier resolution
-    reads_states_only = first or any(is_passed(attended.program, block.exit) for block in stream.blocks)
-    return attended if reads_states_only else None
+    return AttendedPass(*fields, names, first)

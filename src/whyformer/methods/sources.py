@@ -230,15 +230,15 @@ class Sources:
             raise self.refuse(f"the {element} of '{name}' that each of its rows represents is unknown", verdict=NOT_YET)
         return located
 
-    def cells(self, key: Key) -> Elements:
-        """Return the rows, among those of a name, that represent the cells of the main picture.
+    def cells(self, picture: str, key: Key) -> Elements:
+        """Return the rows, among those of a name, that represent the cells of a picture.
 
         Raises:
             MethodNotApplicable: they are unknown, or a cell has none.
         """
-        _, elements = self.located(self.inputs.name, key)
+        _, elements = self.located(picture, key)
         if bool((elements.rows < 0).any()):
-            raise self.refuse("some parts of its picture have no row", verdict=NOT_YET)
+            raise self.refuse(f"some parts of '{picture}' have no row", verdict=NOT_YET)
         return elements
 
     def real_rows(self, key: Key, shape: Sequence[int]) -> Tensor:

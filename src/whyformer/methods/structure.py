@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
 
-from whyformer.methods.attended import (
-    Key,
-    MapPass,
-    NamedAttention,
-    has_one_resolution,
-)
-from whyformer.tape.streams import Stream
+from whyformer.methods.attended import Key, MapPass, NamedAttention, has_one_resolution
+from whyformer.tape.streams import Stream, is_passed
 
 __all__ = ["MERGED", "NOT_YET", "UNREAD", "UNSEEN", "Structure"]
 
@@ -117,4 +112,13 @@ class Structure:
             return reason, "has no meaning"
         if not self.passed.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
+        if any(map(self._is_bypassed, self.ends.values())):
+            return "the target reads other values than the states of its tokens", NOT_YET
         return None if self.ends else (UNREAD, NOT_YET)
+
+    def _is_bypassed(self, stream: Stream) -> bool:
+        """Return True if the target also reads values of a sequence before its first block."""
+        if not stream.attends_to_itself or self.passed.layout.earlier(stream):
+            return False
+        alone = replace(self.passed, alone=stream.names if len(self.passed.layout.streams) > 1 else ())
+        return not any(is_passed(alone.program, block.exit) for block in stream.blocks)

@@ -53,7 +53,7 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     if len(rows[0]) != task.inputs.rows:
         raise task.refuse(f"its blocks {chosen} process parts of a sample separately, so their features form no map")
     if task.inputs.modality == "image":
-        cells = task.cells(key).rows.to(rows[0].device)
+        cells = task.cells(task.inputs.name, key).rows.to(rows[0].device)
         real = torch.zeros_like(rows[0][..., 0]).scatter(1, cells.expand(len(rows[0]), -1), 1)
     else:
         real = task.real_rows(key, rows[0].shape[:2]).to(rows[0])

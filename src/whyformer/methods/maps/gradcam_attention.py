@@ -54,7 +54,7 @@ def gradcam_attention(
         picture = next((n for n, side in task.sources.items() if n in keys and side.modality == "image"), None)
         if picture is not None:
             along_row = torch.einsum("bq,bhqk->bhk", row, gradient)
-            cells = work.cells(picture, keys).to(mixed.device)[:, None]
+            cells = task.cells(picture, keys).rows.to(mixed.device)[:, None]
             head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
         else:
             shapes = ((queries, (len(row), weights.shape[-2])), (keys, (len(row), weights.shape[-1])))

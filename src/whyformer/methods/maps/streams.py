@@ -159,16 +159,16 @@ class StreamTask:
         """Resolve layers that are indices, counted in the stream that the target reads."""
         return how.within(self.task.structure.layers)
 
-    def wanted(self, how: Aggregation, start: int = 0) -> dict[int, int]:
-        """Return {index of each attention whose map is needed: its layer}.
+    def wanted(self, how: Aggregation, start: int = 0) -> list[int]:
+        """Return the indices of the attentions whose maps are needed.
 
         Raises:
             MethodNotApplicable: the rows of one of them are merged later.
         """
-        wanted = {number: a for number, a in self.attentions.items() if how.wants(a.layer, start)}
-        if any(a.is_merged for a in wanted.values()):
+        wanted = [number for number, a in self.attentions.items() if how.wants(a.layer, start)]
+        if any(self.attentions[number].is_merged for number in wanted):
             raise self.task.refuse(MERGED)
-        return {number: a.layer for number, a in wanted.items()}
+        return wanted
 
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
@@ -217,10 +217,6 @@ class StreamTask:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
         return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).readouts)
-
-    def cells(self, picture: str, key: Key) -> Tensor:
-        """Return ``[B, P]`` the row of each cell of a picture."""
-        return self.task.located(picture, key)[1].rows
 
     def scores(
         self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool

@@ -66,7 +66,7 @@ def tis(
     task.refuse_streams()
     attended = task.attended()
     logits, rows, states = _states(attended)
-    cells = task.cells(attended.name_of(attended.stream)).rows.to(rows.device).expand(len(rows), -1)
+    cells = task.cells(task.inputs.name, attended.name_of(attended.stream)).rows.to(rows.device).expand(len(rows), -1)
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
     counts, shortened = [], _Shortened()

@@ -105,7 +105,7 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Elements]:
     if not passed.holds(number, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
     features = passed.features_of(stream, number, passed.recording.tape[number])
-    return passed.logits, features, task.cells(passed.name_of(stream))
+    return passed.logits, features, task.cells(task.inputs.name, passed.name_of(stream))
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:

@@ -54,7 +54,7 @@ def norm_attention(
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.passed)
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
-    for number in sorted(chosen):
+    for number in chosen:
         queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
@@ -112,6 +112,6 @@ def over_vectors(
                 f"in block {named.layer}, the residual sum adds more than the block's input and the output of "
                 "attention, so no state of the model is the sum of these vectors"
             )
-    wanted, (logits, readouts) = list(work.wanted(how)), work.read_rows()
+    wanted, (logits, readouts) = work.wanted(how), work.read_rows()
     maps = {n: fuse(vectors.at(n, place)) for n in task.progress(wanted, task.method, len(wanted))}
     return work.scores(streams.reduce(task, how, work.paths(maps, readouts), has_residual=True), logits)

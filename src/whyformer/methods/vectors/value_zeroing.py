@@ -68,7 +68,7 @@ def value_zeroing(
     _refuse_unknown(task, work.passed)
     how, passed, (logits, readouts) = work.within(how), work.passed, work.read_rows()
     sides = {}
-    for number in sorted(work.wanted(how)):
+    for number in work.wanted(how):
         named, attention = work.attentions[number], passed.attentions[number]
         pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
         queries, keys = (task.real_rows(key, rows.shape) for key, rows in pairs if rows is not None)
