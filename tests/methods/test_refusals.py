@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whyformer
 from snapshot import assert_unchanged, snapshot
-from whyformer.errors import ModelError, UnknownOperation, WhyformerError
+from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
 from whyformer.models.readout import plain_logits
 from zoo import unseen
 
