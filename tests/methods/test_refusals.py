@@ -480,7 +480,7 @@ class Bypassed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
-        self.words, self.encoder, self.head = nn.Embedding(20, 12), nn.TransformerEncoder(layer, 2), nn.Linear(24, 3)
+        self.words, self.encoder, self.head = nn.Embedding(20, 12), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(24, 3)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.words(input_ids)
