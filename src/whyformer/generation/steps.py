@@ -23,7 +23,7 @@ from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
-from whyformer.methods.replay import NotShared, Replay
+from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
@@ -221,16 +221,16 @@ class Steps:
         None if the method needs a separate pass for each step.
         """
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
-        replay = Replay(whole.inputs)
+        passes = SharedPasses(targets=whole.inputs)
         task = whole.task(self.resolver(target, 0), method, progress)
         steps: list[tuple[Explanation, Tensor]] = []
         try:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
                     resolver = self.resolver(target, t)
-                    shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, replay=replay)
+                    shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, shared=passes)
                     scores = function(shared, **full)
-                    if not replay.used:
+                    if not passes.views:
                         return None
                     inputs = self.inputs(t)
                     scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
@@ -244,7 +244,7 @@ class Steps:
                 raise
             raise converted from error
         finally:
-            replay.release()
+            passes.release()
         return steps
 
     def _cut(self, scores: Scores, inputs: Inputs) -> Scores:

@@ -66,7 +66,7 @@ def _tried(task: Task) -> list[str]:
 
 def _applies(task: Task, name: str) -> bool:
     """Return True if a method succeeds up to its first step."""
-    tried = replace(task, method=name, progress=_first, replay=None, shared=None)
+    tried = replace(task, method=name, progress=_first, shared=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
     except FirstStep:

@@ -1,4 +1,4 @@
-"""Share one recorded forward pass between several methods on the same inputs."""
+"""Share one recorded forward pass between several methods on the same inputs, or several targets of one method."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class NotShared(Exception):  # noqa: N818 - a signal, not shown to users
+    """Signals that a pass cannot be shared by targets, because it depends on the target or runs on changed inputs."""
+
+
 @contextmanager
 def sharing(methods: Sequence[Method]) -> Iterator[SharedPasses]:
     """Share passes between these methods, and drop them at the end; a single method shares nothing."""
@@ -32,15 +36,18 @@ def sharing(methods: Sequence[Method]) -> Iterator[SharedPasses]:
 
 @dataclass
 class SharedPasses:
-    """The pass that several methods share.
+    """The pass that several methods or targets share.
 
     Attributes:
         off: True if nothing is shared, or no longer.
-        views: number of times that a method got the pass.
+        targets: the inputs whose targets share the pass, each of which starts its own backward walk; None if methods
+            share it.
+        views: number of times that the pass was used.
         failed: errors of methods that used the pass.
     """
 
     off: bool = False
+    targets: Inputs | None = None
     views: int = 0
     failed: list[Exception] = field(default_factory=list)
     _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
@@ -63,8 +70,14 @@ class SharedPasses:
         return make(shared=None)
 
     def passed(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
-        """Return the pass that ``make`` records, once for all methods on the same inputs unless the model has changed;
-        ``in_float32`` for a pass in another precision than the model's."""
+        """Return the pass that ``make`` records, once for the same inputs unless the model has changed; ``in_float32``
+        for a pass in another precision than the model's.
+
+        Raises:
+            NotShared: targets share the pass, and the inputs are others.
+        """
+        if self.targets is not None and task.inputs is not self.targets:
+            raise NotShared
         if self.off:
             return make()
         cached = self._passed.get(in_float32)

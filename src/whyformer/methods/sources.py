@@ -17,10 +17,10 @@ from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import Key, MapPass, map_pass
 from whyformer.methods.passes import Feed, ForwardPass
-from whyformer.methods.replay import NotShared, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
+from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.structure import MERGED, NOT_YET, Structure
 from whyformer.models.kinds import last_row_only
 from whyformer.models.output import Output
@@ -39,7 +39,7 @@ class Sources:
     read_logits: Callable[[Output], Tensor]
     last: bool
     options: Options
-    replay: Replay | None
+    shared: SharedPasses | None
 
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """Return the error for a model that this method does not support."""
@@ -123,8 +123,7 @@ class Sources:
         Raises:
             MethodNotApplicable: some attention maps are unknown.
         """
-        if self.replay is not None and not row_alone:
-            raise NotShared
+        self._refuse_shared(row_alone)
         self.refuse_without_maps()
         return self._with_structure(self.passed(wide=relevance))
 
@@ -137,11 +136,15 @@ class Sources:
         Raises:
             MethodNotApplicable: the main input has no recognizable blocks.
         """
-        if self.replay is not None and not row_alone:
-            raise NotShared
+        self._refuse_shared(row_alone)
         if not self.structure.passed.blocks_of(self.inputs.name):
             raise self.refuse("it has no recognizable blocks", verdict=NOT_YET)
         return self.structure.passed
+
+    def _refuse_shared(self, row_alone: bool) -> None:
+        """Raise if several targets share the pass and the result also depends on other rows than the target's."""
+        if self.shared is not None and self.shared.targets is not None and not row_alone:
+            raise NotShared
 
     def main_pass(self) -> MapPass:
         """Return :meth:`block_pass` with all inputs except the main one held constant."""
@@ -174,8 +177,7 @@ class Sources:
         Raises:
             MethodNotApplicable: there is no such sequence.
         """
-        if self.replay is not None and not row_alone:
-            raise NotShared
+        self._refuse_shared(row_alone)
         self.refuse_streams()
         recording = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
         attended = attended_pass(self._with_structure(recording), self.inputs.name)
@@ -206,8 +208,7 @@ class Sources:
         return RootedPass(recording, roots, rules, self.read_logits, layout)
 
     def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
-        if self.replay is not None:
-            raise NotShared
+        self._refuse_shared(False)
         with naming_changed_inputs():
             arguments = self.model, self.fed(self.inputs), self.inputs.samples, self.scored_inputs
             return changed_pass(*arguments, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)

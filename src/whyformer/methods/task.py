@@ -15,7 +15,6 @@ from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import Callback, MapPass, WalkResult
 from whyformer.methods.passes import ForwardPass, argument_of, record_pass, record_wide_pass
-from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
@@ -69,8 +68,7 @@ class Task(Sources):
         last: whether that row belongs to the last real token, so that a language model need not compute others.
         options: options of the model's passes.
         activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
-        replay: passes shared by several targets.
-        shared: passes shared by several methods.
+        shared: passes shared by several methods or targets.
     """
 
     model: nn.Module
@@ -83,7 +81,6 @@ class Task(Sources):
     last: bool = False
     options: Options = DEFAULTS
     activation: Callable[[Tensor], str] = field(default=lambda logits: "softmax", repr=False)
-    replay: Replay | None = field(default=None, repr=False)
     shared: SharedPasses | None = field(default=None, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
@@ -152,8 +149,6 @@ class Task(Sources):
             return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
 
         in_float32 = wide and (self.in_half_precision or self.passed().is_half)
-        if self.replay is not None:
-            return self.replay.passed(self.inputs, make, in_float32)
         if in_float32 not in self._passes:
             self._passes[in_float32] = make() if self.shared is None else self.shared.passed(self, make, in_float32)
         return self._passes[in_float32]
@@ -258,7 +253,7 @@ class Task(Sources):
             name: name of the input.
         """
         passed = next(iter(self._passes.values()), None)
-        if passed is None and (self.replay is not None or self.shared is not None):
+        if passed is None and self.shared is not None:
             passed = self.passed()
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
