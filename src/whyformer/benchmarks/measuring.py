@@ -18,7 +18,7 @@ from whyformer.errors import LoadError
 from whyformer.evaluation.forwards import Forwards
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.records import Record, plain
-from whyformer.jobs.threads import BackgroundWriter, ahead
+from whyformer.jobs.threads import ahead
 from whyformer.models.loading import fingerprint, opened
 
 Read = Tensor | None | Exception
@@ -176,11 +176,9 @@ def measured(
     """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
     if engine.engine == "local":
         reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
-        with BackgroundWriter() as writer:
-            for piece, read in reads:
-                writer.write(keep, measurer.records(piece, read))
-                yield piece
-            writer.drain()
+        for piece, read in reads:
+            keep(measurer.records(piece, read))
+            yield piece
         return
     study, forwards = measurer.study, measurer.study.forwards
     bare = replace(study, model=nn.Identity(), forwards=Forwards(nn.Identity(), forwards.batch_size, forwards.pad))

@@ -1,4 +1,4 @@
-"""The local engine: threads that read, this process that explains, and a thread that writes."""
+"""The local engine: threads that read, and this process, which explains and writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whyformer.jobs.parts import PartFacts, failures_of, write_part
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
-from whyformer.jobs.threads import BackgroundWriter, ahead
+from whyformer.jobs.threads import ahead
 from whyformer.jobs.trial import TRIED, Trial, run_trial
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
@@ -147,22 +147,17 @@ def explain_into(session: Session, source: Source, out: str | Path, **options: A
 
 
 def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], None]) -> Maps:
-    """Compute the missing parts in order; the previous part is written meanwhile."""
-    with ExitStack() as stack:
-        run = stack.enter_context(Run(opened, say))
-        writer = stack.enter_context(BackgroundWriter())
+    """Compute the missing parts in order."""
+    with Run(opened, say) as run:
         for number in run.todo(track):
             part = make_part(opened, number, run.size(number), run.spare)
             while part is None:  # the batch size is too large
-                writer.drain()
                 run.halve(number)
                 part = make_part(opened, number, run.size(number), run.spare)
-            writer.drain()
             if not run.counted(part):
                 break
             run.check_failures(part.rows.failures)
-            writer.write(part.write, opened, then=run.written)
-        writer.drain()
+            run.written(part.write(opened))
         run.finish()
     return Maps(run.folder.path)
 
@@ -297,7 +292,7 @@ class Run(ExitStack):
 
     def written(self, part: Part) -> None:
         """Record that a part is written."""
-        self.folder.note(part)
+        self.folder.add(part)
         self.monitor.log("part", file=part.file, rows=part.rows, written=part.written, failed=part.failed)
 
     @property

@@ -1,4 +1,4 @@
-"""The manifest of a job, the entries of its parts, and the journal of an unfinished job."""
+"""The manifest of a job, and the entries of its parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
-from whyformer.jobs import lines
 from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
 
-MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
+MANIFEST, FAILURES, LOG = "manifest.json", "failures.parquet", "log.jsonl"
+JOURNAL = "journal.jsonl"
+"""List of finished parts that earlier versions wrote beside the parts; it is removed."""
 PART = r"part-[0-9]{6,}\.parquet"
 FORMAT = 1
 _CHECKSUM = "sha256"
@@ -89,7 +90,7 @@ def part_name(number: int) -> str:
 
 
 def read_part(record: Any) -> Part:
-    """Validate the entry of a part in a journal or a manifest.
+    """Validate the entry of a part in a manifest.
 
     Raises:
         ValueError: the entry is invalid.
@@ -103,27 +104,6 @@ def holds(path: Path, part: Part) -> bool:
         return path.stat().st_size == part.bytes and checksum(path) == part.sha256
     except OSError:
         return False
-
-
-def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
-    """Return the finished parts of a folder in the order of the input; the job may still be running."""
-    entries = [*map(read_part, manifest.get("parts") or []), *journal_parts(folder)[0]]
-    parts = {part.file: part for part in entries}
-    return [parts[name] for name in sorted(parts)]
-
-
-def journal_parts(folder: Path) -> tuple[list[Part], int]:
-    """Return the parts in the journal, and the number of damaged lines."""
-    journal, parts, damaged = folder / JOURNAL, [], 0
-    for line in journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []:
-        record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
-        try:
-            entry = {k: v for k, v in record.items() if k != "job"} if record is not None else None
-            if entry != {}:  # the first line contains only the job
-                parts.append(read_part(entry))
-        except ValueError:
-            damaged += 1
-    return parts, damaged
 
 
 # -- the manifest ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, read_one
+from whyformer.jobs.description import make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
@@ -74,29 +75,41 @@ def explain_many(
     if not methods:
         raise InputError("there are no methods: name at least one")
     check_data(data, column, id_column)
+    more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
+    if on_error == "raise":
+        more["max_failures"] = 0
+    if out is not None and keys.get("engine") == "ray":
+        return _checked(_on_ray(model, data, out, processor, methods=methods, targets=targets, **options, **more))
     session = open_session(model, processor, methods, targets, **options)
     source = open_source(data, column, id_column, files=not session.reads_text)
     if out is not None:
         from whyformer.jobs.local import explain_into
 
-        more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
-        if on_error == "raise":
-            more["max_failures"] = 0
         if isinstance(data, Iterator):  # check the columns of its first row before a folder is created
             next(source.rows(0), None)
-        maps = explain_into(session, source, out, **more)
-        _check_some(maps)
-        return maps
+        return _checked(explain_into(session, source, out, **more))
     if keys:
         raise InputError(f"{', '.join(keys)}: these settings need out=, the output folder")
     return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
 
 
-def _check_some(maps: Maps) -> None:
+def _on_ray(model: Any, data: Any, out: str | Path, processor: Any, **keys: Any) -> Maps:
+    """Run a job whose actors open the model and the input by name."""
+    from whyformer.jobs.engines import run_job
+
+    names = {"model": model, "input": str(data) if isinstance(data, Path) else data, "processor": processor}
+    if unnamed := [name for name, value in names.items() if not isinstance(value, str | None)]:
+        raise InputError(f'engine="ray" needs the name of the {unnamed[0]}, which each actor opens')
+    return run_job(make_job({**keys, **names, "out": str(out)}))
+
+
+def _checked(maps: Maps) -> Maps:
+    """Return maps of which at least one could be explained."""
     failed = maps.manifest["failed"]
     if failed and not maps.manifest["written"]:
         first = Failure(**maps.failures().slice(0, 1).to_pylist()[0])
         raise InputError(f"no input could be explained (see {maps.path / FAILURES}). The first: {_sentence(first)}")
+    return maps
 
 
 def _sentence(failure: Failure) -> str:

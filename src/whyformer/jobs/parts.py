@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, StrictInt, StrictStr
 
-from whyformer.errors import import_optional
+from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
 from whyformer.jobs.columns import schema
 from whyformer.jobs.disk import checksum, write_parquet, write_table
-from whyformer.jobs.manifest import Part, part_name
+from whyformer.jobs.manifest import PART, Part, part_name, read_part
 
 _KEY = b"whyformer"
 
@@ -68,7 +70,7 @@ def write_part(path: Path, table: Any, facts: PartFacts) -> Part:
 
 
 def entry_of(path: Path, facts: PartFacts, written: int) -> Part:
-    """Return the journal entry of a file."""
+    """Return the entry of a file in the manifest."""
     failed = len(facts.failures)
     return Part(path.name, facts.first, facts.rows, written, failed, path.stat().st_size, checksum(path))
 
@@ -84,7 +86,7 @@ def facts_of(path: Path) -> PartFacts:
 
 
 def verified(path: Path, scores: str) -> Part | None:
-    """Verify a part that neither manifest nor journal lists, and return its entry; None if it is damaged.
+    """Verify a part that no manifest lists, and return its entry; None if it is damaged.
 
     Without a checksum of the file, the checksums of its pages are verified, and writing its content again must give
     the same bytes.
@@ -103,3 +105,25 @@ def verified(path: Path, scores: str) -> Part | None:
     combined = arrow.table(table.combine_chunks().columns, schema=expected)
     write_parquet(stamped(combined, **facts.model_dump()), rewritten)
     return entry_of(path, facts, table.num_rows) if rewritten.getvalue() == content else None
+
+
+def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
+    """Return the finished parts of a job in the order of the input; the job may still be running.
+
+    The manifest of a finished job lists its parts. Those of an unfinished job have the id of the job in their metadata.
+
+    Raises:
+        LoadError: a part of an unfinished job is damaged.
+    """
+    if manifest["complete"]:
+        return [read_part(part) for part in manifest.get("parts") or []]
+    pq, arrow = import_optional("pyarrow.parquet", "a part"), import_optional("pyarrow", "a part")
+    parts = []
+    for path in sorted(p for p in folder.iterdir() if re.fullmatch(PART, p.name)):
+        try:
+            facts, rows = facts_of(path), pq.read_metadata(path).num_rows
+        except (OSError, ValueError, TypeError, arrow.ArrowException) as error:  # Arrow raises unrelated types
+            raise LoadError(f"{path} is damaged: run the job again to rewrite it") from error
+        if facts.job == manifest["id"]:
+            parts.append(entry_of(path, facts, rows))
+    return parts
