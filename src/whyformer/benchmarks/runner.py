@@ -25,7 +25,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerErr
 from whyformer.evaluation.forwards import Forwards
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
-from whyformer.jobs.actors import check_engine
+from whyformer.jobs.description import check_values
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -107,8 +107,8 @@ def run_benchmark(
             raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
     if batch_size < 1:
         raise InputError("the batch size must be at least 1")
-    check_engine(engine, address, actors, workers)
     place = Engine(engine, workers, address, actors)
+    check_values(vars(place))
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
     study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
     study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size

@@ -17,7 +17,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
-from whyformer.jobs.description import check_targets, numbered
+from whyformer.jobs.description import check_values, top_count
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
@@ -185,7 +185,7 @@ class Session:
             return list(range(count))
         if str(targets).startswith("column:"):
             return [[self._true(row, targets.removeprefix("column:"), ready) for row in rows]]
-        count = min(numbered("targets", targets, '"top-K"'), int(ready.logits().shape[-1]))
+        count = min(top_count(targets), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
     def _true(self, row: Row, column: str, ready: Prepared) -> int:
@@ -207,7 +207,7 @@ def open_session(
         LoadError, ModelError, InputError: as for :func:`whyformer.explain`; also if the model lacks a target class.
     """
     parsed = tuple(map(read_method, methods))
-    check_targets(targets)
+    check_values({"targets": targets})
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)

@@ -15,7 +15,7 @@ from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, RowResult
-from whyformer.jobs.description import numbered
+from whyformer.jobs.description import top_count
 
 # fields with their own column; the other fields of an explanation are in the column "features"
 _COLUMNS = (
@@ -99,7 +99,7 @@ class Rows:
                 raise InputError(f"the scores of {e.method} are too large for float16: use float32")
         most = TOP
         if self.scores.startswith("top-"):
-            stored, most = None, numbered("scores", self.scores, "top-K")
+            stored, most = None, top_count(self.scores)
         names = e.tokens[0] if e.tokens is not None and e.level == "token" else None
         top = [{"feature": int(i), "name": None if names is None else names[i], "score": float(flat[i])}
                for i in order[:most]]  # fmt: skip

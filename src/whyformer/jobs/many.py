@@ -11,7 +11,7 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, read_one
-from whyformer.jobs.description import make_job
+from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
@@ -70,7 +70,7 @@ def explain_many(
     options, keys = split(options_and_keys)
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
-    _check_size(batch_size, workers)
+    check_values({"batch_size": batch_size, "workers": workers})
     methods = [method] if isinstance(method, str | dict | tuple) else list(method)
     if not methods:
         raise InputError("there are no methods: name at least one")
@@ -115,16 +115,6 @@ def _checked(maps: Maps) -> Maps:
 def _sentence(failure: Failure) -> str:
     by = "" if failure.method is None else f", {failure.method}"
     return f"input {failure.row} ({failure.id}{by}): {failure.reason}"
-
-
-def _check_size(batch_size: Any, workers: Any) -> None:
-    def positive(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-    if batch_size != "auto" and not positive(batch_size):
-        raise InputError(f'batch_size must be "auto" or an integer of at least 1, not {batch_size!r}')
-    if not positive(workers):
-        raise InputError(f"workers must be an integer of at least 1, not {workers!r}")
 
 
 class ExplanationStream(Iterator[Explanation]):
