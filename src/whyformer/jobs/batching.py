@@ -127,6 +127,14 @@ class Session:
             results |= zip(members, self._batch([reads[i] for i in members], on_start), strict=True)
         return [results[place] for place in range(len(reads))]
 
+    def explain_in_memory(self, reads: Sequence[RowContent], size: int) -> tuple[list[RowResult], int]:
+        """Return the results of rows, and the batch size, which is halved until the batches fit into memory."""
+        while True:
+            try:
+                return self.explain(reads, size), size
+            except OutOfMemory:
+                size = max(1, size // 2)
+
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
         keys = [_shape(read.content) for read in reads]

@@ -16,6 +16,7 @@ from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import top_count
+from whyformer.jobs.records import plain
 
 # fields with their own column; the other fields of an explanation are in the column "features"
 _COLUMNS = (
@@ -135,15 +136,7 @@ def _shape(e: Explanation) -> list[int]:
 
 def _json(value: Any) -> str:
     """Return compact JSON, in which NaN and infinity are null."""
-    return json.dumps(_finite(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list) else value
+    return json.dumps(plain(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:

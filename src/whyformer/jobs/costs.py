@@ -12,7 +12,7 @@ from pathlib import Path
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount, in_bytes
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import OutOfMemory, RowContent, read_one
+from whyformer.jobs.batching import read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
 from whyformer.jobs.disk import write_parquet
@@ -97,7 +97,10 @@ def estimate(job: Job) -> Cost:
         raise InputError(f"the input {opened.source.name} has no rows")
     trial = run_trial(opened.session, reads).checked()
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
-    seconds, rows = _timed(opened, reads, size)
+    rows, start = Rows(job.scores, class_names(opened.session.model)[0]), time.perf_counter()
+    for explained in opened.session.explain_in_memory([read_one(row) for row in chosen], size)[0]:
+        rows.add(explained)
+    seconds = time.perf_counter() - start
     table = rows.table()
     written = BytesIO()
     write_parquet(table, written)
@@ -120,20 +123,6 @@ def _finished_rows(opened: OpenedJob) -> int:
     """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
     contents = job_files(Path(opened.job.out), opened.facts)
     return sum(part.rows for part in contents.parts.values())
-
-
-def _timed(opened: OpenedJob, reads: list[RowContent], size: int) -> tuple[float, Rows]:
-    """Read rows again and explain them in batches; return the duration in seconds and the rows."""
-    while True:
-        rows = Rows(opened.job.scores, class_names(opened.session.model)[0])
-        start = time.perf_counter()
-        try:
-            for explained in opened.session.explain([read_one(read.row) for read in reads], size):
-                rows.add(explained)
-        except OutOfMemory:
-            size = max(1, size // 2)
-            continue
-        return time.perf_counter() - start, rows
 
 
 def _existing(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, open_session, read_one
 from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
@@ -155,10 +155,5 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     reads = ahead(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []
-        done = False
-        while not done:
-            try:
-                yield from session.explain(window, size)
-                done = True
-            except OutOfMemory:
-                size = max(1, size // 2)
+        results, size = session.explain_in_memory(window, size)
+        yield from results
