@@ -156,7 +156,7 @@ def prepare(study: Study) -> None:
     study.check_labels()
 
 
-def _correct(v: Values, row: str) -> list[int]:
+def correct(v: Values, row: str) -> list[int]:
     """Return the top-1 correctness along the curve, from the clean picture."""
     direction, explained = row.split("/")
     return [v["clean"]["correct"], *v[explained][direction]["correct"]]
@@ -164,7 +164,7 @@ def _correct(v: Values, row: str) -> list[int]:
 
 def auc(values: Sequence[Values], row: str) -> Interval:
     """Return the top-1 AUC for ``row``, "direction/explained class", with its interval over samples."""
-    return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [_correct(v, row) for v in values]))
+    return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [correct(v, row) for v in values]))
 
 
 def summarize(study: Study, results: Results) -> Report:
@@ -186,7 +186,7 @@ def summarize(study: Study, results: Results) -> Report:
         tables.append(method_table("probability", heading, "Figure", study.configurations, results, more, digits=3))
     for row in rows.values():
         heading = "{} perturbation, {} class".format(*row.split("/"))
-        lines = mean_lines(results, faithfulness.curve_fractions(), partial(_correct, row=row))
+        lines = mean_lines(results, faithfulness.curve_fractions(), partial(correct, row=row))
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
     stated = conventions(
         "perturbation", explained=", ".join(options["explained"]), ties=CONVENTIONS["ties"][options["ties"]],

@@ -23,7 +23,7 @@ from whyformer.jobs.folder import Folder
 from whyformer.jobs.manifest import FAILURES, Part, job_facts, job_id, part_name
 from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
-from whyformer.jobs.parts import PartFacts, failures_of, write_part
+from whyformer.jobs.parts import PartFacts, UnwrittenPart, failures_of
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
@@ -157,31 +157,12 @@ def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], 
             if not run.counted(part):
                 break
             run.check_failures(part.rows.failures)
-            run.written(part.write(opened))
+            run.written(part.write(run.folder.path))
         run.finish()
     return Maps(run.folder.path)
 
 
-@dataclass(frozen=True, eq=False)
-class ExplainedPart:
-    """A part that is not written yet, of ``count`` rows of the input from ``first``."""
-
-    number: int
-    first: int
-    count: int
-    size: int
-    rows: Rows
-
-    def write(self, opened: OpenedJob) -> Part:
-        """Write the part atomically, with its failures in its metadata; writing it again gives the same bytes."""
-        failures = [vars(failure) for failure in self.rows.failures]
-        facts = PartFacts(
-            job=opened.id, part=self.number, first=self.first, rows=self.count, batch_size=self.size, failures=failures
-        )
-        return write_part(Path(opened.job.out) / part_name(self.number), self.rows.table(), facts)
-
-
-def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> ExplainedPart | None:
+def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> UnwrittenPart | None:
     """Explain the rows of one part.
 
     Args:
@@ -202,7 +183,8 @@ def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = Non
             rows = _explained(opened, listed, size, spare, attempts)
         except OutOfMemory:
             return None
-    return ExplainedPart(number, number * opened.job.rows_per_part, len(listed), size, rows)
+    first, failures = number * opened.job.rows_per_part, list(map(vars, rows.failures))
+    return UnwrittenPart(PartFacts(opened.id, number, first, len(listed), size, failures), rows)
 
 
 def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None:
@@ -281,14 +263,14 @@ class Run(ExitStack):
         left = None if parts is None else parts - len(finished)
         yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
 
-    def counted(self, part: ExplainedPart) -> bool:
+    def counted(self, part: UnwrittenPart) -> bool:
         """Report a part; return False if the input ended with the previous part."""
-        self.monitor.part(part.count, len(part.rows), len(part.rows.failures), part.rows.warned)
+        self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
         for failure in part.rows.failures:
             if failure.kind == ProcessEnded.__name__:
                 self.say(f"row {failure.row} ({failure.id}) is skipped: {failure.reason}")
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
-        return bool(part.count) or part.number == 0
+        return bool(part.facts.rows) or part.facts.part == 0
 
     def written(self, part: Part) -> None:
         """Record that a part is written."""

@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, StrictInt, StrictStr
+from pydantic import StrictInt, StrictStr
 
 from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
-from whyformer.jobs.columns import schema
+from whyformer.jobs.columns import Rows, schema
 from whyformer.jobs.disk import checksum, write_parquet, write_table
 from whyformer.jobs.manifest import PART, Part, part_name, read_part
 
 _KEY = b"whyformer"
 
 
-class PartFacts(BaseModel):
+@dataclass(frozen=True)
+class PartFacts:
     """The metadata of a part.
 
     Attributes:
@@ -40,6 +42,20 @@ class PartFacts(BaseModel):
     rows: Natural
     batch_size: StrictInt
     failures: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class UnwrittenPart:
+    """The explanations and failures of a part, and its metadata."""
+
+    facts: PartFacts
+    rows: Rows
+
+    def write(self, out: Path) -> Part:
+        """Write the part atomically; writing it again gives the same bytes."""
+        path, table = out / part_name(self.facts.part), self.rows.table()
+        write_table(path, stamped(table, **asdict(self.facts)), self.facts.job)
+        return entry_of(path, self.facts, table.num_rows)
 
 
 def stamped(table: Any, **facts: Any) -> Any:
@@ -61,12 +77,6 @@ def failures_of(table_schema: Any) -> list[Failure]:
     """Return the failures in the metadata of a part."""
     facts = (table_schema.metadata or {}).get(_KEY, b'{"failures": []}')
     return [Failure(**failure) for failure in json.loads(facts)["failures"]]
-
-
-def write_part(path: Path, table: Any, facts: PartFacts) -> Part:
-    """Write a part atomically; writing it again gives the same bytes."""
-    write_table(path, stamped(table, **facts.model_dump()), facts.job)
-    return entry_of(path, facts, table.num_rows)
 
 
 def entry_of(path: Path, facts: PartFacts, written: int) -> Part:
@@ -103,7 +113,7 @@ def verified(path: Path, scores: str) -> Part | None:
         return None
     rewritten = BytesIO()
     combined = arrow.table(table.combine_chunks().columns, schema=expected)
-    write_parquet(stamped(combined, **facts.model_dump()), rewritten)
+    write_parquet(stamped(combined, **asdict(facts)), rewritten)
     return entry_of(path, facts, table.num_rows) if rewritten.getvalue() == content else None
 
 

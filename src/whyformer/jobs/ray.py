@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from whyformer.errors import LoadError
@@ -38,9 +39,9 @@ class PartActor:
     def _record(self, number: int, size: int) -> dict[str, Any]:
         explained = make_part(self.opened, number, size)
         record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
-        if explained is None or (not explained.count and number):
+        if explained is None or (not explained.facts.rows and number):
             return record
-        part = explained.write(self.opened)
+        part = explained.write(Path(self.opened.job.out))
         return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
 
 
