@@ -68,12 +68,12 @@ class Study:
         samples: pictures or texts of a data set.
         configurations: configurations to compare.
         options: options of the benchmark, defaults included.
-        forwards: runs plain forward passes.
         reader: name of the reader of the data.
         labels: names of the classes in the data set.
         model_name: name of the model.
         data_name: name of the data.
         seed: random seed.
+        batch_size: samples in one plain forward pass.
         remarks: notes for the reader of the report, collected during the run.
     """
 
@@ -83,13 +83,18 @@ class Study:
     samples: Sequence[Any]
     configurations: Sequence[Configuration]
     options: dict[str, Any]
-    forwards: Forwards
     reader: str = ""
     labels: Sequence[str] = ()
     model_name: str = ""
     data_name: str = ""
     seed: int = 0
+    batch_size: int = 64
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def forwards(self) -> Forwards:
+        """Plain forward passes of the model."""
+        return Forwards(self.model, self.batch_size, getattr(self.processor, "pad_token_id", None) or 0)
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the softmax over the last axis, or the sigmoid of each logit for a multi-label model."""

@@ -57,7 +57,8 @@ def explain_many(
             input, prompt, image, picture, path and file.
         id_column: column that identifies a row; by default "id", if it exists.
         **options_and_keys: options as for :func:`whyformer.explain`; with ``out``, also keys of a job such as
-            ``scores``, ``rows_per_part`` and ``max_failures``.
+            ``scores``, ``rows_per_part`` and ``max_failures``. With ``engine="ray"``, the model and the data must be
+            names, which each actor opens.
 
     Returns:
         An :class:`ExplanationStream`, an iterator over one explanation for each input, method and target; its
