@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from whyformer.explaining import OpenedModel
 from whyformer.jobs import local
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
-from whyformer.jobs.local import Run, TooManyFailures, open_job
+from whyformer.jobs.local import OpenedJob, Run, TooManyFailures, open_job
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,18 @@ def test_the_table_has_what_explain_gives_in_the_order_of_the_input(bert, tmp_pa
         assert row["top"][0]["name"] == alone.tokens[0][int(words.argmax())]
         assert e.special == alone.special
         assert row["probability"] == pytest.approx(float(alone.probabilities()[0, row["target"]]), abs=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_parts_far_apart_do_not_read_a_table_from_its_first_row_again(bert, tmp_path, suffix):
+    opened, starts = open_job(job(bert, text_table(tmp_path / f"data.{suffix}", 30), tmp_path, rows_per_part=6)), []
+    source = replace(opened.source, rows=lambda start: starts.append(start) or opened.source.rows(start))
+    counted = OpenedJob(opened.job, opened.session, source)
+    for number in (0, 2, 4, 1):
+        with counted.attempts(number, 1) as attempts:
+            rows = counted.part(number, attempts)
+        assert [(row.index, row.read()) for row in rows] == [(i, sentences(30)[i]) for i in range(6 * number, 6 * number + 6)]
+    assert starts == ([0, 12, 24, 6] if suffix == "parquet" else [0, 6])
 
 
 def test_pictures_of_a_folder(vit, tmp_path):

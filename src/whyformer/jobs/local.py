@@ -73,11 +73,18 @@ class OpenedJob:
         """Return the rows of one part; reading continues where the previous part ended."""
         cursor, step = self.cursor, self.job.rows_per_part
         if cursor.number != number:
-            if cursor.index != number * step:
-                cursor.rest, cursor.index = self.rows(number * step), number * step
+            self._move_to(number * step)
             cursor.number, cursor.part = number, list(self._fetched(step, attempts))
             attempts.fetch(None)
         return [attempts.admitted(row) for row in cursor.part]
+
+    def _move_to(self, start: int) -> None:
+        cursor = self.cursor
+        if self.source.sequential and 0 <= cursor.index < start:
+            next(islice(cursor.rest, start - cursor.index - 1, None), None)  # skip the rows between
+        elif cursor.index != start:
+            cursor.rest = self.rows(start)
+        cursor.index = start
 
     def _fetched(self, count: int, attempts: Attempts) -> Iterator[Row]:
         """Yield the next rows of the input, without fetching rows that crashed the process when they were fetched."""

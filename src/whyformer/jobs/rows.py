@@ -54,12 +54,14 @@ class Source:
         rows: function of the index of the first row that returns an iterator from there.
         count: number of rows; None if it is unknown.
         digest: digest that distinguishes this input from others; None if there is none.
+        sequential: True if a row can only be reached by reading all rows before it.
     """
 
     name: str
     rows: Callable[[int], Iterator[Row]]
     count: int | None = None
     digest: str | None = None
+    sequential: bool = False
 
 
 # -- Python objects ---------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
     single_pass = _SinglePass(data) if isinstance(data, Iterator) else None
+    indexable = hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset)
 
     def rows(start: int) -> Iterator[Row]:
         if single_pass is not None:
@@ -92,7 +95,7 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
             items = itertools.islice(itertools.chain.from_iterable(map(_samples_of, data)), start, None)
         elif is_sliced(data):
             items = sliced(data, start)
-        elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
+        elif indexable:
             items = _from(data, start)
         else:
             items = itertools.islice(data, start, None)
@@ -103,7 +106,8 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
 
     listed = isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
     digest = hashlib.sha256(json.dumps([str(item) for item in data]).encode()).hexdigest() if listed else None
-    return Source(type(data).__name__, rows, count, digest)
+    sequential = single_pass is not None or loader or not (is_sliced(data) or indexable)
+    return Source(type(data).__name__, rows, count, digest, sequential)
 
 
 HEAD = 64

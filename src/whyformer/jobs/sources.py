@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -140,7 +141,7 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
                 else:
                     yield from_item(index, item, column, id_column, base=base)
 
-    return Source(name, rows, count, digest)
+    return Source(name, rows, count, digest, sequential=suffix != ".parquet")
 
 
 @contextmanager
@@ -250,4 +251,4 @@ def _of_data_set(place: str, column: str | None, id_column: str | None) -> Sourc
         raise InputError(f"{name} has no splits, so there is no '{split}'")
     check_data(data, column, id_column)
     source = from_python(data, column, id_column)
-    return Source(place, source.rows, len(data), str(data._fingerprint))
+    return replace(source, name=place, count=len(data), digest=str(data._fingerprint))
