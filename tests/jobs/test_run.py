@@ -15,7 +15,8 @@ from made import contents, picture_model, pictures, sentences, text_model, text_
 import whyformer
 from whyformer.errors import InputError, LoadError, MethodNotApplicable, WhyformerError
 from whyformer.explaining import OpenedModel
-from whyformer.jobs import local
+from whyformer.jobs import local, trial
+from whyformer.jobs.batching import read_one
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import OpenedJob, Run, TooManyFailures, open_job
@@ -334,3 +335,16 @@ def test_inputs_that_are_not_there_or_of_another_kind(bert, tmp_path):
         with pytest.raises(WhyformerError, match=words):
             run_job(job(bert, tmp_path / place, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_batch_size_fits_a_quarter_of_the_memory(bert, vit, tmp_path, monkeypatch):
+    for model, place, values in ((bert, text_table(tmp_path / "data.jsonl", 4), 12 * 8), (vit, pictures(tmp_path / "in", 2), 17 * 16)):
+        opened = open_job(job(model, place, tmp_path / "out", methods=("gae",)))
+        reads = [read_one(row) for row in opened.rows(0)]
+        whole = trial.run_trial(opened.session, reads)
+        assert whole.size == 32
+        assert whole.pass_bytes > 10 * 4 * values  # several values of each row in each block
+        for batch, size in ((1, 1), (5, 4), (8, 8), (100, 32)):
+            monkeypatch.setattr(trial, "total_memory", lambda place, batch=batch, held=whole.pass_bytes: 4 * batch * held)
+            assert trial.run_trial(opened.session, reads).size == size
+        monkeypatch.undo()

@@ -45,7 +45,7 @@ def _with_term(group: str, term: str, place: object, text: str, start: int, end:
     return TermText(identity, text, group=group, term=term, start=start, end=end)
 
 
-def own_data(options: dict[str, Any]) -> tuple[str, list[Text]]:
+def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Text]]:
     """Return the templates filled with the terms."""
     return "templates", fill(*read_lists(options["lists"]))
 

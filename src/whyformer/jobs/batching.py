@@ -166,7 +166,7 @@ class Session:
 
     def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
         rows, is_single = [read.row for read in reads], len(reads) == 1
-        ready = self.opened.prepare(_collated([read.content for read in reads]))
+        ready = self.opened.prepare(collated([read.content for read in reads]))
         targets = self._targets(ready, rows)
         explanations: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
@@ -266,7 +266,7 @@ def _is_pair(content: Any) -> bool:
     return isinstance(content, Mapping) and PAIR in content and isinstance(content[PAIR], str)
 
 
-def _collated(contents: Sequence[Any]) -> Any:
+def collated(contents: Sequence[Any]) -> Any:
     """Join the contents of rows into an input of ``explain``."""
     if not isinstance(contents[0], Mapping):
         return list(contents)

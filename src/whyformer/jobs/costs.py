@@ -111,7 +111,7 @@ def estimate(job: Job) -> Cost:
     return Cost(
         rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
         reason=reason,
-        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.graph_bytes * size,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
         bytes=None if left is None else part * left // len(reads),
