@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from whyformer.inputs.feed import device_of
 from whyformer.jobs.batching import read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
-from whyformer.jobs.disk import write_parquet
+from whyformer.jobs.disk import DigestFile, write_parquet
 from whyformer.jobs.local import OpenedJob, open_job
 from whyformer.jobs.ownership import job_files
 from whyformer.jobs.trial import run_trial
@@ -102,9 +101,8 @@ def estimate(job: Job) -> Cost:
         rows.add(explained)
     seconds = time.perf_counter() - start
     table = rows.table()
-    written = BytesIO()
+    written = DigestFile()
     write_parquet(table, written)
-    part = written.tell()
     left = None if opened.count is None else max(0, opened.count - finished)
     place = device_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
@@ -114,7 +112,7 @@ def estimate(job: Job) -> Cost:
         explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
-        bytes=None if left is None else part * left // len(reads),
+        bytes=None if left is None else written.size * left // len(reads),
         disk=shutil.disk_usage(_existing(Path(job.out))).free,
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The output folder of a job: parts, and the manifest.
 
-A part is written under a temporary name, flushed to the disk, and renamed, so a part that exists is finished. Missing
-and damaged parts are computed again. A part depends on the job and its rows alone, so the folder ends with the same
-bytes after any interruption. A lost manifest is restored from the command and the parts' metadata.
+A part is written under a temporary name, flushed to the disk, and renamed, so a part that exists is finished. The log
+lists it with its checksum, and the manifest does when the job is finished. Missing and damaged parts are computed
+again. A part depends on the job and its rows alone, so the folder ends with the same bytes after any interruption. A
+lost manifest or log is restored from the command and the parts' metadata.
 """
 
 from __future__ import annotations

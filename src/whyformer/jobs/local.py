@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -282,7 +282,7 @@ class Run(ExitStack):
     def written(self, part: Part) -> None:
         """Record that a part is written."""
         self.folder.add(part)
-        self.monitor.log("part", file=part.file, rows=part.rows, written=part.written, failed=part.failed)
+        self.monitor.log("part", **asdict(part))
 
     @property
     def spare(self) -> int | None:

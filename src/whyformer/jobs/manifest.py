@@ -1,11 +1,12 @@
-"""The manifest of a job, and the entries of its parts."""
+"""The manifest of a job, and the entries of its parts in the manifest and the log."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +20,7 @@ from whyformer.jobs.disk import checksum
 
 MANIFEST, FAILURES, LOG = "manifest.json", "failures.parquet", "log.jsonl"
 JOURNAL = "journal.jsonl"
-"""List of finished parts that earlier versions wrote beside the parts; it is removed."""
+"""List of finished parts of earlier versions, now in the log; it is read and removed."""
 PART = r"part-[0-9]{6,}\.parquet"
 FORMAT = 1
 _CHECKSUM = "sha256"
@@ -90,7 +91,7 @@ def part_name(number: int) -> str:
 
 
 def read_part(record: Any) -> Part:
-    """Validate the entry of a part in a manifest.
+    """Validate the entry of a part in a manifest or a log.
 
     Raises:
         ValueError: the entry is invalid.
@@ -104,6 +105,20 @@ def holds(path: Path, part: Part) -> bool:
         return path.stat().st_size == part.bytes and checksum(path) == part.sha256
     except OSError:
         return False
+
+
+def finished_parts(folder: Path, manifest: Mapping[str, Any], job: str) -> dict[str, Part]:
+    """Return the finished parts that the manifest and the log list, by name and in order; the job may be running."""
+    parts = {}
+    for path in (folder / JOURNAL, folder / LOG):
+        for line in path.read_bytes().splitlines() if path.is_file() else []:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):  # a damaged line, or another event
+                facts = json.loads(line)
+                part = read_part({f.name: facts[f.name] for f in fields(Part)})
+                if facts["job"] == job:
+                    parts[part.file] = part
+    parts |= {part.file: part for part in map(read_part, manifest.get("parts") or [])}
+    return {name: parts[name] for name in sorted(parts)}
 
 
 # -- the manifest ----------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from whyformer.jobs.manifest import (
     PART,
     Part,
     changes,
+    finished_parts,
     holds,
     job_id,
     read_manifest,
-    read_part,
 )
 from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
 
@@ -72,7 +72,7 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     contents.manifest = _manifest(folder, facts)
     if not paths:
         return contents
-    listed = {part.file: part for part in map(read_part, (contents.manifest or {}).get("parts") or [])}
+    listed = finished_parts(folder, contents.manifest or {}, job)
     contents.parts = {name: part for name, part in listed.items() if holds(folder / name, part)}
     ids = {path: job if path.name in contents.parts else _id_in(path) for path in paths}
     foreign = [path.name for path, id_ in ids.items() if id_ == ""]
@@ -184,7 +184,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_known(path: Path, listed: Mapping[str, Part]) -> bool:
-    """Return True if a damaged file has a name of the job; parts must be in the manifest."""
+    """Return True if a damaged file has a name of the job; parts must be in the manifest or the log."""
     return path.name in listed if re.fullmatch(PART, path.name) else True
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from pydantic import StrictInt, StrictStr
 
-from whyformer.errors import LoadError, import_optional
+from whyformer.errors import import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
 from whyformer.jobs.columns import Rows, schema
-from whyformer.jobs.disk import checksum, write_parquet, write_table
-from whyformer.jobs.manifest import PART, Part, part_name, read_part
+from whyformer.jobs.disk import DigestFile, checksum, write_parquet, write_table
+from whyformer.jobs.manifest import Part, part_name
 
 _KEY = b"whyformer"
 
@@ -96,7 +93,7 @@ def facts_of(path: Path) -> PartFacts:
 
 
 def verified(path: Path, scores: str) -> Part | None:
-    """Verify a part that no manifest lists, and return its entry; None if it is damaged.
+    """Verify a part that neither manifest nor log lists, and return its entry; None if it is damaged.
 
     Without a checksum of the file, the checksums of its pages are verified, and writing its content again must give
     the same bytes.
@@ -104,36 +101,14 @@ def verified(path: Path, scores: str) -> Part | None:
     pq, arrow = import_optional("pyarrow.parquet", "a part"), import_optional("pyarrow", "a part")
     expected = schema(scores)
     try:
-        content = path.read_bytes()
-        table = pq.read_table(BytesIO(content), page_checksum_verification=True)
+        table = pq.read_table(path, page_checksum_verification=True)
         facts = facts_of(path)
     except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types
         return None
     if not table.schema.equals(expected) or path.name != part_name(facts.part):
         return None
-    rewritten = BytesIO()
+    rewritten = DigestFile()
     combined = arrow.table(table.combine_chunks().columns, schema=expected)
     write_parquet(stamped(combined, **asdict(facts)), rewritten)
-    return entry_of(path, facts, table.num_rows) if rewritten.getvalue() == content else None
-
-
-def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
-    """Return the finished parts of a job in the order of the input; the job may still be running.
-
-    The manifest of a finished job lists its parts. Those of an unfinished job have the id of the job in their metadata.
-
-    Raises:
-        LoadError: a part of an unfinished job is damaged.
-    """
-    if manifest["complete"]:
-        return [read_part(part) for part in manifest.get("parts") or []]
-    pq, arrow = import_optional("pyarrow.parquet", "a part"), import_optional("pyarrow", "a part")
-    parts = []
-    for path in sorted(p for p in folder.iterdir() if re.fullmatch(PART, p.name)):
-        try:
-            facts, rows = facts_of(path), pq.read_metadata(path).num_rows
-        except (OSError, ValueError, TypeError, arrow.ArrowException) as error:  # Arrow raises unrelated types
-            raise LoadError(f"{path} is damaged: run the job again to rewrite it") from error
-        if facts.job == manifest["id"]:
-            parts.append(entry_of(path, facts, rows))
-    return parts
+    entry = entry_of(path, facts, table.num_rows)
+    return entry if entry.sha256 == rewritten.digest.hexdigest() else None

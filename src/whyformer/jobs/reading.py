@@ -11,8 +11,8 @@ from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.columns import explanation_of, failures_table
 from whyformer.jobs.disk import checksum
-from whyformer.jobs.manifest import FAILURES, Part, holds, read_manifest
-from whyformer.jobs.parts import failures_of, finished_parts
+from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, job_id, read_manifest
+from whyformer.jobs.parts import failures_of
 
 if TYPE_CHECKING:
     from whyformer.jobs.summaries import Drift, MeanMap, Words
@@ -32,7 +32,7 @@ class Maps:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
-        self.parts: list[Part] = finished_parts(self.path, self.manifest)
+        self.parts: list[Part] = list(finished_parts(self.path, self.manifest, job_id(self.manifest)).values())
         model = dict(self.manifest["model"])
         model["labels"] = model.get("labels") and {int(k): v for k, v in model["labels"].items()}
         self._model = model
