@@ -20,6 +20,7 @@ from whyformer.jobs.batching import read_one
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import OpenedJob, Run, TooManyFailures, open_job
+from whyformer.methods import find
 
 
 @pytest.fixture(scope="module")
@@ -348,3 +349,5 @@ def test_the_batch_size_fits_a_quarter_of_the_memory(bert, vit, tmp_path, monkey
             monkeypatch.setattr(trial, "total_memory", lambda place, batch=batch, held=whole.pass_bytes: 4 * batch * held)
             assert trial.run_trial(opened.session, reads).size == size
         monkeypatch.undo()
+        long = replace(opened.session, opened=opened.session.opened.using(checkpoint=True), methods=((find("lrp_ah_ln"), {}),))
+        assert 0 < trial.run_trial(long, reads).pass_bytes < whole.pass_bytes

@@ -21,8 +21,8 @@ from whyformer.errors import (
 from whyformer.inputs.feed import device_of
 from whyformer.jobs.batching import RowContent, RowResult, Session, collated
 from whyformer.jobs.rows import PAIR
+from whyformer.methods.passes import record_pass
 from whyformer.models.memory import total_memory
-from whyformer.recording import record
 
 TRIED = 32
 """Number of rows that are read for the trial, which explains the largest of them."""
@@ -65,8 +65,7 @@ def run_trial(
     """Explain the largest of some rows alone.
 
     The batch size is the largest power of two of such rows whose recorded pass fits a quarter of the memory, at most 32
-    (128 on a GPU). It is the same in every run on the same machine. With the option ``checkpoint`` it is 1, because the
-    whole pass of a long row may not fit into memory.
+    (128 on a GPU). It is the same in every run on the same machine.
 
     Args:
         session: the model and the methods.
@@ -81,8 +80,6 @@ def run_trial(
     _check_kind(session, usable[0].content)
     largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
     (explained,) = session.explain([largest], 1, on_start)
-    if session.opened.options.checkpoint:
-        return Trial(explained, 0, 1)
     held = _pass_bytes(session, largest) if explained.explanations else 0
     allowed = max(1, total_memory(place) // SHARE // max(held, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
@@ -92,7 +89,8 @@ def run_trial(
 def _pass_bytes(session: Session, read: RowContent) -> int:
     """Return the bytes that the recorded pass of a row holds; 0 if the model cannot be recorded."""
     with contextlib.suppress(*FOREIGN_ERRORS):  # then no method of this session needs a recorded pass
-        tape = record(session.opened, collated([read.content])).tape
+        ready, checkpoint = session.opened.prepare(collated([read.content])), session.opened.options.checkpoint
+        tape = record_pass(session.model, ready.inputs.feed, ready.inputs.samples, checkpoint=checkpoint).tape
         return sum(math.prod(tape.shapes[n]) * tape.dtypes[n].itemsize for n in tape.maker if tape.holds(n))
     return 0
 
