@@ -150,12 +150,10 @@ def _from(data: Any, start: int) -> Iterator[Any]:
     for index in itertools.count(start) if last is None else range(start, last):
         try:
             item = data[index]
-        except IndexError as error:
-            if last is None:
-                return
-            item = Row(index, str(index), partial(raising, error))
         except Exception as error:
-            item = Row(index, str(index), partial(raising, error))
+            if last is None and isinstance(error, IndexError):
+                return
+            item = failed_row(index, error)
         yield item
 
 
@@ -199,7 +197,7 @@ def _as_row(
     if isinstance(item, Mapping) and not isinstance(item.get(column or "input_ids", item.get("pixel_values")), Tensor):
         name = column if column is not None else next((c for c in CONTENT if c in item), None)
         if name is None or name not in item:
-            return Row(index, str(index), partial(raising, InputError(_no_column(column, item))), dict(item))
+            return failed_row(index, InputError(_no_column(column, item)), dict(item))
         pair = name == "text" and PAIR in item
         columns = {k: _plain(v) for k, v in item.items() if k != name and not (pair and k == PAIR)}
         files = files and name not in ("text", "sentence", "prompt")
@@ -222,8 +220,14 @@ def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
     return f"there is no column {expected}: choose one of {', '.join(map(repr, item)) or 'no columns'} with column="
 
 
-def raising(error: Exception) -> Any:
-    """Raise an error: the ``read`` of a row that is known to be invalid."""
+def failed_row(
+    index: int, error: Exception, columns: Mapping[str, Any] | None = None, row_id: str | None = None
+) -> Row:
+    """Return a row that raises an error when it is read; its id is the index by default."""
+    return Row(index, str(index) if row_id is None else row_id, partial(_raise, error), columns or {})
+
+
+def _raise(error: Exception) -> Any:
     raise error
 
 

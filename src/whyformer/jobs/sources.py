@@ -18,7 +18,7 @@ from typing import Any
 from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.jobs.rows import Row, Source, from_item, from_python, raising, read_bytes
+from whyformer.jobs.rows import Row, Source, failed_row, from_item, from_python, read_bytes
 from whyformer.jobs.tables import check_columns, check_data
 
 TABLES = (".jsonl", ".csv", ".parquet")
@@ -136,10 +136,8 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
     def rows(start: int) -> Iterator[Row]:
         with _readable(name), open_file() as file:
             for index, item in enumerate(read(file, start), start):
-                if isinstance(item, InputError):
-                    yield Row(index, str(index), partial(raising, item))
-                else:
-                    yield from_item(index, item, column, id_column, base=base)
+                failed = isinstance(item, InputError)
+                yield failed_row(index, item) if failed else from_item(index, item, column, id_column, base=base)
 
     return Source(name, rows, count, digest, sequential=suffix != ".parquet")
 
