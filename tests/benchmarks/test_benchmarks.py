@@ -22,7 +22,7 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Exclusion, Study
 from whyformer.datasets.readers import open_pictures, open_texts
 from whyformer.errors import InputError
-from whyformer.evaluation.forwards import Forwards, activated
+from whyformer.evaluation.forwards import activated
 from whyformer.prepared import Prepared
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
@@ -419,7 +419,7 @@ def test_methods_of_a_batch_share_forward_passes_and_give_what_they_give_alone(t
     model, tool = tiny_bert() if text else (tiny_vit(), processor())
     data = open_texts(sentence_file(tmp_path / "text")) if text else open_pictures(picture_folder(tmp_path / "data"))
     samples = list(data[1])[:3]
-    study = Study(model.double(), tool, "text" if text else "image", samples, (), {}, Forwards(model))
+    study = Study(model.double(), tool, "text" if text else "image", samples, (), {})
     chosen = parse_methods("transformer_attribution,gae,rollout,lrp_ah_ln,random", {})
     batch, passes = read_batch(study, samples), []
     alone = {(c, i): one for c in chosen for i, one in enumerate(batch.scores(c, [1, 0, 1]))}
@@ -434,7 +434,7 @@ def test_methods_of_a_batch_share_forward_passes_and_give_what_they_give_alone(t
 
 def test_what_fails_among_methods_that_share_is_told_of_its_own_sample(tmp_path, monkeypatch):
     """One sample that a method cannot explain takes neither the others nor the other methods with it."""
-    study = Study(tiny_vit(), processor(), "image", (), (), {}, Forwards(tiny_vit()))
+    study = Study(tiny_vit(), processor(), "image", (), (), {})
     batch = read_batch(study, list(open_pictures(picture_folder(tmp_path / "data"))[1])[:2])
     plain = Prepared.explain
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whyformer.benchmarks.bias import fill, find_terms, group_difference, term_rank
+from whyformer.benchmarks.bias import TermText, fill, find_terms, group_difference, term_rank
 from whyformer.datasets import Text
 from whyformer.errors import InputError
 
 
-def spans(made: list[Text]) -> list[str]:
-    return [t.text[slice(*map(int, t.id.rpartition("@")[2].split("-")))] for t in made]
+def spans(made: list[TermText]) -> list[str]:
+    return [t.text[t.start : t.end] for t in made]
 
 
 def test_templates() -> None:
@@ -25,7 +25,8 @@ def test_templates() -> None:
 
 def test_texts_that_hold_a_term_as_a_whole_word() -> None:
     made = find_terms([Text("1", "We saw ANN and Bobby"), Text("2", "bob, then ann")], {"a": ["Ann"], "b": ["Bob"]})
-    assert [t.id.rpartition("/")[0] for t in made] == ["a/Ann", "a/Ann", "b/Bob"]
+    assert [(t.group, t.term) for t in made] == [("a", "Ann"), ("a", "Ann"), ("b", "Bob")]
+    assert [t.id for t in made] == ["a/Ann/1@7-10", "a/Ann/2@10-13", "b/Bob/2@0-3"]
     assert spans(made) == ["ANN", "ann", "bob"]
 
 

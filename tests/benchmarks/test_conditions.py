@@ -21,7 +21,6 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study
 from whyformer.datasets.readers import open_pictures
 from whyformer.errors import InputError
-from whyformer.evaluation.forwards import Forwards
 from whyformer.inputs.removal import fill
 from whyformer.models import load
 from zoo_evaluate import picture_folder, processor, tiny_vit
@@ -33,7 +32,7 @@ CLEAN = {"correct": 1, "probability": 1.0}
 def batch() -> PictureBatch:
     loaded = load("bundled:digits")
     _, samples = open_pictures("scenes:2")
-    study = Study(loaded.model, loaded.processor, "image", samples[:3], (), {}, Forwards(loaded.model))
+    study = Study(loaded.model, loaded.processor, "image", samples[:3], (), {})
     made = read_batch(study, study.samples)
     assert isinstance(made, PictureBatch)
     return made

@@ -13,7 +13,7 @@ from whyformer.jobs.local import Run, open_job
 from whyformer.jobs.ray import PartActor, noted
 
 
-def test_what_actors_say_of_a_part_becomes_its_entry_in_the_journal(tmp_path):
+def test_what_actors_say_of_a_part_becomes_its_entry(tmp_path):
     """The step from an actor's columns to a ``Part``, without Ray."""
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 20, bad=(4,))
     job = Job(model=model, input=str(place), out=str(tmp_path / "ray"), methods=("gae",), rows_per_part=6, batch_size=4)
@@ -28,7 +28,7 @@ def test_what_actors_say_of_a_part_becomes_its_entry_in_the_journal(tmp_path):
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-def test_a_part_that_did_not_fit_into_memory_is_not_noted(tmp_path, monkeypatch):
+def test_parts_beside_one_that_did_not_fit_into_memory_are_kept(tmp_path, monkeypatch):
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 12)
     job = Job(model=model, input=str(place), out=str(tmp_path / "out"), methods=("gae",), rows_per_part=6, batch_size=4)
     with Run(open_job(job), lambda text: None) as run:
@@ -38,4 +38,6 @@ def test_a_part_that_did_not_fit_into_memory_is_not_noted(tmp_path, monkeypatch)
         second = maker({"number": np.array([1]), "size": np.array([4])})
         records = [*pa.table(second).to_pylist(), *pa.table(first).to_pylist()]
         assert noted(run, records) == 1
-        assert not run.folder.parts
+        assert list(run.folder.parts) == ["part-000000.parquet"]
+        run.halve(1)
+        assert list(run.todo(None)) == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -267,3 +268,49 @@ def test_a_cost_is_told_before_work(tmp_path):
     size = sum(p.stat().st_size for p in maps.path.glob("part-*"))
     assert size / 3 < cost.bytes < size * 12  # of a small file much is its frame
     assert "200 rows, 200 of them finished: about 1 s" in estimate(job).sentence()
+
+
+def test_many_on_ray_runs_there_and_needs_names(bert, tmp_path, monkeypatch):
+    from whyformer.jobs import engines
+
+    asked, model = [], text_model(tmp_path / "bert")
+    table = text_table(tmp_path / "data.jsonl", 4)
+    monkeypatch.setattr(engines, "run_on_ray", lambda job, **more: asked.append(job) or engines.explain_opened(engines.open_job(job), None, print))
+    maps = whyformer.explain_many(model, table, "gae", out=tmp_path / "out", engine="ray", actors=3, truncate=True, batch_size=2)
+    assert len(maps) == 4
+    assert [(job.engine, job.actors, job.batch_size, job.options.truncate) for job in asked] == [("ray", 3, 2, True)]
+    for given, data, word in ((bert.model, str(table), "model"), (model, ["A film."], "input")):
+        with pytest.raises(InputError, match=f"name of the {word}"):
+            whyformer.explain_many(given, data, "gae", processor="x", out=tmp_path / "no", engine="ray")
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_table_is_read_once_before_its_first_row(tmp_path, suffix):
+    from whyformer.jobs import sources
+
+    path, read = text_table(tmp_path / f"data.{suffix}", 3000), []
+
+    class Counted(io.BytesIO):
+        def read(self, *count):
+            read.append(content := super().read(*count))
+            return content
+
+    def opened():
+        return Counted(path.read_bytes())
+
+    source = sources._of_table(path.name, opened, None, None, None)
+    assert (source.count, b"".join(read)[: path.stat().st_size]) == (3000, path.read_bytes())
+    assert source.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(b"".join(read)) < 1.5 * path.stat().st_size
+
+
+def test_a_summary_reads_the_explanations_of_its_class_alone(bert, tmp_path, monkeypatch):
+    from whyformer.jobs import reading
+
+    maps = whyformer.explain_many(bert.model, sentences(12), ["gae", "input_x_gradient"], "all", bert.processor, out=tmp_path / "out")
+    wanted = [e for e in maps if (e.method, int(e.target[0])) == ("gae", 1)]
+    restored, original = [], reading.explanation_of
+    monkeypatch.setattr(reading, "explanation_of", lambda row, model: restored.append((row["method"], row["target"])) or original(row, model))
+    assert maps.words(1, "gae").texts == len(wanted) == 12
+    assert restored == [("gae", 1)] * 12

@@ -37,9 +37,14 @@ def test_the_log_and_the_figures_for_prometheus(tmp_path, free_port):
     assert [line["event"] for line in log] == ["started", "part", "part", "part", "finished"]
     assert log[-1]["written"] == 19
     assert log[1]["seconds_left"] > 0
+    assert {"file", "first", "rows", "written", "failed", "bytes", "sha256"} <= log[1].keys()
+    with open(tmp_path / "out" / "log.jsonl", "a") as file:
+        file.write('{"job": "')  # a kill cut off a line
     run_job(job)  # the port is free again, and the log goes on
     with open(tmp_path / "out" / "log.jsonl") as file:
-        assert len(file.readlines()) == 7
+        lines = file.readlines()
+        assert len(lines) == 8
+        assert [json.loads(line)["event"] for line in lines[-1:]] == ["finished"]
 
 
 def test_a_port_that_is_taken_is_told(tmp_path, free_port):

@@ -16,7 +16,7 @@ from made import contents, ended, in_a_process, text_model, text_table
 
 import whyformer
 from whyformer.errors import InputError, LoadError, WhyformerError
-from whyformer.jobs import local
+from whyformer.jobs import lines, local
 from whyformer.jobs.costs import estimate
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
@@ -179,15 +179,25 @@ def test_a_manifest_that_is_lost_or_damaged_is_made_of_the_command_and_the_parts
     assert made == ([] if finished else [2, 3])
 
 
-def test_a_job_whose_manifest_and_journal_are_lost_goes_on_from_its_parts(ready, tmp_path):
+def test_a_job_whose_manifest_and_log_are_lost_goes_on_from_its_parts(ready, tmp_path):
     out = stopped(ready, tmp_path / "out", 2)
-    for name in ("manifest.json", "journal.jsonl", "log.jsonl", ".lock"):
+    for name in ("manifest.json", "log.jsonl", ".lock"):
         (out / name).unlink()
     kept = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
     assert len(kept) >= 2
     run(ready, out)
     assert contents(out) == ready[2]
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+
+
+def test_the_journal_of_an_earlier_version_is_removed(ready, tmp_path):
+    out = stopped(ready, tmp_path / "out", 2)
+    job = json.loads((out / "manifest.json").read_text())["id"]
+    part = {"job": job, "file": "part-000000.parquet", "first": 0, "rows": 6, "written": 5, "failed": 1, "bytes": 1, "sha256": "0"}
+    (out / "journal.jsonl").write_bytes(lines.encoded({"job": job}) + lines.encoded(part) + b'{"job": "' + job.encode())
+    assert len(whyformer.read(out)) == 11
+    run(ready, out)
+    assert contents(out) == ready[2]
 
 
 @pytest.mark.parametrize("lost", ["deleted", "brackets"])
@@ -234,19 +244,22 @@ def test_the_size_of_batches_is_read_off_the_parts(ready, tmp_path, monkeypatch)
     assert contents(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize("log", ["there", "deleted"])
 @pytest.mark.parametrize("manifest", ["there", "deleted", "cut off"])
 @pytest.mark.parametrize("how", ["cut off", "changed", "empty", "gone"])
-def test_a_damaged_part_is_made_again_or_its_file_is_named(ready, tmp_path, manifest, how):
-    """Where neither the part nor a manifest says that the file is the job's, it is the user's to delete."""
+def test_a_damaged_part_is_made_again_or_its_file_is_named(ready, tmp_path, log, manifest, how):
+    """Where neither the part nor a manifest or log says that the file is the job's, it is the user's to delete."""
     out = tmp_path / "out"
     shutil.copytree(ready[1], out)
     part = out / "part-000001.parquet"
     content = bytearray(part.read_bytes())
     content[len(content) // 3] ^= 1
     {"cut off": lambda: os.truncate(part, 900), "changed": lambda: part.write_bytes(content), "empty": lambda: os.truncate(part, 0), "gone": part.unlink}[how]()
+    if log == "deleted":
+        (out / "log.jsonl").unlink()
     if manifest != "there":
         LOST[manifest](out / "manifest.json")
-        if how in ("cut off", "empty"):
+        if how in ("cut off", "empty") and log == "deleted":
             before = everything(out)
             with pytest.raises(InputError, match=part.name):
                 run(ready, out)

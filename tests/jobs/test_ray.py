@@ -93,8 +93,7 @@ def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
     )
     _, env = scripted(model, place, tmp_path / "ray", kill=False, actors=2)
     process = subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, start_new_session=True)
-    journal = tmp_path / "ray" / "journal.jsonl"
-    wait_for(lambda: (journal.exists() and journal.read_bytes().count(b"\n") >= 2) or process.poll() is not None, "two parts in the journal")
+    wait_for(lambda: len([*(tmp_path / "ray").glob("part-*.parquet")]) >= 2 or process.poll() is not None, "two parts")
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

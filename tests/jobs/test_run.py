@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,10 +15,12 @@ from made import contents, picture_model, pictures, sentences, text_model, text_
 import whyformer
 from whyformer.errors import InputError, LoadError, MethodNotApplicable, WhyformerError
 from whyformer.explaining import OpenedModel
-from whyformer.jobs import local
+from whyformer.jobs import local, trial
+from whyformer.jobs.batching import read_one
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
-from whyformer.jobs.local import Run, TooManyFailures, open_job
+from whyformer.jobs.local import OpenedJob, Run, TooManyFailures, open_job
+from whyformer.methods import find
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,18 @@ def test_the_table_has_what_explain_gives_in_the_order_of_the_input(bert, tmp_pa
         assert row["top"][0]["name"] == alone.tokens[0][int(words.argmax())]
         assert e.special == alone.special
         assert row["probability"] == pytest.approx(float(alone.probabilities()[0, row["target"]]), abs=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_parts_far_apart_do_not_read_a_table_from_its_first_row_again(bert, tmp_path, suffix):
+    opened, starts = open_job(job(bert, text_table(tmp_path / f"data.{suffix}", 30), tmp_path, rows_per_part=6)), []
+    source = replace(opened.source, rows=lambda start: starts.append(start) or opened.source.rows(start))
+    counted = OpenedJob(opened.job, opened.session, source)
+    for number in (0, 2, 4, 1):
+        with counted.attempts(number, 1) as attempts:
+            rows = counted.part(number, attempts)
+        assert [(row.index, row.read()) for row in rows] == [(i, sentences(30)[i]) for i in range(6 * number, 6 * number + 6)]
+    assert starts == ([0, 12, 24, 6] if suffix == "parquet" else [0, 6])
 
 
 def test_pictures_of_a_folder(vit, tmp_path):
@@ -321,3 +336,18 @@ def test_inputs_that_are_not_there_or_of_another_kind(bert, tmp_path):
         with pytest.raises(WhyformerError, match=words):
             run_job(job(bert, tmp_path / place, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_batch_size_fits_a_quarter_of_the_memory(bert, vit, tmp_path, monkeypatch):
+    for model, place, values in ((bert, text_table(tmp_path / "data.jsonl", 4), 12 * 8), (vit, pictures(tmp_path / "in", 2), 17 * 16)):
+        opened = open_job(job(model, place, tmp_path / "out", methods=("gae",)))
+        reads = [read_one(row) for row in opened.rows(0)]
+        whole = trial.run_trial(opened.session, reads)
+        assert whole.size == 32
+        assert whole.pass_bytes > 10 * 4 * values  # several values of each row in each block
+        for batch, size in ((1, 1), (5, 4), (8, 8), (100, 32)):
+            monkeypatch.setattr(trial, "total_memory", lambda place, batch=batch, held=whole.pass_bytes: 4 * batch * held)
+            assert trial.run_trial(opened.session, reads).size == size
+        monkeypatch.undo()
+        long = replace(opened.session, opened=opened.session.opened.using(checkpoint=True), methods=((find("lrp_ah_ln"), {}),))
+        assert 0 < trial.run_trial(long, reads).pass_bytes < whole.pass_bytes

@@ -52,12 +52,21 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
         yield sample, c, values
 
 
-def summarize(study: Study, results: Results) -> Report:
-    perturbed = {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
-    masked = {
+def of_curves(results: Results) -> Results:
+    """Return the measurements of perturbation, for samples that have them."""
+    return {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
+
+
+def of_masks(results: Results) -> Results:
+    """Return the measurements of segmentation, for samples that have them."""
+    return {
         label: {s: v["segmentation"] for s, v in values.items() if "segmentation" in v}
         for label, values in results.items()
     }
+
+
+def summarize(study: Study, results: Results) -> Report:
+    perturbed, masked = of_curves(results), of_masks(results)
     title = "Variants of Transformer Attribution (CVPR 2021, Table 3)"
     columns = partial(
         method_table, "ablation", title, "Variant", study.configurations, published=PUBLISHED["ablation"], down=True

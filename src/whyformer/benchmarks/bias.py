@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,22 @@ from whyformer.evaluation.statistics import Interval, bootstrap
 Terms = Mapping[str, Sequence[str]]
 
 
-def own_data(options: dict[str, Any]) -> tuple[str, list[Text]]:
+@dataclass(frozen=True, kw_only=True)
+class TermText(Text):
+    """A text that contains a ``term`` of a ``group`` at the characters from ``start`` to ``end``."""
+
+    group: str
+    term: str
+    start: int
+    end: int
+
+
+def _with_term(group: str, term: str, place: object, text: str, start: int, end: int) -> TermText:
+    identity = f"{group}/{term}/{place}@{start}-{end}"
+    return TermText(identity, text, group=group, term=term, start=start, end=end)
+
+
+def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Text]]:
     """Return the templates filled with the terms."""
     return "templates", fill(*read_lists(options["lists"]))
 
@@ -49,25 +65,25 @@ def read_lists(path: str | None) -> tuple[Sequence[str], Terms]:
     return templates, terms
 
 
-def fill(templates: Sequence[str], terms: Terms) -> list[Text]:
-    """Return every template with every term; ids are group/term/template@start-end, the characters of the term."""
+def fill(templates: Sequence[str], terms: Terms) -> list[TermText]:
+    """Return every template with every term."""
     texts = []
     for number, template in enumerate(templates):
         if template.count("{}") != 1:
             raise InputError(f"a template must have {{}} once, in place of the name: {template!r}")
         start = template.index("{}")
         for group, word in ((g, w) for g, words in terms.items() for w in words):
-            texts.append(Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word)))
+            texts.append(_with_term(group, word, number, template.replace("{}", word), start, start + len(word)))
     if not texts:
         raise InputError("there are no templates or no terms")
     return texts
 
 
-def find_terms(samples: Sequence[Text], terms: Terms) -> list[Text]:
-    """Return the texts that contain a term, once for each term, with ids as in :func:`fill`."""
+def find_terms(samples: Sequence[Text], terms: Terms) -> list[TermText]:
+    """Return the texts that contain a term, once for each term."""
     patterns = [(g, w, re.compile(rf"\b{re.escape(w)}\b", re.IGNORECASE)) for g, words in terms.items() for w in words]
     return [
-        Text(f"{group}/{word}/{sample.id}@{match.start()}-{match.end()}", sample.text)
+        _with_term(group, word, sample.id, sample.text, *match.span())
         for sample in samples
         for group, word, pattern in patterns
         if (match := pattern.search(sample.text))
@@ -95,14 +111,13 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
 
 
 def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explained: int) -> Values | Exclusion:
-    encoded = batch.encoded[index]
-    start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
+    encoded, sample = batch.encoded[index], batch.samples[index]
     words = np.zeros(encoded.count)
     in_term = set()
     for score, word, (first, last) in zip(scores, encoded.words, encoded.spans, strict=True):
         if word is not None:
             words[word] += score
-            if first < int(end) and last > int(start):
+            if first < sample.end and last > sample.start:
                 in_term.add(word)
     if not in_term:
         return Exclusion("failed", "the term was truncated")
@@ -136,13 +151,14 @@ def group_difference(first: ArrayLike, second: ArrayLike, draws: int = 2000) -> 
 
 
 def summarize(study: Study, results: Results) -> Report:
-    groups = list(dict.fromkeys(s.id.split("/")[0] for s in study.samples))
+    samples: dict[str, TermText] = {s.id: s for s in study.samples}
+    groups = list(dict.fromkeys(s.group for s in samples.values()))
     pairs = {f"{a} − {b}": (a, b) for a, b in combinations(groups, 2)}
 
     def cell(label: str, group: str, key: str) -> Cell:
         """Return the mean over a group, or the difference between two groups."""
-        samples = results[label].items()
-        parts = [[v[key] for s, v in samples if s.split("/")[0] == name] for name in pairs.get(group, (group,))]
+        values = results[label].items()
+        parts = [[v[key] for s, v in values if samples[s].group == name] for name in pairs.get(group, (group,))]
         if len(parts) == 1:
             return Cell(bootstrap(parts[0]))
         return Cell(group_difference(parts[0], parts[1]) if all(parts) else None)
@@ -154,7 +170,7 @@ def summarize(study: Study, results: Results) -> Report:
     # the model's output for each group, independent of the method
     first, quantities, both = next(iter(results)), ("logit", "probability"), (*groups, *pairs)
     outputs = {(group, quantity): cell(first, group, quantity) for group in both for quantity in quantities}
-    top = {label: _largest(values) for label, values in results.items()}
+    top = {label: _largest({samples[s]: v for s, v in values.items()}) for label, values in results.items()}
     notes = "\n".join(f"- {label}: {', '.join(terms)}" for label, terms in top.items())
     title = "The model's output for the explained class, by group"
     tables = (
@@ -172,11 +188,11 @@ def summarize(study: Study, results: Results) -> Report:
     return Report(tables, (), texts, remarks, {"terms": top})
 
 
-def _largest(values: Mapping[str, Values], count: int = 8) -> list[str]:
+def _largest(values: Mapping[TermText, Values], count: int = 8) -> list[str]:
     """Return the terms with the largest mean share, and the share."""
     shares: dict[str, list[float]] = {}
     for sample, figures in values.items():
-        shares.setdefault(sample.split("/", 2)[1], []).append(figures["share"])
+        shares.setdefault(sample.term, []).append(figures["share"])
     means = sorted(((float(np.mean(v)), term) for term, v in shares.items()), key=lambda pair: -pair[0])
     return [f"{term} {share:.3f}" for share, term in means[:count]]
 

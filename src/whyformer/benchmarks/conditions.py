@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -59,31 +58,12 @@ def prepare(study: Study) -> None:
 
 
 def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """Measure all conditions of a batch together; equal perturbed pictures run once."""
     conditions = {name: {**batch.study.options, **CONDITIONS[name]} for name in batch.study.options["conditions"]}
-    sizes = {options["per"] != "pixel" for options in conditions.values()}
-    batches = {nearest: replace(batch, nearest=nearest) for nearest in sizes}
-    maps = {nearest: perturbation.maps_by_class(b, configurations) for nearest, b in batches.items()}
-
-    def requests() -> Iterator[tuple[Any, int, Any, str]]:
-        for name, options in conditions.items():
-            nearest = options["per"] != "pixel"
-            for (c, i, _, direction), *rest in perturbation.requests(batches[nearest], maps[nearest], options):
-                yield (c, i, name, direction), *rest
-
-    logits = batch.outputs(requests())
-    for c, i in next(iter(maps.values())):
-        scores = [by_class[c, i][EXPLAINED] for by_class in maps.values()]
-        unusable = [map_ for map_ in scores if isinstance(map_, Exclusion)]
-        sample, top = batch.samples[i], batch.predicted[i]
-        if error := next((u for u in unusable if u.scores is None), None):
-            yield sample.id, c, error
-            continue
-        probability = float(batch.probabilities[i, top])
-        values: Values = {"clean": {"correct": int(top == sample.label), "probability": probability}}
-        for name in conditions:
-            values[name] = {d: perturbation.curve(batch, i, logits[c, i, name, d]) for d in perturbation.DIRECTIONS}
-        yield sample.id, c, {**values, "constant": 1} if unusable else values
+    for sample, c, values in perturbation.measure_conditions(batch, configurations, conditions):
+        if isinstance(values, Exclusion):
+            yield sample, c, values
+        else:
+            yield sample, c, {name: v[EXPLAINED] if name in conditions else v for name, v in values.items()}
 
 
 # -- the report ----------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Table, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study, seconds
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluation.metrics import faithfulness
-from whyformer.evaluation.metrics.faithfulness import au_mse, auac
+from whyformer.evaluation.metrics.faithfulness import accuracy_auc, au_mse, auac, curve_fractions
 from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.models.readout import plain_logits
 
@@ -35,9 +34,7 @@ def per_sample(values: Values, row: str) -> float | None:
     """Return a sample's top-1 AUC in % for ``row``, "direction/explained class"; None if it was not measured."""
     if "clean" not in values:
         return None
-    direction, explained = row.split("/")
-    curve = [values["clean"]["correct"], *values[explained][direction]["correct"]]
-    return float(faithfulness.accuracy_auc(faithfulness.curve_fractions(), curve))
+    return float(accuracy_auc(curve_fractions(), perturbation.correct(values, row)))
 
 
 # title -> (figure of a sample, True if higher is better)
@@ -128,18 +125,14 @@ def summarize(study: Study, results: Results) -> Report:
     table = _quality(study, results, rows)
     inner: dict[str, Any] = {}
     if image and "mAP ↑" in rows:
-        masked = {
-            label: {s: v["segmentation"] for s, v in values.items() if "segmentation" in v}
-            for label, values in results.items()
-        }
+        masked = ablation.of_masks(results)
         more = method_table("leaderboard", "", "", study.configurations, masked, segmentation.FIGURES, down=True)
         columns = tuple(title for title in segmentation.FIGURES if title not in rows)
         table = replace(table, columns=table.columns + columns, cells=more.cells | table.cells)
         inner |= segmentation.summarize(study, masked).conventions if study.reader == SCENES else {}
     panels = tuple(_pareto(results, title) for title in rows)
     if image and "Positive ↓" in rows:
-        perturbed = {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
-        inner |= perturbation.summarize(study, perturbed).conventions
+        inner |= perturbation.summarize(study, ablation.of_curves(results)).conventions
     if not image:
         inner |= activation.summarize(study, results).conventions
     return Report((table,), panels, {**inner, **conventions("leaderboard")})

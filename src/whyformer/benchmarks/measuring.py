@@ -15,10 +15,9 @@ from whyformer.benchmarks.batches import read_batch, read_pixels
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
-from whyformer.evaluation.forwards import Forwards
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.records import Record, plain
-from whyformer.jobs.threads import BackgroundWriter, ahead
+from whyformer.jobs.threads import ahead
 from whyformer.models.loading import fingerprint, opened
 
 Read = Tensor | None | Exception
@@ -123,51 +122,33 @@ def _failed(sample: Any, configurations: Sequence[Configuration], error: Excepti
 
 
 class Actor:
-    """An actor that loads the model once and measures pieces one after another."""
+    """An actor that loads the model once and measures pieces one after another.
 
-    def __init__(self, sent: ActorMessage) -> None:
-        self.sent, self.measurer = sent, sent.opened()
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the records of each piece as JSON."""
-        pieces = [self.sent.pieces[number] for number in batch["number"].tolist()]
-        results = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
-        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in results]}
-
-
-@dataclass(frozen=True, eq=False)
-class ActorMessage:
-    """The message to an actor, which loads a model that is sent by name.
-
-    Attributes:
-        benchmark: the benchmark.
-        study: the study without its model.
-        keys: key of each configuration.
+    Args:
+        measurer: the measurer, whose study has no model.
         pieces: all pieces.
         model: the model or its name.
         device: device of a model that is sent by name.
         weights: expected fingerprint of the model's weights.
+
+    Raises:
+        LoadError: the weights of the model differ on this machine.
     """
 
-    benchmark: Benchmark
-    study: Study
-    keys: dict[str, str]
-    pieces: list[Piece]
-    model: nn.Module | str
-    device: str | None
-    weights: str
+    def __init__(
+        self, measurer: Measurer, pieces: list[Piece], model: nn.Module | str, device: str | None, weights: str
+    ) -> None:
+        study = measurer.study
+        loaded, _ = opened(model, study.processor, device=device if isinstance(model, str) else None)
+        if fingerprint(loaded) != weights:
+            raise LoadError(f"the weights of '{model}' on the actor's machine differ from those on this machine")
+        self.pieces, self.measurer = pieces, replace(measurer, study=replace(study, model=loaded))
 
-    def opened(self) -> Measurer:
-        """Open the model, and return a measurer.
-
-        Raises:
-            LoadError: the weights of the model differ on this machine.
-        """
-        model, _ = opened(self.model, self.study.processor, device=self.device if isinstance(self.model, str) else None)
-        if fingerprint(model) != self.weights:
-            raise LoadError(f"the weights of '{self.model}' on the actor's machine differ from those on this machine")
-        forwards = Forwards(model, self.study.forwards.batch_size, self.study.forwards.pad)
-        return Measurer(self.benchmark, replace(self.study, model=model, forwards=forwards), self.keys)
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Return the records of each piece as JSON."""
+        pieces = [self.pieces[number] for number in batch["number"].tolist()]
+        results = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
+        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in results]}
 
 
 def measured(
@@ -176,20 +157,18 @@ def measured(
     """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
     if engine.engine == "local":
         reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
-        with BackgroundWriter() as writer:
-            for piece, read in reads:
-                writer.write(keep, measurer.records(piece, read))
-                yield piece
-            writer.drain()
+        for piece, read in reads:
+            keep(measurer.records(piece, read))
+            yield piece
         return
-    study, forwards = measurer.study, measurer.study.forwards
-    bare = replace(study, model=nn.Identity(), forwards=Forwards(nn.Identity(), forwards.batch_size, forwards.pad))
-    sent = ActorMessage(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
+    study = measurer.study
+    bare = replace(measurer, study=replace(study, model=nn.Identity()))
+    values = (bare, pieces, model, device, fingerprint(study.model))
     numbers = [{"number": number} for number in range(len(pieces))]
-    place = str(forwards.place["device"])  # a module on a GPU needs a GPU in the actor
+    place = str(study.forwards.place["device"])  # a module on a GPU needs a GPU in the actor
     with (
         connected(engine.address, engine.actors) as ray,
-        closing(actor_results(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as results,
+        closing(actor_results(ray, Actor, values, numbers, actors=engine.actors, device=place)) as results,
     ):
         for result in results:
             keep(json.loads(result["records"]))

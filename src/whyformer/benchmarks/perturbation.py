@@ -33,25 +33,51 @@ MapsByClass = dict[tuple[Configuration, int], dict[str, Scores]]
 
 
 def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    batch = replace(batch, nearest=batch.study.options["per"] != "pixel")
-    options = batch.study.options
-    maps = maps_by_class(batch, configurations)
-    logits = batch.outputs(requests(batch, maps, options))
-    for (c, i), by_class in maps.items():
-        unusable = [map_ for map_ in by_class.values() if isinstance(map_, Exclusion)]
+    for sample, c, values in measure_conditions(batch, configurations, {"": batch.study.options}):
+        if isinstance(values, Exclusion):
+            yield sample, c, values
+        else:
+            yield sample, c, {"clean": values["clean"], **values.pop(""), **values}
+
+
+def measure_conditions(
+    batch: PictureBatch, configurations: Sequence[Configuration], conditions: dict[str, dict[str, Any]]
+) -> Iterator[Measured]:
+    """Measure the curves condition -> explained class -> measure; equal perturbed pictures run once.
+
+    Args:
+        batch: the pictures.
+        configurations: the configurations.
+        conditions: name -> options.
+    """
+    sizes = {options["per"] != "pixel" for options in conditions.values()}
+    maps = {nearest: maps_by_class(replace(batch, nearest=nearest), configurations) for nearest in sizes}
+    logits = batch.outputs(
+        request
+        for name, options in conditions.items()
+        for request in _requests(batch, maps[options["per"] != "pixel"], name, options)
+    )
+    for c, i in next(iter(maps.values())):
+        every = [map_ for by_class in maps.values() for map_ in by_class[c, i].values()]
+        unusable = [map_ for map_ in every if isinstance(map_, Exclusion)]
         sample, top = batch.samples[i], batch.predicted[i]
         if error := next((u for u in unusable if u.scores is None), None):
             yield sample.id, c, error
             continue
         probability = float(batch.probabilities[i, top])
         values: Values = {"clean": {"correct": int(top == sample.label), "probability": probability, "predicted": top}}
-        for name in by_class:
-            values[name] = {m: curve(batch, i, logits[c, i, name, m]) for m in options["measures"]}
+        for name, options in conditions.items():
+            values[name] = {
+                explained: {m: _curve(batch, i, logits[name, c, i, explained, m]) for m in options["measures"]}
+                for explained in batch.study.options["explained"]
+            }
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
-def requests(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
-    """Yield requests for ``Batch.outputs`` with keys (configuration, index of the sample, explained class, measure)."""
+def _requests(
+    batch: PictureBatch, maps: MapsByClass, condition: str, options: dict[str, Any]
+) -> Iterator[tuple[Any, int, Any, str]]:
+    """Yield requests for ``Batch.outputs`` with keys (condition, configuration, sample, explained class, measure)."""
     for (c, i), by_class in maps.items():
         for explained, map_ in by_class.items():
             scores = map_.scores if isinstance(map_, Exclusion) else map_
@@ -59,7 +85,7 @@ def requests(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) ->
                 continue
             for name in options["measures"]:
                 baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
-                yield (c, i, explained, name), i, _removed(batch, i, scores, name, options), baseline
+                yield (condition, c, i, explained, name), i, _removed(batch, i, scores, name, options), baseline
 
 
 def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) -> MapsByClass:
@@ -116,7 +142,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
     return mask.reshape(shape)
 
 
-def curve(batch: PictureBatch, index: int, logits: NDArray[np.float64]) -> Values:
+def _curve(batch: PictureBatch, index: int, logits: NDArray[np.float64]) -> Values:
     """Return whether the label is predicted, and the probability of the originally predicted class, at each step."""
     return {
         "correct": [int(i == batch.samples[index].label) for i in logits.argmax(-1)],
@@ -130,7 +156,7 @@ def prepare(study: Study) -> None:
     study.check_labels()
 
 
-def _correct(v: Values, row: str) -> list[int]:
+def correct(v: Values, row: str) -> list[int]:
     """Return the top-1 correctness along the curve, from the clean picture."""
     direction, explained = row.split("/")
     return [v["clean"]["correct"], *v[explained][direction]["correct"]]
@@ -138,7 +164,7 @@ def _correct(v: Values, row: str) -> list[int]:
 
 def auc(values: Sequence[Values], row: str) -> Interval:
     """Return the top-1 AUC for ``row``, "direction/explained class", with its interval over samples."""
-    return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [_correct(v, row) for v in values]))
+    return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [correct(v, row) for v in values]))
 
 
 def summarize(study: Study, results: Results) -> Report:
@@ -160,7 +186,7 @@ def summarize(study: Study, results: Results) -> Report:
         tables.append(method_table("probability", heading, "Figure", study.configurations, results, more, digits=3))
     for row in rows.values():
         heading = "{} perturbation, {} class".format(*row.split("/"))
-        lines = mean_lines(results, faithfulness.curve_fractions(), partial(_correct, row=row))
+        lines = mean_lines(results, faithfulness.curve_fractions(), partial(correct, row=row))
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
     stated = conventions(
         "perturbation", explained=", ".join(options["explained"]), ties=CONVENTIONS["ties"][options["ties"]],

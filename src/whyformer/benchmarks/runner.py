@@ -22,10 +22,9 @@ from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
-from whyformer.evaluation.forwards import Forwards
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
-from whyformer.jobs.actors import check_engine
+from whyformer.jobs.description import check_values
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -107,11 +106,11 @@ def run_benchmark(
             raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
     if batch_size < 1:
         raise InputError("the batch size must be at least 1")
-    check_engine(engine, address, actors, workers)
     place = Engine(engine, workers, address, actors)
+    check_values(vars(place))
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
     study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
-    study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size
+    study.configurations, study.seed, study.batch_size = configurations, seed, batch_size
     for option, valid in benchmark.choices.items():
         study.check(option, valid, isinstance(benchmark.options[option], tuple))
     benchmark.prepare(study)
@@ -226,9 +225,8 @@ def _open(
         reader_name, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
     title = model if isinstance(model, str) else type(model).__name__
     model, processor = opened(model, processor, device=device)
-    forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
     labels = getattr(samples, "labels", ())
-    return Study(model, processor, modality, samples, (), options, forwards, reader_name, labels, title, place)
+    return Study(model, processor, modality, samples, (), options, reader_name, labels, title, place)
 
 
 def _trial(study: Study, todo: Todo) -> Batch:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -69,12 +68,12 @@ class Study:
         samples: pictures or texts of a data set.
         configurations: configurations to compare.
         options: options of the benchmark, defaults included.
-        forwards: runs plain forward passes.
         reader: name of the reader of the data.
         labels: names of the classes in the data set.
         model_name: name of the model.
         data_name: name of the data.
         seed: random seed.
+        batch_size: samples in one plain forward pass.
         remarks: notes for the reader of the report, collected during the run.
     """
 
@@ -84,13 +83,18 @@ class Study:
     samples: Sequence[Any]
     configurations: Sequence[Configuration]
     options: dict[str, Any]
-    forwards: Forwards
     reader: str = ""
     labels: Sequence[str] = ()
     model_name: str = ""
     data_name: str = ""
     seed: int = 0
+    batch_size: int = 64
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def forwards(self) -> Forwards:
+        """Plain forward passes of the model."""
+        return Forwards(self.model, self.batch_size, getattr(self.processor, "pad_token_id", None) or 0)
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the softmax over the last axis, or the sigmoid of each logit for a multi-label model."""
@@ -218,8 +222,14 @@ class Batch:
         """Return the number of removable features."""
         return self.features(index, self.random_map(index)).size
 
+    @cached_property
+    def ready(self) -> Prepared:
+        """The prepared inputs of all samples."""
+        opened = explaining.open_model(self.study.model, self.study.processor)
+        return opened.prepare(self.inputs(range(len(self.samples))))
+
     def explanations(
-        self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
+        self, configuration: Configuration, targets: Sequence[int], shared: SharedPasses | None = None
     ) -> list[Explanation | Exclusion]:
         """Explain each sample for its target in one batch; scores of padding are last.
 
@@ -230,31 +240,28 @@ class Batch:
         """
         if not self.samples:
             return []
-        study, method, settings = self.study, configuration.method, configuration.settings
-        inputs, classes = self.inputs(range(len(self.samples))), list(targets)
         try:
-            if sharing is not None:
-                return list(sharing.explain(method, classes, settings))
-            return list(explaining.explain(study.model, inputs, method, classes, study.processor, **settings))
+            explain = partial(self.ready.explain, configuration.method, list(targets), **configuration.settings)
+            return list(explain() if shared is None else shared.around(explain))
         except FOREIGN_ERRORS as error:
             if len(self.samples) > 1:
                 raise
             return [Exclusion("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
 
     def scores(
-        self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
+        self, configuration: Configuration, targets: Sequence[int], shared: SharedPasses | None = None
     ) -> list[Scores]:
         """Return the maps, ``[H, W]`` for pictures and ``[N]`` for texts, or the reasons for having none."""
         if configuration.kind in (RANDOM, TRUTH):
             reference = self.random_map if configuration.kind == RANDOM else self.truth
             return [reference(i) for i in range(len(self.samples))]
-        results = enumerate(self.explanations(configuration, targets, sharing))
+        results = enumerate(self.explanations(configuration, targets, shared))
         return [result if isinstance(result, Exclusion) else self.read(i, result) for i, result in results]
 
     def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
         """Return :meth:`scores` by configuration and index of the sample; methods share passes."""
-        with Sharing.of(self, configurations) as sharing:
-            return {(c, i): map_ for c in configurations for i, map_ in enumerate(self.scores(c, targets, sharing))}
+        with sharing([find(c.method) for c in configurations if c.kind == "method"]) as shared:
+            return {(c, i): map_ for c in configurations for i, map_ in enumerate(self.scores(c, targets, shared))}
 
     def outputs(self, requests: Iterable[tuple[Any, int, Iterable[Any], str]]) -> dict[Any, NDArray[np.float64]]:
         """Return logits ``[F, C]`` of samples with parts removed; equal perturbed inputs run once.
@@ -276,30 +283,6 @@ class Batch:
 
 
 Maps = dict[tuple[Configuration, int], Scores]
-
-
-@dataclass
-class Sharing:
-    """Passes that methods share for the same samples and classes (:mod:`whyformer.methods.sharing`)."""
-
-    batch: Batch
-    shared: SharedPasses
-    ready: Prepared | None = None
-
-    @classmethod
-    @contextmanager
-    def of(cls, batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Sharing]:
-        """Yield the sharing of these configurations; a single method shares nothing."""
-        with sharing([find(c.method) for c in configurations if c.kind == "method"]) as shared:
-            yield cls(batch, shared)
-
-    def explain(self, method: str, targets: Sequence[int], settings: Mapping[str, Any]) -> Explanation:
-        """Explain all samples."""
-        if self.ready is None:
-            study = self.batch.study
-            inputs = self.batch.inputs(range(len(targets)))
-            self.ready = explaining.open_model(study.model, study.processor).prepare(inputs)
-        return self.shared.around(partial(self.ready.explain, method, list(targets), **settings))
 
 
 def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -96,7 +96,8 @@ METRICS: dict[str, Metric] = {}
 
 def metric(
     name: str, summary: str, *, better: str, modality: str = "both", needs: tuple[str, ...] = (),
-    baselines: tuple[str, str] | None = None, of_classes: bool = False, **settings: Any,
+    baselines: tuple[str, str] | None = None, plan: Callable[..., Plan] | None = None, of_classes: bool = False,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Return a decorator that registers a function ``(case, **settings) -> values [B]`` or ``(values, curves [B, F])``.
 
@@ -105,20 +106,20 @@ def metric(
     settings = settings | ({"baseline": None} if baselines else {})
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        METRICS[name] = Metric(
-            name, summary, better, modality, needs, settings, baselines, function, of_classes=of_classes
-        )
+        METRICS[name] = Metric(name, summary, better, modality, needs, settings, baselines, function, plan, of_classes)
         return function
 
     return register
 
 
-def perturbation(
-    name: str, summary: str, masks: Callable[..., Any], score: Score, *, better: str, baselines: tuple[str, str],
-    modality: str = "both", of_classes: bool = False, **settings: Any,
-) -> None:  # fmt: skip
-    """Register a metric of the target's probability, or of its value, from a :class:`Plan`; ``settings`` are those of
-    ``masks``."""
+def perturbation(name: str, summary: str, masks: Callable[..., Any], score: Score, **described: Any) -> None:
+    """Register a metric of the target's probability, or of its value, from a :class:`Plan`.
+
+    Args:
+        name, summary: as for :class:`Metric`.
+        masks, score: the :class:`Plan`.
+        **described: as for :func:`metric`; other settings are those of ``masks``.
+    """
 
     def plan(**chosen: Any) -> Plan:
         return Plan(partial(masks, **chosen), score)
@@ -132,8 +133,7 @@ def perturbation(
         values, curves = zip(*results, strict=True)
         return np.array(values), None if curves[0] is None else np.stack(curves)
 
-    full = {**settings, "baseline": None}
-    METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan, of_classes)
+    metric(name, summary, plan=plan, **described)(function)
 
 
 def find_metric(name: str) -> Metric:

@@ -10,26 +10,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from whyformer.errors import InputError, LoadError, import_optional
+from whyformer.errors import LoadError, import_optional
 
-ENGINES = ("local", "ray")
 RETRIES = 100
 """Number of times that an actor may die before the computation fails."""
-
-
-def check_engine(engine: Any, address: Any, actors: Any, workers: Any) -> None:
-    """Check the settings of an engine.
-
-    Raises:
-        InputError: a setting is invalid; the message lists the valid values.
-    """
-    if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
-    if not isinstance(address, str | None):
-        raise InputError(f"address must be a string, not {address!r}")
-    for name, value in {"actors": actors, "workers": workers}.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} must be an integer of at least 1, not {value!r}")
 
 
 @contextmanager

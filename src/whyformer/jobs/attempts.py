@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +20,7 @@ from whyformer.errors import WhyformerError
 from whyformer.jobs import lines
 from whyformer.jobs.batching import RowContent, read_one
 from whyformer.jobs.disk import refusing
-from whyformer.jobs.rows import Row, raising
+from whyformer.jobs.rows import Row, failed_row
 
 NOTES = r"part-[0-9]{6,}\.attempts\.jsonl"
 _FETCH, _WORK, _ALONE = "fetch", "work", "alone"
@@ -169,4 +168,4 @@ class Attempts:
 def skipped_row(index: int, row_id: str) -> Row:
     """Return a row that fails when it is read."""
     reason = "the process ended twice while working on this row: it crashed, was killed, or ran out of memory"
-    return Row(index, row_id, partial(raising, ProcessEnded(reason)))
+    return failed_row(index, ProcessEnded(reason), row_id=row_id)

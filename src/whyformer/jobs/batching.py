@@ -17,7 +17,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
-from whyformer.jobs.description import check_targets, numbered
+from whyformer.jobs.description import check_values, top_count
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
@@ -127,6 +127,14 @@ class Session:
             results |= zip(members, self._batch([reads[i] for i in members], on_start), strict=True)
         return [results[place] for place in range(len(reads))]
 
+    def explain_in_memory(self, reads: Sequence[RowContent], size: int) -> tuple[list[RowResult], int]:
+        """Return the results of rows, and the batch size, which is halved until the batches fit into memory."""
+        while True:
+            try:
+                return self.explain(reads, size), size
+            except OutOfMemory:
+                size = max(1, size // 2)
+
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
         keys = [_shape(read.content) for read in reads]
@@ -158,7 +166,7 @@ class Session:
 
     def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
         rows, is_single = [read.row for read in reads], len(reads) == 1
-        ready = self.opened.prepare(_collated([read.content for read in reads]))
+        ready = self.opened.prepare(collated([read.content for read in reads]))
         targets = self._targets(ready, rows)
         explanations: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
@@ -185,7 +193,7 @@ class Session:
             return list(range(count))
         if str(targets).startswith("column:"):
             return [[self._true(row, targets.removeprefix("column:"), ready) for row in rows]]
-        count = min(numbered("targets", targets, '"top-K"'), int(ready.logits().shape[-1]))
+        count = min(top_count(targets), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
     def _true(self, row: Row, column: str, ready: Prepared) -> int:
@@ -207,7 +215,7 @@ def open_session(
         LoadError, ModelError, InputError: as for :func:`whyformer.explain`; also if the model lacks a target class.
     """
     parsed = tuple(map(read_method, methods))
-    check_targets(targets)
+    check_values({"targets": targets})
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)
@@ -258,7 +266,7 @@ def _is_pair(content: Any) -> bool:
     return isinstance(content, Mapping) and PAIR in content and isinstance(content[PAIR], str)
 
 
-def _collated(contents: Sequence[Any]) -> Any:
+def collated(contents: Sequence[Any]) -> Any:
     """Join the contents of rows into an input of ``explain``."""
     if not isinstance(contents[0], Mapping):
         return list(contents)

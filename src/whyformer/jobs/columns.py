@@ -15,7 +15,8 @@ from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, RowResult
-from whyformer.jobs.description import numbered
+from whyformer.jobs.description import top_count
+from whyformer.jobs.records import plain
 
 # fields with their own column; the other fields of an explanation are in the column "features"
 _COLUMNS = (
@@ -99,7 +100,7 @@ class Rows:
                 raise InputError(f"the scores of {e.method} are too large for float16: use float32")
         most = TOP
         if self.scores.startswith("top-"):
-            stored, most = None, numbered("scores", self.scores, "top-K")
+            stored, most = None, top_count(self.scores)
         names = e.tokens[0] if e.tokens is not None and e.level == "token" else None
         top = [{"feature": int(i), "name": None if names is None else names[i], "score": float(flat[i])}
                for i in order[:most]]  # fmt: skip
@@ -135,15 +136,7 @@ def _shape(e: Explanation) -> list[int]:
 
 def _json(value: Any) -> str:
     """Return compact JSON, in which NaN and infinity are null."""
-    return json.dumps(_finite(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list) else value
+    return json.dumps(plain(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount, in_bytes
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import OutOfMemory, RowContent, read_one
+from whyformer.jobs.batching import read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
-from whyformer.jobs.disk import write_parquet
+from whyformer.jobs.disk import DigestFile, write_parquet
 from whyformer.jobs.local import OpenedJob, open_job
 from whyformer.jobs.ownership import job_files
 from whyformer.jobs.trial import run_trial
@@ -97,21 +96,23 @@ def estimate(job: Job) -> Cost:
         raise InputError(f"the input {opened.source.name} has no rows")
     trial = run_trial(opened.session, reads).checked()
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
-    seconds, rows = _timed(opened, reads, size)
+    rows, start = Rows(job.scores, class_names(opened.session.model)[0]), time.perf_counter()
+    for explained in opened.session.explain_in_memory([read_one(row) for row in chosen], size)[0]:
+        rows.add(explained)
+    seconds = time.perf_counter() - start
     table = rows.table()
-    written = BytesIO()
+    written = DigestFile()
     write_parquet(table, written)
-    part = written.tell()
     left = None if opened.count is None else max(0, opened.count - finished)
     place = device_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
         rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
         reason=reason,
-        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.graph_bytes * size,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),
         seconds=None if left is None else seconds / len(reads) * left,
-        bytes=None if left is None else part * left // len(reads),
+        bytes=None if left is None else written.size * left // len(reads),
         disk=shutil.disk_usage(_existing(Path(job.out))).free,
     )  # fmt: skip
 
@@ -120,20 +121,6 @@ def _finished_rows(opened: OpenedJob) -> int:
     """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
     contents = job_files(Path(opened.job.out), opened.facts)
     return sum(part.rows for part in contents.parts.values())
-
-
-def _timed(opened: OpenedJob, reads: list[RowContent], size: int) -> tuple[float, Rows]:
-    """Read rows again and explain them in batches; return the duration in seconds and the rows."""
-    while True:
-        rows = Rows(opened.job.scores, class_names(opened.session.model)[0])
-        start = time.perf_counter()
-        try:
-            for explained in opened.session.explain([read_one(read.row) for read in reads], size):
-                rows.add(explained)
-        except OutOfMemory:
-            size = max(1, size // 2)
-            continue
-        return time.perf_counter() - start, rows
 
 
 def _existing(path: Path) -> Path:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from whyformer.comparing import read_method
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
+from whyformer.explanation.schemas import Natural
 from whyformer.explanation.storage import plain
-from whyformer.jobs.actors import check_engine
 from whyformer.options import DEFAULTS, NAMES, WORDS, Options, kind_of, split
 
-_TYPES = ("float32", "float64", "bfloat16", "float16")
-_KINDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
 # options that a manifest always names, as manifests of earlier versions do
 _ALWAYS = {"dtype": "float32", "device": None, "truncate": False}
 # keys that change how a job runs, but not what it writes
@@ -75,37 +76,15 @@ class Job:
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "input", "out"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
-                raise InputError(
-                    f"{name} must be a string such as {_EXAMPLES[name]}, not {getattr(self, name)!r}"
-                )
+        check_values({f.name: getattr(self, f.name) for f in fields(self)} | vars(self.options))
         if "://" in self.out:
             raise InputError(f"out must be a local or mounted folder, not {self.out!r}")
-        for name in ("processor", "column", "id_column"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InputError(f"{name} must be a string, not {getattr(self, name)!r}")
-        for name, least in {"rows_per_part": 1, "max_failures": 0, "limit": 1, "metrics_port": 1}.items():  # fmt: skip
-            value = getattr(self, name)
-            optional = name in ("max_failures", "limit", "metrics_port")
-            if not (value is None and optional) and (not _is_integer(value) or value < least):
-                raise InputError(f"{name} must be an integer of at least {least}, not {value!r}")
-        if self.batch_size != "auto" and (not _is_integer(self.batch_size) or int(self.batch_size) < 1):
-            raise InputError(f'batch_size must be "auto" or an integer of at least 1, not {self.batch_size!r}')
-        if not isinstance(self.overlays, bool):
-            raise InputError(f"overlays must be true or false, not {self.overlays!r}")
-        _check_options(self.options)
-        check_engine(self.engine, self.address, self.actors, self.workers)
-        if self.scores not in ("float32", "float16"):
-            numbered("scores", self.scores, '"float32", "float16" or "top-K"')
-        methods = self.methods
-        if isinstance(methods, str | Mapping) or not isinstance(methods, list | tuple) or not methods:
-            raise InputError(f"methods must be a list with at least one method, not {methods!r}")
-        full = [(m.name, m.complete(s)) for m, s in map(read_method, methods)]
+        if self.options.rules is not None:
+            raise InputError("a job cannot contain rules (Python objects): register them with whyformer.rules.register")
+        full = [(m.name, m.complete(s)) for m, s in map(read_method, self.methods)]
         if len(set(map(repr, full))) < len(full):
             raise InputError("methods lists a method with the same settings twice")
-        object.__setattr__(self, "methods", tuple(methods))
-        check_targets(self.targets)
+        object.__setattr__(self, "methods", tuple(self.methods))
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the written bytes, as JSON values; methods with all settings."""
@@ -115,43 +94,50 @@ class Job:
         return plain(facts)
 
 
-def _check_options(options: Options) -> None:
-    """Check options, which may be of any type in a file."""
-    if options.dtype not in (None, *_TYPES):
-        raise InputError(f"dtype must be one of {', '.join(_TYPES)}, not {options.dtype!r}")
-    for name in WORDS:
-        value, kind = getattr(options, name), kind_of(name)
-        if value is not None and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
-            raise InputError(f"{name} must be {_KINDS[kind]}, not {value!r}")
-    if options.rules is not None:
-        raise InputError("a job cannot contain rules (Python objects): register them with whyformer.rules.register")
-
-
 _EXAMPLES = {"model": '"bundled:sst2"', "input": '"pictures/" or "reviews.jsonl"', "out": '"maps/"'}
+_TYPES = ("float32", "float64", "bfloat16", "float16")
+_FLAG, _TEXT = (StrictBool, "true or false"), (StrictStr | None, "a string")
+_Count = Annotated[StrictInt, Field(ge=1)]
+_Top = Annotated[StrictStr, Field(pattern="^top-0*[1-9][0-9]*$")]
+_Column = Annotated[StrictStr, Field(pattern=r"^column:\s*\S")]
+_Classes = Annotated[list[StrictStr | StrictInt], Field(min_length=1)]
+_K = '"top-K" with an integer K of at least 1'
+_TARGETS = f'"predicted", "all", "column:NAME", {_K}, or a list of targets, which are classes by name or index'
+VALUES: dict[str, tuple[Any, str]] = {
+    **{name: (Annotated[StrictStr, Field(pattern=r"\S")], f"a string such as {e}") for name, e in _EXAMPLES.items()},
+    **dict.fromkeys(("processor", "column", "id_column", "address"), _TEXT),
+    **dict.fromkeys(("rows_per_part", "actors", "workers"), (_Count, "an integer of at least 1")),
+    **dict.fromkeys(("limit", "metrics_port"), (_Count | None, "an integer of at least 1")),
+    "max_failures": (Natural | None, "an integer of at least 0"),
+    "batch_size": (Literal["auto"] | _Count, '"auto" or an integer of at least 1'),
+    "methods": (Annotated[list[Any], Field(min_length=1)], "a list with at least one method"),
+    "targets": (Literal["predicted", "all"] | _Column | _Top | _Classes, _TARGETS),
+    "scores": (Literal["float32", "float16"] | _Top, f'"float32", "float16" or {_K}'),
+    "overlays": _FLAG,
+    "engine": (Literal["local", "ray"], "one of local, ray"),
+    **{name: _FLAG if kind_of(name) is bool else _TEXT for name in WORDS},
+    "dtype": (Literal[_TYPES] | None, f"one of {', '.join(_TYPES)}"),
+}
+"""Key -> (its type, description of the valid values)."""
+_adapter = cache(lambda name: TypeAdapter(VALUES[name][0]))
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def check_values(values: Mapping[str, Any]) -> None:
+    """Check the values of keys that are in :data:`VALUES`; whether the model has a class is checked when it is loaded.
+
+    Raises:
+        InputError: a value is invalid; the message describes the valid values.
+    """
+    for name in (name for name in VALUES if name in values):
+        try:
+            _adapter(name).validate_python(values[name])
+        except ValidationError:
+            raise InputError(f"{name} must be {VALUES[name][1]}, not {values[name]!r}") from None
 
 
-def numbered(name: str, value: Any, expected: str) -> int:
-    """Return the K of ``"top-K"``; ``name`` and the ``expected`` values are for the error message."""
-    start, _, number = value.partition("-") if isinstance(value, str) else ("", "", "")
-    if start != "top" or not number.isascii() or not number.isdigit() or int(number) < 1:
-        raise InputError(f"{name} must be {expected} with an integer K of at least 1, not {value!r}")
-    return int(number)
-
-
-def check_targets(targets: Any) -> None:
-    """Check the form of targets; whether the model has these classes is checked when it is loaded."""
-    if isinstance(targets, list | tuple):
-        if not targets or not all(isinstance(t, str) or _is_integer(t) for t in targets):
-            raise InputError(f"a list of targets holds classes, by name or number; not {targets!r}")
-    elif isinstance(targets, str) and targets.startswith("column:"):
-        if not targets.removeprefix("column:").strip():
-            raise InputError('"column:NAME" needs the name of the column with the true class')
-    elif targets not in ("predicted", "all"):
-        numbered("targets", targets, '"predicted", "all", "column:NAME", a list of classes, or "top-K"')
+def top_count(value: str) -> int:
+    """Return the K of ``"top-K"``."""
+    return int(value.removeprefix("top-"))
 
 
 def read_job(path: str | Path, **changes: Any) -> Job:

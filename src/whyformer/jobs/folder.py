@@ -1,8 +1,9 @@
-"""The output folder of a job: parts, a journal of finished parts, and the manifest.
+"""The output folder of a job: parts, and the manifest.
 
-A part is written under a temporary name, flushed to the disk, renamed, and then added to the journal with its checksum.
-Missing and damaged parts are computed again. A part depends on the job and its rows alone, so the folder ends with the
-same bytes after any interruption. A lost manifest or journal is restored from the command and the parts' metadata.
+A part is written under a temporary name, flushed to the disk, and renamed, so a part that exists is finished. The log
+lists it with its checksum, and the manifest does when the job is finished. Missing and damaged parts are computed
+again. A part depends on the job and its rows alone, so the folder ends with the same bytes after any interruption. A
+lost manifest or log is restored from the command and the parts' metadata.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 from whyformer.errors import InputError, LoadError
 from whyformer.jobs import lines
 from whyformer.jobs.attempts import notes_name, notes_of
-from whyformer.jobs.disk import checksum, durable, refusing, write_table
-from whyformer.jobs.manifest import FAILURES, FORMAT, JOURNAL, MANIFEST, Part, job_id, manifest_bytes
+from whyformer.jobs.disk import checksum, durable, write_table
+from whyformer.jobs.manifest import FAILURES, FORMAT, MANIFEST, Part, job_id, manifest_bytes
 from whyformer.jobs.ownership import OVERLAYS, JobFiles, job_files
 from whyformer.jobs.parts import stamped
 
@@ -35,7 +36,7 @@ class Folder(ExitStack):
     Attributes:
         manifest: manifest of the job, new or of an earlier run.
         parts: finished parts by name.
-        damaged: names of damaged files, and descriptions of other damage.
+        damaged: names of damaged files.
 
     Raises:
         InputError: the folder contains another job or other files; nothing in it is changed.
@@ -64,7 +65,7 @@ class Folder(ExitStack):
             raise
 
     def _begin(self, contents: JobFiles, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Remove temporary files of a killed run, and restore the journal and a lost manifest."""
+        """Remove temporary files of a killed run, and restore a lost manifest."""
         done = {notes_name(name) for name in self.parts}
         notes = [path for path in notes_of(self.path) if path.name in done]
         for path in [*contents.temporary, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
@@ -72,47 +73,34 @@ class Folder(ExitStack):
         manifest = contents.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
         if contents.sizes:
             manifest["batch_sizes"] = _sizes(contents.sizes)
-        if not manifest["complete"] or self.damaged:
-            entries = [self._line(), *(self._line(self.parts[name]) for name in sorted(self.parts))]
-            self._replace(JOURNAL, b"".join(entries))
         if contents.manifest is None:
             self.write_manifest(manifest)
         return manifest
 
     # -- writing -----------------------------------------------------------------------------------------------------
-    def note(self, part: Part) -> None:
-        """Add a finished part to the journal."""
-        with refusing(self.path):
-            file = os.open(self.path / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                lines.append(file, self._line(part))
-                os.fsync(file)
-            finally:
-                os.close(file)
+    def add(self, part: Part) -> None:
+        """Add a written part, and remove its notes."""
         self.parts[part.file] = part
         (self.path / notes_name(part.file)).unlink(missing_ok=True)
 
-    def _line(self, part: Part | None = None) -> bytes:
-        return lines.encoded({"job": self.job, **({} if part is None else asdict(part))})
-
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest with its checksum."""
-        self._replace(MANIFEST, manifest_bytes(manifest))
+        with durable(self.path / MANIFEST, self.job) as partial:
+            partial.write_bytes(manifest_bytes(manifest))
 
     def write_failures(self, failures: Any) -> None:
         """Write the table of failures."""
         write_table(self.path / FAILURES, stamped(failures, job=self.job), self.job)
 
     def finish(self, failures: Any, rows: int) -> dict[str, Any]:
-        """Write the table of failures and the complete manifest, and remove the journal."""
+        """Write the table of failures and the complete manifest."""
         self.write_failures(failures)
-        parts = [asdict(self.parts[name]) for name in sorted(self.parts)]
-        written = sum(p["written"] for p in parts)
+        written = sum(part.written for part in self.parts.values())
         self.manifest |= {"complete": True, "rows": rows, "written": written,
                           "failed": failures.num_rows, "failures_sha256": checksum(self.path / FAILURES),
-                          "parts": parts}  # fmt: skip
+                          "parts": self._entries()}  # fmt: skip
         self.write_manifest(self.manifest)
-        for path in [self.path / JOURNAL, *notes_of(self.path)]:
+        for path in notes_of(self.path):
             path.unlink(missing_ok=True)
         return self.manifest
 
@@ -121,11 +109,10 @@ class Folder(ExitStack):
         """True if nothing is left to write."""
         path = self.path / FAILURES
         same = path.is_file() and checksum(path) == self.manifest.get("failures_sha256")
-        return bool(self.manifest["complete"]) and same and not self.damaged and not (self.path / JOURNAL).exists()
+        return bool(self.manifest["complete"]) and same and self.manifest["parts"] == self._entries()
 
-    def _replace(self, name: str, content: bytes) -> None:
-        with durable(self.path / name, self.job) as partial:
-            partial.write_bytes(content)
+    def _entries(self) -> list[dict[str, Any]]:
+        return [asdict(self.parts[name]) for name in sorted(self.parts)]
 
 
 def _sizes(by_part: Mapping[int, int]) -> list[list[int]]:

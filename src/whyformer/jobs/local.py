@@ -1,11 +1,11 @@
-"""The local engine: threads that read, this process that explains, and a thread that writes."""
+"""The local engine: threads that read, and this process, which explains and writes."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,11 +23,11 @@ from whyformer.jobs.folder import Folder
 from whyformer.jobs.manifest import FAILURES, Part, job_facts, job_id, part_name
 from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
-from whyformer.jobs.parts import PartFacts, failures_of, write_part
+from whyformer.jobs.parts import PartFacts, UnwrittenPart, failures_of
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
-from whyformer.jobs.threads import BackgroundWriter, ahead
+from whyformer.jobs.threads import ahead
 from whyformer.jobs.trial import TRIED, Trial, run_trial
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
@@ -73,11 +73,18 @@ class OpenedJob:
         """Return the rows of one part; reading continues where the previous part ended."""
         cursor, step = self.cursor, self.job.rows_per_part
         if cursor.number != number:
-            if cursor.index != number * step:
-                cursor.rest, cursor.index = self.rows(number * step), number * step
+            self._move_to(number * step)
             cursor.number, cursor.part = number, list(self._fetched(step, attempts))
             attempts.fetch(None)
         return [attempts.admitted(row) for row in cursor.part]
+
+    def _move_to(self, start: int) -> None:
+        cursor = self.cursor
+        if self.source.sequential and 0 <= cursor.index < start:
+            next(islice(cursor.rest, start - cursor.index - 1, None), None)  # skip the rows between
+        elif cursor.index != start:
+            cursor.rest = self.rows(start)
+        cursor.index = start
 
     def _fetched(self, count: int, attempts: Attempts) -> Iterator[Row]:
         """Yield the next rows of the input, without fetching rows that crashed the process when they were fetched."""
@@ -147,46 +154,22 @@ def explain_into(session: Session, source: Source, out: str | Path, **options: A
 
 
 def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], None]) -> Maps:
-    """Compute the missing parts in order; the previous part is written meanwhile."""
-    with ExitStack() as stack:
-        run = stack.enter_context(Run(opened, say))
-        writer = stack.enter_context(BackgroundWriter())
+    """Compute the missing parts in order."""
+    with Run(opened, say) as run:
         for number in run.todo(track):
             part = make_part(opened, number, run.size(number), run.spare)
             while part is None:  # the batch size is too large
-                writer.drain()
                 run.halve(number)
                 part = make_part(opened, number, run.size(number), run.spare)
-            writer.drain()
             if not run.counted(part):
                 break
             run.check_failures(part.rows.failures)
-            writer.write(part.write, opened, then=run.written)
-        writer.drain()
+            run.written(part.write(run.folder.path))
         run.finish()
     return Maps(run.folder.path)
 
 
-@dataclass(frozen=True, eq=False)
-class ExplainedPart:
-    """A part that is not written yet, of ``count`` rows of the input from ``first``."""
-
-    number: int
-    first: int
-    count: int
-    size: int
-    rows: Rows
-
-    def write(self, opened: OpenedJob) -> Part:
-        """Write the part atomically, with its failures in its metadata; writing it again gives the same bytes."""
-        failures = [vars(failure) for failure in self.rows.failures]
-        facts = PartFacts(
-            job=opened.id, part=self.number, first=self.first, rows=self.count, batch_size=self.size, failures=failures
-        )
-        return write_part(Path(opened.job.out) / part_name(self.number), self.rows.table(), facts)
-
-
-def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> ExplainedPart | None:
+def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> UnwrittenPart | None:
     """Explain the rows of one part.
 
     Args:
@@ -207,7 +190,8 @@ def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = Non
             rows = _explained(opened, listed, size, spare, attempts)
         except OutOfMemory:
             return None
-    return ExplainedPart(number, number * opened.job.rows_per_part, len(listed), size, rows)
+    first, failures = number * opened.job.rows_per_part, list(map(vars, rows.failures))
+    return UnwrittenPart(PartFacts(opened.id, number, first, len(listed), size, failures), rows)
 
 
 def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None:
@@ -286,19 +270,19 @@ class Run(ExitStack):
         left = None if parts is None else parts - len(finished)
         yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
 
-    def counted(self, part: ExplainedPart) -> bool:
+    def counted(self, part: UnwrittenPart) -> bool:
         """Report a part; return False if the input ended with the previous part."""
-        self.monitor.part(part.count, len(part.rows), len(part.rows.failures), part.rows.warned)
+        self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
         for failure in part.rows.failures:
             if failure.kind == ProcessEnded.__name__:
                 self.say(f"row {failure.row} ({failure.id}) is skipped: {failure.reason}")
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
-        return bool(part.count) or part.number == 0
+        return bool(part.facts.rows) or part.facts.part == 0
 
     def written(self, part: Part) -> None:
         """Record that a part is written."""
-        self.folder.note(part)
-        self.monitor.log("part", file=part.file, rows=part.rows, written=part.written, failed=part.failed)
+        self.folder.add(part)
+        self.monitor.log("part", **asdict(part))
 
     @property
     def spare(self) -> int | None:

@@ -1,11 +1,12 @@
-"""The manifest of a job, the entries of its parts, and the journal of an unfinished job."""
+"""The manifest of a job, and the entries of its parts in the manifest and the log."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
-from whyformer.jobs import lines
 from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
 
-MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
+MANIFEST, FAILURES, LOG = "manifest.json", "failures.parquet", "log.jsonl"
+JOURNAL = "journal.jsonl"
+"""List of finished parts of earlier versions, now in the log; it is read and removed."""
 PART = r"part-[0-9]{6,}\.parquet"
 FORMAT = 1
 _CHECKSUM = "sha256"
@@ -89,7 +91,7 @@ def part_name(number: int) -> str:
 
 
 def read_part(record: Any) -> Part:
-    """Validate the entry of a part in a journal or a manifest.
+    """Validate the entry of a part in a manifest or a log.
 
     Raises:
         ValueError: the entry is invalid.
@@ -105,25 +107,18 @@ def holds(path: Path, part: Part) -> bool:
         return False
 
 
-def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
-    """Return the finished parts of a folder in the order of the input; the job may still be running."""
-    entries = [*map(read_part, manifest.get("parts") or []), *journal_parts(folder)[0]]
-    parts = {part.file: part for part in entries}
-    return [parts[name] for name in sorted(parts)]
-
-
-def journal_parts(folder: Path) -> tuple[list[Part], int]:
-    """Return the parts in the journal, and the number of damaged lines."""
-    journal, parts, damaged = folder / JOURNAL, [], 0
-    for line in journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []:
-        record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
-        try:
-            entry = {k: v for k, v in record.items() if k != "job"} if record is not None else None
-            if entry != {}:  # the first line contains only the job
-                parts.append(read_part(entry))
-        except ValueError:
-            damaged += 1
-    return parts, damaged
+def finished_parts(folder: Path, manifest: Mapping[str, Any], job: str) -> dict[str, Part]:
+    """Return the finished parts that the manifest and the log list, by name and in order; the job may be running."""
+    parts = {}
+    for path in (folder / JOURNAL, folder / LOG):
+        for line in path.read_bytes().splitlines() if path.is_file() else []:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):  # a damaged line, or another event
+                facts = json.loads(line)
+                part = read_part({f.name: facts[f.name] for f in fields(Part)})
+                if facts["job"] == job:
+                    parts[part.file] = part
+    parts |= {part.file: part for part in map(read_part, manifest.get("parts") or [])}
+    return {name: parts[name] for name in sorted(parts)}
 
 
 # -- the manifest ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Any
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, open_session, read_one
+from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
@@ -56,7 +57,8 @@ def explain_many(
             input, prompt, image, picture, path and file.
         id_column: column that identifies a row; by default "id", if it exists.
         **options_and_keys: options as for :func:`whyformer.explain`; with ``out``, also keys of a job such as
-            ``scores``, ``rows_per_part`` and ``max_failures``.
+            ``scores``, ``rows_per_part`` and ``max_failures``. With ``engine="ray"``, the model and the data must be
+            names, which each actor opens.
 
     Returns:
         An :class:`ExplanationStream`, an iterator over one explanation for each input, method and target; its
@@ -69,49 +71,51 @@ def explain_many(
     options, keys = split(options_and_keys)
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
-    _check_size(batch_size, workers)
+    check_values({"batch_size": batch_size, "workers": workers})
     methods = [method] if isinstance(method, str | dict | tuple) else list(method)
     if not methods:
         raise InputError("there are no methods: name at least one")
     check_data(data, column, id_column)
+    more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
+    if on_error == "raise":
+        more["max_failures"] = 0
+    if out is not None and keys.get("engine") == "ray":
+        return _checked(_on_ray(model, data, out, processor, methods=methods, targets=targets, **options, **more))
     session = open_session(model, processor, methods, targets, **options)
     source = open_source(data, column, id_column, files=not session.reads_text)
     if out is not None:
         from whyformer.jobs.local import explain_into
 
-        more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
-        if on_error == "raise":
-            more["max_failures"] = 0
         if isinstance(data, Iterator):  # check the columns of its first row before a folder is created
             next(source.rows(0), None)
-        maps = explain_into(session, source, out, **more)
-        _check_some(maps)
-        return maps
+        return _checked(explain_into(session, source, out, **more))
     if keys:
         raise InputError(f"{', '.join(keys)}: these settings need out=, the output folder")
     return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
 
 
-def _check_some(maps: Maps) -> None:
+def _on_ray(model: Any, data: Any, out: str | Path, processor: Any, **keys: Any) -> Maps:
+    """Run a job whose actors open the model and the input by name."""
+    from whyformer.jobs.engines import run_job
+
+    names = {"model": model, "input": str(data) if isinstance(data, Path) else data, "processor": processor}
+    if unnamed := [name for name, value in names.items() if not isinstance(value, str | None)]:
+        raise InputError(f'engine="ray" needs the name of the {unnamed[0]}, which each actor opens')
+    return run_job(make_job({**keys, **names, "out": str(out)}))
+
+
+def _checked(maps: Maps) -> Maps:
+    """Return maps of which at least one could be explained."""
     failed = maps.manifest["failed"]
     if failed and not maps.manifest["written"]:
         first = Failure(**maps.failures().slice(0, 1).to_pylist()[0])
         raise InputError(f"no input could be explained (see {maps.path / FAILURES}). The first: {_sentence(first)}")
+    return maps
 
 
 def _sentence(failure: Failure) -> str:
     by = "" if failure.method is None else f", {failure.method}"
     return f"input {failure.row} ({failure.id}{by}): {failure.reason}"
-
-
-def _check_size(batch_size: Any, workers: Any) -> None:
-    def positive(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-    if batch_size != "auto" and not positive(batch_size):
-        raise InputError(f'batch_size must be "auto" or an integer of at least 1, not {batch_size!r}')
-    if not positive(workers):
-        raise InputError(f"workers must be an integer of at least 1, not {workers!r}")
 
 
 class ExplanationStream(Iterator[Explanation]):
@@ -152,10 +156,5 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     reads = ahead(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []
-        done = False
-        while not done:
-            try:
-                yield from session.explain(window, size)
-                done = True
-            except OutOfMemory:
-                size = max(1, size // 2)
+        results, size = session.explain_in_memory(window, size)
+        yield from results

@@ -25,7 +25,10 @@ class Monitor(ExitStack):
     def __init__(self, folder: Folder, port: int | None = None, total: int | None = None) -> None:
         super().__init__()
         self.total, self.done, self._start, self._before = total, 0, time.monotonic(), 0
-        self._file = self.enter_context((folder.path / LOG).open("a", encoding="utf-8"))
+        path = folder.path / LOG
+        truncated = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a kill
+        self._file = self.enter_context(path.open("a", encoding="utf-8"))
+        self._file.write("\n" * truncated)
         self._job = folder.job
         self._figures: dict[str, Any] = {}
         if port is not None:

@@ -1,8 +1,8 @@
 """Ownership of the files in a folder: each file that a job writes contains the id of the job.
 
-The id is in the metadata of parts and of the table of failures, in each line of the journal, the log and the notes of
-rows, and in the names of temporary files; that of the manifest is computed from its content. A damaged file has no id:
-it belongs to the job if another file of the folder does, and if its name is one that the job uses.
+The id is in the metadata of parts and of the table of failures, in each line of the log and of the notes of rows, and
+in the names of temporary files; that of the manifest is computed from its content. A damaged file has no id: it belongs
+to the job if another file of the folder does, and if its name is one that the job uses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from whyformer.jobs.manifest import (
     PART,
     Part,
     changes,
+    finished_parts,
     holds,
     job_id,
-    journal_parts,
     read_manifest,
-    read_part,
 )
 from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
 
@@ -47,8 +46,8 @@ class JobFiles:
         manifest: the manifest; None if it is missing or damaged.
         parts: intact parts by name.
         sizes: batch size of each part by its number, if there is no manifest.
-        damaged: names of damaged files, and descriptions of other damage.
-        temporary: temporary files that a killed run left.
+        damaged: names of damaged files.
+        temporary: files to remove: temporary files of a killed run, and the journal of earlier versions.
     """
 
     manifest: dict[str, Any] | None = None
@@ -73,7 +72,7 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     contents.manifest = _manifest(folder, facts)
     if not paths:
         return contents
-    listed = _listed(folder, contents)
+    listed = finished_parts(folder, contents.manifest or {}, job)
     contents.parts = {name: part for name, part in listed.items() if holds(folder / name, part)}
     ids = {path: job if path.name in contents.parts else _id_in(path) for path in paths}
     foreign = [path.name for path, id_ in ids.items() if id_ == ""]
@@ -106,20 +105,12 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _listed(folder: Path, contents: JobFiles) -> dict[str, Part]:
-    """Return the parts in the manifest and the journal by name."""
-    journal, damaged = journal_parts(folder)
-    contents.damaged += ["a line of the journal"] * damaged
-    in_manifest = [read_part(p) for p in (contents.manifest or {}).get("parts") or []]
-    return {part.file: part for part in [*in_manifest, *journal]}
-
-
 def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
-    """Classify the files: intact parts, damaged files, and temporary files of a killed run."""
+    """Classify the files: intact parts, damaged files, and files to remove."""
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
             contents.damaged.append(path.name)
-        elif _TEMPORARY.fullmatch(path.name):
+        elif _TEMPORARY.fullmatch(path.name) or path.name == JOURNAL:
             contents.temporary.append(path)
         elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
             intact = verified(path, scores)
@@ -193,7 +184,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_known(path: Path, listed: Mapping[str, Part]) -> bool:
-    """Return True if a damaged file has a name of the job; parts must be in the manifest or the journal."""
+    """Return True if a damaged file has a name of the job; parts must be in the manifest or the log."""
     return path.name in listed if re.fullmatch(PART, path.name) else True
 
 

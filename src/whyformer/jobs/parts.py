@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from io import BytesIO
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, StrictInt, StrictStr
+from pydantic import StrictInt, StrictStr
 
 from whyformer.errors import import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
-from whyformer.jobs.columns import schema
-from whyformer.jobs.disk import checksum, write_parquet, write_table
+from whyformer.jobs.columns import Rows, schema
+from whyformer.jobs.disk import DigestFile, checksum, write_parquet, write_table
 from whyformer.jobs.manifest import Part, part_name
 
 _KEY = b"whyformer"
 
 
-class PartFacts(BaseModel):
+@dataclass(frozen=True)
+class PartFacts:
     """The metadata of a part.
 
     Attributes:
@@ -38,6 +39,20 @@ class PartFacts(BaseModel):
     rows: Natural
     batch_size: StrictInt
     failures: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class UnwrittenPart:
+    """The explanations and failures of a part, and its metadata."""
+
+    facts: PartFacts
+    rows: Rows
+
+    def write(self, out: Path) -> Part:
+        """Write the part atomically; writing it again gives the same bytes."""
+        path, table = out / part_name(self.facts.part), self.rows.table()
+        write_table(path, stamped(table, **asdict(self.facts)), self.facts.job)
+        return entry_of(path, self.facts, table.num_rows)
 
 
 def stamped(table: Any, **facts: Any) -> Any:
@@ -61,14 +76,8 @@ def failures_of(table_schema: Any) -> list[Failure]:
     return [Failure(**failure) for failure in json.loads(facts)["failures"]]
 
 
-def write_part(path: Path, table: Any, facts: PartFacts) -> Part:
-    """Write a part atomically; writing it again gives the same bytes."""
-    write_table(path, stamped(table, **facts.model_dump()), facts.job)
-    return entry_of(path, facts, table.num_rows)
-
-
 def entry_of(path: Path, facts: PartFacts, written: int) -> Part:
-    """Return the journal entry of a file."""
+    """Return the entry of a file in the manifest."""
     failed = len(facts.failures)
     return Part(path.name, facts.first, facts.rows, written, failed, path.stat().st_size, checksum(path))
 
@@ -84,7 +93,7 @@ def facts_of(path: Path) -> PartFacts:
 
 
 def verified(path: Path, scores: str) -> Part | None:
-    """Verify a part that neither manifest nor journal lists, and return its entry; None if it is damaged.
+    """Verify a part that neither manifest nor log lists, and return its entry; None if it is damaged.
 
     Without a checksum of the file, the checksums of its pages are verified, and writing its content again must give
     the same bytes.
@@ -92,14 +101,14 @@ def verified(path: Path, scores: str) -> Part | None:
     pq, arrow = import_optional("pyarrow.parquet", "a part"), import_optional("pyarrow", "a part")
     expected = schema(scores)
     try:
-        content = path.read_bytes()
-        table = pq.read_table(BytesIO(content), page_checksum_verification=True)
+        table = pq.read_table(path, page_checksum_verification=True)
         facts = facts_of(path)
     except (OSError, ValueError, TypeError, arrow.ArrowException):  # Arrow raises unrelated types
         return None
     if not table.schema.equals(expected) or path.name != part_name(facts.part):
         return None
-    rewritten = BytesIO()
+    rewritten = DigestFile()
     combined = arrow.table(table.combine_chunks().columns, schema=expected)
-    write_parquet(stamped(combined, **facts.model_dump()), rewritten)
-    return entry_of(path, facts, table.num_rows) if rewritten.getvalue() == content else None
+    write_parquet(stamped(combined, **asdict(facts)), rewritten)
+    entry = entry_of(path, facts, table.num_rows)
+    return entry if entry.sha256 == rewritten.digest.hexdigest() else None

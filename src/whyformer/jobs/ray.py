@@ -1,4 +1,4 @@
-"""The Ray engine: actors that each hold the model compute the parts, and this process writes the journal.
+"""The Ray engine: actors that each hold the model compute the parts, and this process writes the manifest.
 
 Each actor writes its parts under their final names. A part that is computed twice has the same bytes, so Ray may
 repeat a task whose actor died. All machines must see ``out`` and the input under the same names.
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from whyformer.errors import LoadError
@@ -29,7 +30,7 @@ class PartActor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         """Compute the parts of a batch, and return a record of each part as columns.
 
-        ``part`` is the journal entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
+        ``part`` is the entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
         input ended with the previous part.
         """
         records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
@@ -38,9 +39,9 @@ class PartActor:
     def _record(self, number: int, size: int) -> dict[str, Any]:
         explained = make_part(self.opened, number, size)
         record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
-        if explained is None or (not explained.count and number):
+        if explained is None or (not explained.facts.rows and number):
             return record
-        part = explained.write(self.opened)
+        part = explained.write(Path(self.opened.job.out))
         return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
 
 
@@ -77,14 +78,14 @@ def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) ->
 
 def noted(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
     """Record the parts of the actors; return the number of the first that did not fit into memory, or None."""
-    too_large = None
+    too_large = []
     for record in records:
         if not record["fits"]:
-            too_large = record["number"] if too_large is None else min(too_large, record["number"])
-        elif record["part"] and too_large is None:
+            too_large.append(record["number"])
+        elif record["part"]:
             part = read_part(json.loads(record["part"]))
             run.monitor.part(part.rows, part.written, part.failed, record["warned"])
             run.written(part)
             run.failed += part.failed
             run.check_failures([])
-    return too_large
+    return min(too_large, default=None)

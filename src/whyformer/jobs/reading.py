@@ -11,7 +11,7 @@ from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.columns import explanation_of, failures_table
 from whyformer.jobs.disk import checksum
-from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, read_manifest
+from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, job_id, read_manifest
 from whyformer.jobs.parts import failures_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Maps:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
-        self.parts: list[Part] = finished_parts(self.path, self.manifest)
+        self.parts: list[Part] = list(finished_parts(self.path, self.manifest, job_id(self.manifest)).values())
         model = dict(self.manifest["model"])
         model["labels"] = model.get("labels") and {int(k): v for k, v in model["labels"].items()}
         self._model = model
@@ -53,10 +53,18 @@ class Maps:
         return sum(part.written for part in self.parts)
 
     def __iter__(self) -> Iterator[Explanation]:
-        for table in self.tables():
+        yield from self.explanations()
+
+    def explanations(self, **values: Any) -> Iterator[Explanation]:
+        """Yield the explanations whose columns have these values, such as ``method="gae", target=1``."""
+        for row in self.rows(filters=[(name, "==", value) for name, value in values.items()] or None):
+            yield explanation_of(row, self._model)
+
+    def rows(self, columns: list[str] | None = None, filters: Any = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the table as mappings; arguments as for :meth:`tables`."""
+        for table in self.tables(columns, filters):
             for batch in table.to_batches(max_chunksize=256):
-                for row in batch.to_pylist():
-                    yield explanation_of(row, self._model)
+                yield from batch.to_pylist()
 
     def __getitem__(self, index: int) -> Explanation:
         """Return the explanation of one row of the table."""
@@ -73,14 +81,18 @@ class Maps:
         state = "" if self.complete else ", unfinished"
         return f"Maps({str(self.path)!r}, {len(self)} explanations{state})"
 
-    def tables(self, columns: list[str] | None = None) -> Iterator[Any]:
+    def tables(self, columns: list[str] | None = None, filters: Any = None) -> Iterator[Any]:
         """Yield the pyarrow tables of the parts in order, verified by their checksums.
+
+        Args:
+            columns: names of the columns; all by default.
+            filters: as for ``pyarrow.parquet.read_table``; all rows by default.
 
         Raises:
             LoadError: a part is missing or damaged.
         """
         for part in self.parts:
-            yield self._table(part, columns)
+            yield self._table(part, columns, filters)
 
     def table(self, columns: list[str] | None = None) -> Any:
         """Return a pyarrow table with a row for each input, method and target, in the order of the input."""
@@ -108,9 +120,9 @@ class Maps:
         listed = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
         return failures_table(list(itertools.chain.from_iterable(listed)))
 
-    def _table(self, part: Part, columns: list[str] | None = None) -> Any:
+    def _table(self, part: Part, columns: list[str] | None = None, filters: Any = None) -> Any:
         pq = import_optional("pyarrow.parquet", "a table of explanations")
-        return pq.read_table(self._whole(part), columns=columns)
+        return pq.read_table(self._whole(part), columns=columns, filters=filters)
 
     def _whole(self, part: Part) -> Path:
         """Return the file of a part after verifying its checksum once."""

@@ -54,12 +54,14 @@ class Source:
         rows: function of the index of the first row that returns an iterator from there.
         count: number of rows; None if it is unknown.
         digest: digest that distinguishes this input from others; None if there is none.
+        sequential: True if a row can only be reached by reading all rows before it.
     """
 
     name: str
     rows: Callable[[int], Iterator[Row]]
     count: int | None = None
     digest: str | None = None
+    sequential: bool = False
 
 
 # -- Python objects ---------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
     single_pass = _SinglePass(data) if isinstance(data, Iterator) else None
+    indexable = hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset)
 
     def rows(start: int) -> Iterator[Row]:
         if single_pass is not None:
@@ -92,7 +95,7 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
             items = itertools.islice(itertools.chain.from_iterable(map(_samples_of, data)), start, None)
         elif is_sliced(data):
             items = sliced(data, start)
-        elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
+        elif indexable:
             items = _from(data, start)
         else:
             items = itertools.islice(data, start, None)
@@ -103,7 +106,8 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
 
     listed = isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
     digest = hashlib.sha256(json.dumps([str(item) for item in data]).encode()).hexdigest() if listed else None
-    return Source(type(data).__name__, rows, count, digest)
+    sequential = single_pass is not None or loader or not (is_sliced(data) or indexable)
+    return Source(type(data).__name__, rows, count, digest, sequential)
 
 
 HEAD = 64
@@ -146,12 +150,10 @@ def _from(data: Any, start: int) -> Iterator[Any]:
     for index in itertools.count(start) if last is None else range(start, last):
         try:
             item = data[index]
-        except IndexError as error:
-            if last is None:
-                return
-            item = Row(index, str(index), partial(raising, error))
         except Exception as error:
-            item = Row(index, str(index), partial(raising, error))
+            if last is None and isinstance(error, IndexError):
+                return
+            item = failed_row(index, error)
         yield item
 
 
@@ -195,7 +197,7 @@ def _as_row(
     if isinstance(item, Mapping) and not isinstance(item.get(column or "input_ids", item.get("pixel_values")), Tensor):
         name = column if column is not None else next((c for c in CONTENT if c in item), None)
         if name is None or name not in item:
-            return Row(index, str(index), partial(raising, InputError(_no_column(column, item))), dict(item))
+            return failed_row(index, InputError(_no_column(column, item)), dict(item))
         pair = name == "text" and PAIR in item
         columns = {k: _plain(v) for k, v in item.items() if k != name and not (pair and k == PAIR)}
         files = files and name not in ("text", "sentence", "prompt")
@@ -218,8 +220,14 @@ def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
     return f"there is no column {expected}: choose one of {', '.join(map(repr, item)) or 'no columns'} with column="
 
 
-def raising(error: Exception) -> Any:
-    """Raise an error: the ``read`` of a row that is known to be invalid."""
+def failed_row(
+    index: int, error: Exception, columns: Mapping[str, Any] | None = None, row_id: str | None = None
+) -> Row:
+    """Return a row that raises an error when it is read; its id is the index by default."""
+    return Row(index, str(index) if row_id is None else row_id, partial(_raise, error), columns or {})
+
+
+def _raise(error: Exception) -> Any:
     raise error
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.jobs.rows import Row, Source, from_item, from_python, raising, read_bytes
+from whyformer.jobs.rows import Row, Source, failed_row, from_item, from_python, read_bytes
 from whyformer.jobs.tables import check_columns, check_data
 
 TABLES = (".jsonl", ".csv", ".parquet")
@@ -122,54 +123,83 @@ def _fetched(open_file: Open, name: str) -> Any:
 def _of_table(name: str, open_file: Open, base: Path | None, column: str | None, id_column: str | None) -> Source:
     suffix = PurePosixPath(name).suffix.lower()
     read = {".jsonl": _json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}[suffix]
-    digest = hashlib.sha256()
-    try:
+    with _readable(name):
         with open_file() as file:
-            while block := file.read(2**20):
-                digest.update(block)
-        first = next(read(open_file, 0), None)
-        count = _parquet_count(open_file) if suffix == ".parquet" else sum(1 for _ in read(open_file, 0))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LoadError(f"cannot read {name}: {error}") from error
+            count, digest = _facts(file, suffix)
+        with open_file() as file:
+            first = next(read(file, 0), None)
     if not count:
         raise InputError(f"{name} has no rows")
     if isinstance(first, dict):
         check_columns(name, first, column, id_column)
 
     def rows(start: int) -> Iterator[Row]:
-        for index, item in enumerate(_readable(read(open_file, start), name), start):
-            if isinstance(item, InputError):
-                yield Row(index, str(index), partial(raising, item))
-                continue
-            yield from_item(index, item, column, id_column, base=base)
+        with _readable(name), open_file() as file:
+            for index, item in enumerate(read(file, start), start):
+                failed = isinstance(item, InputError)
+                yield failed_row(index, item) if failed else from_item(index, item, column, id_column, base=base)
 
-    return Source(name, rows, count, digest.hexdigest())
+    return Source(name, rows, count, digest, sequential=suffix != ".parquet")
 
 
-def _readable(items: Iterator[Any], name: str) -> Iterator[Any]:
-    """Turn errors in the middle of a table into LoadError."""
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn errors of reading a table into LoadError."""
     try:
-        yield from items
+        yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LoadError(f"cannot read {name}: {error}") from error
 
 
-def _json_lines(open_file: Open, start: int) -> Iterator[Any]:
+def _facts(raw: Any, suffix: str) -> tuple[int, str]:
+    """Return the number of rows of a table, and the SHA-256 of its file, which is read once."""
+    if suffix == ".parquet":
+        with _parquet(raw) as file:
+            count = int(file.metadata.num_rows)
+        raw.seek(0)
+        return count, hashlib.file_digest(raw, "sha256").hexdigest()
+    hashed = _HashedFile(raw)
+    with io.BufferedReader(hashed, 2**20) as lines:
+        if suffix == ".jsonl":
+            count = sum(1 for line in lines if line.strip())
+        else:
+            reader = csv.reader(io.TextIOWrapper(lines, encoding="utf-8-sig", newline=""))
+            next(reader, None)  # the header
+            count = sum(1 for cells in reader if cells)
+    return count, hashed.digest.hexdigest()
+
+
+class _HashedFile(io.RawIOBase):
+    """A file that is hashed as it is read."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.file.read(len(buffer))
+        self.digest.update(content)
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _json_lines(file: Any, start: int) -> Iterator[Any]:
     """Yield the objects of a .jsonl file, or an error for an invalid line. Empty lines are ignored."""
-    with open_file() as file:
-        lines = (line for line in file if line.strip())
-        for line in itertools.islice(lines, start, None):
-            try:
-                item = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield InputError(f"the line is not valid JSON: {error}")
-                continue
-            yield item if isinstance(item, dict) else InputError("the line is not a JSON object {...}")
+    lines = (line for line in file if line.strip())
+    for line in itertools.islice(lines, start, None):
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield InputError(f"the line is not valid JSON: {error}")
+            continue
+        yield item if isinstance(item, dict) else InputError("the line is not a JSON object {...}")
 
 
-def _csv_rows(open_file: Open, start: int) -> Iterator[Any]:
+def _csv_rows(file: Any, start: int) -> Iterator[Any]:
     """Yield the rows of a UTF-8 .csv file with a header, or an error for a row of another length."""
-    with open_file() as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines)
         header = next(reader, [])
         for cells in itertools.islice(filter(None, reader), start, None):
@@ -179,9 +209,9 @@ def _csv_rows(open_file: Open, start: int) -> Iterator[Any]:
             yield dict(zip(header, cells, strict=True))
 
 
-def _parquet_rows(open_file: Open, start: int) -> Iterator[Any]:
+def _parquet_rows(raw: Any, start: int) -> Iterator[Any]:
     """Yield the rows of a .parquet file, with one row group in memory at a time."""
-    with _parquet(open_file) as file:
+    with _parquet(raw) as file:
         first = 0
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).num_rows
@@ -190,20 +220,14 @@ def _parquet_rows(open_file: Open, start: int) -> Iterator[Any]:
             first += size
 
 
-def _parquet_count(open_file: Open) -> int:
-    with _parquet(open_file) as file:
-        return int(file.metadata.num_rows)
-
-
 @contextmanager
-def _parquet(open_file: Open) -> Iterator[Any]:
+def _parquet(raw: Any) -> Iterator[Any]:
     """Open a .parquet file; all errors become OSError."""
     pq, arrow = import_optional("pyarrow.parquet", "a Parquet file"), import_optional("pyarrow.lib", "a Parquet file")
-    with open_file() as raw:
-        try:
-            yield pq.ParquetFile(raw)
-        except (ValueError, TypeError, arrow.ArrowException) as error:  # Arrow raises unrelated types
-            raise OSError(str(error)) from error
+    try:
+        yield pq.ParquetFile(raw)
+    except (ValueError, TypeError, arrow.ArrowException) as error:  # Arrow raises unrelated types
+        raise OSError(str(error)) from error
 
 
 # -- Hugging Face data sets ------------------------------------------------------------------------------------------
@@ -225,4 +249,4 @@ def _of_data_set(place: str, column: str | None, id_column: str | None) -> Sourc
         raise InputError(f"{name} has no splits, so there is no '{split}'")
     check_data(data, column, id_column)
     source = from_python(data, column, id_column)
-    return Source(place, source.rows, len(data), str(data._fingerprint))
+    return replace(source, name=place, count=len(data), digest=str(data._fingerprint))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
+from whyformer.evaluation.metrics.sanity import spearman
 from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.explanation.result import Explanation
 from whyformer.show.words import words as words_of
@@ -185,12 +186,12 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
         raise InputError("drift compares all scores of a map, and one of these runs stored only the top scores")
     agreement, changes, pairs = [], [], []
     rows: dict[int, bool] = {}
-    for old, new in _paired(_rows(before, columns), _rows(after, columns)):
+    for old, new in _paired(before.rows(columns), after.rows(columns)):
         predicted = [_predicted(row) for row in (old, new)]
         rows[old["row"]] = rows.get(old["row"], False) or predicted[0] != predicted[1]
         if (old["method"], old["target"]) != (new["method"], new["target"]) or old["shape"] != new["shape"]:
             continue
-        value = _spearman(np.asarray(old["scores"], float), np.asarray(new["scores"], float))
+        value = _agreement(np.asarray(old["scores"], float), np.asarray(new["scores"], float))
         pairs.append((old["id"], value))
         agreement.append(value)
         if old["probability"] is not None and new["probability"] is not None:
@@ -206,12 +207,6 @@ def _predicted(row: Mapping[str, Any]) -> int:
     """Return the class with the highest logit."""
     best, classes = int(np.argmax(row["logits"])), json.loads(row["features"]).get("classes")
     return best if classes is None else int(classes[best])
-
-
-def _rows(maps: Maps, columns: list[str]) -> Iterator[dict[str, Any]]:
-    for table in maps.tables(columns):
-        for batch in table.to_batches(max_chunksize=256):
-            yield from batch.to_pylist()
 
 
 def _paired(
@@ -238,20 +233,10 @@ def _by_row(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, list[dict[str
         yield number, list(group)
 
 
-def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Return the rank correlation with mean ranks for ties; 1 if both are constant, 0 if one is."""
-    ranks = [_ranks(v) for v in (a, b)]
-    spread = [r.std() for r in ranks]
-    if not all(spread):
-        return 1.0 if not any(spread) else 0.0
-    return float(np.mean((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())) / (spread[0] * spread[1]))
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    mean: NDArray[np.float64] = (ends - (counts - 1) / 2)[where]
-    return mean
+def _agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the rank correlation; 1 if both are constant, 0 if one is."""
+    constant = [not np.ptp(values) for values in (a, b)]
+    return float(all(constant)) if any(constant) else spearman(a, b)
 
 
 # -- selection of explanations ----------------------------------------------------------------------------------------
@@ -281,9 +266,8 @@ def chosen(maps: Maps, target: Any, method: str | None, *, every: bool = False) 
     if class_ is None and len(classes) > 1 and not every:
         names = [(maps.labels or {}).get(c, str(c)) for c in classes[:10]]
         raise InputError(f"there are several classes: choose one of {', '.join(names)}")
-    for e in maps:
-        if method in (None, e.method) and class_ in (None, int(e.target[0])):
-            yield e
+    values = {"method": method, "target": class_}
+    yield from maps.explanations(**{name: value for name, value in values.items() if value is not None})
 
 
 def _target_of(e: Explanation) -> str:

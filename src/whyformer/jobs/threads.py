@@ -1,12 +1,11 @@
-"""Threads beside the model: several that read ahead, and one that writes."""
+"""Threads that read ahead of the model."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,25 +25,3 @@ def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, m
         finally:
             for future in waiting:
                 future.cancel()
-
-
-class BackgroundWriter(ExitStack):
-    """A thread that writes one result while the next is computed; at most one result waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pool = self.enter_context(ThreadPoolExecutor(1, "whyformer-write"))
-        self._pending: tuple[Future[Any], Callable[[Any], None] | None] | None = None
-
-    def write(self, work: Callable[..., Result], *arguments: Any, then: Callable[[Result], None] | None = None) -> None:
-        """Start writing when the previous result is written; :meth:`drain` passes the result to ``then``."""
-        self.drain()
-        self._pending = self._pool.submit(work, *arguments), then
-
-    def drain(self) -> None:
-        """Wait for the writer. Errors of writing are raised here."""
-        if self._pending is not None:
-            (future, then), self._pending = self._pending, None
-            result = future.result()
-            if then is not None:
-                then(result)

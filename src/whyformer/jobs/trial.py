@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from PIL import Image
 
-from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
+from whyformer.errors import (
+    FOREIGN_ERRORS,
+    InputError,
+    MethodNotApplicable,
+    ModelError,
+    UnknownOperation,
+    WhyformerError,
+)
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import OutOfMemory, RowContent, RowResult, Session
+from whyformer.jobs.batching import RowContent, RowResult, Session, collated
 from whyformer.jobs.rows import PAIR
+from whyformer.methods.passes import record_pass
 from whyformer.models.memory import total_memory
 
 TRIED = 32
@@ -31,14 +38,12 @@ class Trial:
 
     Attributes:
         explained: result of the row; None if no row could be read.
-        graph_bytes: memory that the autograd graphs of its explanations hold, in bytes.
-        seconds: duration.
+        pass_bytes: memory that the recorded pass of a row holds, in bytes.
         size: batch size for such rows.
     """
 
     explained: RowResult | None
-    graph_bytes: int
-    seconds: float
+    pass_bytes: int
     size: int
 
     def checked(self) -> Trial:
@@ -59,8 +64,8 @@ def run_trial(
 ) -> Trial:
     """Explain the largest of some rows alone.
 
-    The batch size is the largest power of two of such rows whose autograd graphs fit a quarter of the memory, at most
-    32 (128 on a GPU). It is the same in every run on the same machine.
+    The batch size is the largest power of two of such rows whose recorded pass fits a quarter of the memory, at most 32
+    (128 on a GPU). It is the same in every run on the same machine.
 
     Args:
         session: the model and the methods.
@@ -71,23 +76,23 @@ def run_trial(
     place = device_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
-        return Trial(None, 0, 0.0, most)
+        return Trial(None, 0, most)
     _check_kind(session, usable[0].content)
     largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
-    parameters = {p.untyped_storage().data_ptr() for p in session.model.parameters()}
-    graph_bytes, explained, start = 0, None, time.perf_counter()
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal graph_bytes
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            graph_bytes += tensor.numel() * tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), contextlib.suppress(OutOfMemory):
-        (explained,) = session.explain([largest], 1, on_start)
-    allowed = max(1, total_memory(place) // SHARE // max(graph_bytes, 1))
+    (explained,) = session.explain([largest], 1, on_start)
+    held = _pass_bytes(session, largest) if explained.explanations else 0
+    allowed = max(1, total_memory(place) // SHARE // max(held, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
-    return Trial(explained, graph_bytes, time.perf_counter() - start, size)
+    return Trial(explained, held, size)
+
+
+def _pass_bytes(session: Session, read: RowContent) -> int:
+    """Return the bytes that the recorded pass of a row holds; 0 if the model cannot be recorded."""
+    with contextlib.suppress(*FOREIGN_ERRORS):  # then no method of this session needs a recorded pass
+        ready, checkpoint = session.opened.prepare(collated([read.content])), session.opened.options.checkpoint
+        tape = record_pass(session.model, ready.inputs.feed, ready.inputs.samples, checkpoint=checkpoint).tape
+        return sum(math.prod(tape.shapes[n]) * tape.dtypes[n].itemsize for n in tape.maker if tape.holds(n))
+    return 0
 
 
 def _check_kind(session: Session, content: Any) -> None:

@@ -94,7 +94,7 @@ def _mean(maps: Maps, method: str, target: int) -> Markup:
     import torch
 
     mean = maps.mean_map(target, method)
-    like = next(e for e in maps if e.method == method and int(e.target[0]) == target)
+    like = next(maps.explanations(method=method, target=target))
     scores = torch.from_numpy(mean.mean).reshape(like.scores.shape).to(like.scores)
     return drawn(replace(like, scores=scores, parts={}), _PICTURE)
 

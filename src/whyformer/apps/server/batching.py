@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from whyformer.apps.server.limits import Limits
 from whyformer.errors import TooLarge
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import OutOfMemory, RowContent, RowResult, Session
+from whyformer.jobs.batching import RowContent, RowResult, Session
 from whyformer.jobs.rows import Row
 from whyformer.methods import find
 
@@ -125,7 +125,7 @@ class Batcher:
                 progress=partial(while_awaited, requests),
             )
             reads = [RowContent(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
-            answers += map(_answer, _explained(session, reads))
+            answers += map(_answer, session.explain_in_memory(reads, len(reads))[0])
         except Exception as error:  # it is the answer to these requests, and the thread goes on
             answers = [error] * len(requests)
         for request, answer in zip(requests, answers, strict=True):
@@ -134,16 +134,6 @@ class Batcher:
                     request.answer.set_exception(answer)
                 else:
                     request.answer.set_result(answer)
-
-
-def _explained(session: Session, reads: list[RowContent]) -> list[RowResult]:
-    """Explain in one batch, or in smaller ones if that does not fit into memory."""
-    size = len(reads)
-    while True:
-        try:
-            return session.explain(reads, size)
-        except OutOfMemory:
-            size = max(1, size // 2)
 
 
 def _answer(result: RowResult) -> Explanation | Exception:
