@@ -332,7 +332,7 @@ def test_two_towers() -> None:
         torch.testing.assert_close(shared.scores[i], whyformer.explain(model, one, "gae", 1, side="text").scores[0])
 
 
-@pytest.mark.parametrize("method", ["norm_attention", "value_zeroing", "alti", "globenc", "attention_flow", "grad_sam"])
+@pytest.mark.parametrize("method", ["raw_attention", "norm_attention", "value_zeroing", "alti", "globenc", "attention_flow", "gradcam_attention", "grad_sam"])
 def test_both_towers_have_scores(method: str) -> None:
     """The scores of a text are those of its tower, which does not read the picture."""
     model, inputs = clip()

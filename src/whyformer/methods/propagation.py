@@ -76,13 +76,14 @@ def partial_lrp(
         block: index of the block; negative ones count from the last.
         rule, alpha, epsilon, gamma: as for ``lrp``.
     """
-    first, rules, promised = task.layer(block, "block"), _rules(rule, alpha, epsilon, gamma), rule == "shared"
+    task.layer(block, "block")
+    rules, promised = _rules(rule, alpha, epsilon, gamma), rule == "shared"
     maps: dict[int, Tensor] = {}
 
     def observe(index: int, _: Tensor, relevance: Tensor) -> None:
         maps[index] = relevance.clamp(min=0).mean(1)
 
     work = streams.begin(task, rules, row_alone=True)
-    walked = work.walk(rules, MapWatch(work.wanted(Aggregation(layers=[first])), observe))
+    walked = work.walk(rules, MapWatch(work.wanted(Aggregation(layers=block)), observe))
     rows = work.paths(maps, walked.readouts).mean_of_rows()
     return work.scores(rows, walked.logits, walked.balance, promised=promised)

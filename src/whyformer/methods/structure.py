@@ -61,8 +61,11 @@ class Structure:
     @property
     def layers(self) -> int:
         """The number of blocks of the sequence that the target reads; the maximum if it reads several."""
-        earlier = self.passed.layout.earlier
-        return max((sum(len(s.blocks) for s in (*earlier(end), end)) for end in self.ends.values()), default=0)
+        return max(map(self.count, self.ends.values()), default=0)
+
+    def count(self, stream: Stream) -> int:
+        """Return the number of blocks of a sequence, with those before merges of its rows."""
+        return sum(len(s.blocks) for s in (*self.passed.layout.earlier(stream), stream))
 
     @cached_property
     def is_plain(self) -> bool:

@@ -65,30 +65,39 @@ class Aggregation:
         """Return a copy with the choices of a user's ``aggregation`` setting."""
         return replace(self, **dict(choices or {}))
 
-    def within(self, blocks: int) -> Aggregation:
-        """Return a copy with indices of layers as a list counted from 0.
+    def check(self, blocks: int) -> None:
+        """Check indices of layers against the number of blocks.
 
         Raises:
             InputError: an index is outside the model.
         """
-        if isinstance(self.layers, str) or not blocks:
-            return self
-        numbers = [self.layers] if isinstance(self.layers, int) else self.layers
-        for number in numbers:
+        for number in self._numbers if blocks else []:
             if not -blocks <= number < blocks:
                 raise InputError(
                     f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
                 )
-        return replace(self, layers=sorted({number % blocks for number in numbers}))
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The indices of layers, if they are chosen by index."""
+        return [] if isinstance(self.layers, str) else [self.layers] if isinstance(self.layers, int) else self.layers
 
     def without_heads(self, method: str, done: str) -> None:
         """Raise if heads are chosen for a method without a choice of heads."""
         if self.heads != "mean":
             raise InputError(f"{method}: heads are {done}: omit heads in aggregation")
 
-    def wants(self, index: int, start: int = 0) -> bool:
-        """Return whether the map of this block is needed."""
-        return index in self.layers if isinstance(self.layers, list) else index >= start
+    def wants(self, index: int, blocks: int, start: int = 0) -> bool:
+        """Return whether the map of a block is needed.
+
+        Args:
+            index: index of the block, from 0.
+            blocks: number of blocks of its sequence; negative indices count from the last one.
+            start: index of the first block used, if layers are not chosen by index.
+        """
+        if isinstance(self.layers, str):
+            return index >= (start + blocks if start < 0 else start)
+        return index in self._numbers or index - blocks in self._numbers
 
     def fuse(self, maps: Tensor) -> Tensor:
         """Fuse the heads: ``[B, H, Q, K]`` -> ``[B, Q, K]``."""

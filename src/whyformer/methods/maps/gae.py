@@ -52,13 +52,13 @@ def gae(
     there and then drops the contribution of the whole block, so its map of such a query is lower.
     """
     how = Aggregation(layers="sum_product").with_choices(aggregation)
-    start, structure = task.layer(start_layer), task.structure
+    structure = task.structure
     towers = [key for key in structure.ends if len(key) == 1]
     if side != "auto" and (len(towers) < 2 or any(a.queries != a.keys for a in structure.attentions.values())):
         raise InputError(f"gae: side={side!r} is only for models with an image and a text tower: omit it")
     if structure.is_plain or all(a.queries == a.keys for a in structure.attentions.values()):
-        return _side(task, over_gradients(task, start, positive_product, how, composite), side)
-    return _across(task, how, start, composite)
+        return _side(task, over_gradients(task, start_layer, positive_product, how, composite), side)
+    return _across(task, how, start_layer, composite)
 
 
 def _side(task: Task, scores: Scores, side: str) -> Scores:
@@ -91,7 +91,6 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules, row_alone=how.rows == "readout")
-    how = work.within(how)
     chosen, maps = work.wanted(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:

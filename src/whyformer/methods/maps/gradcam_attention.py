@@ -33,10 +33,10 @@ def gradcam_attention(
             depend on the amount of padding.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    layer = task.layer(block, "block")
+    task.layer(block, "block")
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules)
-    chosen = work.wanted(Aggregation(layers=[layer]))
+    chosen = work.wanted(Aggregation(layers=block))
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
@@ -65,6 +65,6 @@ def gradcam_attention(
             head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
         maps[keys].append(mixed * head[..., None])
     if not maps:
-        raise task.refuse(f"its block {layer} has no recognizable attention")
+        raise task.refuse(f"its block {block} has no recognizable attention")
     rows = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
     return work.scores(rows, walked.logits)

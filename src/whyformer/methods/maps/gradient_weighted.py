@@ -28,7 +28,7 @@ def grad_sam(
         composite: the rules with which ∇A is computed, see :mod:`whyformer.rules.multipliers`.
     """
     how = Aggregation(layers="mean", rows="column_mean").with_choices(aggregation)
-    return over_gradients(task, task.layer(start_layer), positively, how, composite)
+    return over_gradients(task, start_layer, positively, how, composite)
 
 
 @method(
@@ -53,7 +53,7 @@ def agcam(
     def weigh(scores: Tensor, gradient: Tensor) -> Tensor:
         return positively(scores.sigmoid(), gradient)
 
-    return over_gradients(task, task.layer(start_layer), weigh, how, composite, scores=True)
+    return over_gradients(task, start_layer, weigh, how, composite, scores=True)
 
 
 def positively(weights: Tensor, gradient: Tensor) -> Tensor:

@@ -75,7 +75,6 @@ def rollout(
     Unlike vit-explain, this does not divide *columns* by row sums or pair maps with the gradients of other blocks, and
     it may discard any entry, including the attention of CLS to itself.
     """
-    start = task.layer(start_layer)
     how = how_of(head_fusion, normalize_rows, aggregation)
 
     def prune(fused: Tensor) -> Tensor:
@@ -88,10 +87,10 @@ def rollout(
     entire = discard_ratio > 0
     if gradient_weighted:
         scores = over_gradients(
-            task, start, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)), entire=entire
+            task, start_layer, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)), entire=entire
         )
         return replace(scores, diagnostics={"class_specific": True})
-    return over_attention(task, how, start, prune, entire=entire)
+    return over_attention(task, how, start_layer, prune, entire=entire)
 
 
 def over_attention(
@@ -107,7 +106,7 @@ def over_attention(
         entire: whether an entry of a pruned map depends on other rows of the map.
     """
     work = streams.begin(task, row_alone=how.rows == "readout" and not entire)
-    how, maps, (logits, readouts) = work.within(how), dict[int, Tensor](), work.read_rows()
+    maps, (logits, readouts) = dict[int, Tensor](), work.read_rows()
     for number in work.wanted(how, start):
         maps[number] = prune(how.fuse(work.passed.map(number)))
         work.passed.release()
@@ -130,7 +129,6 @@ def over_gradients(
         maps[index] = finish(how.fuse(weigh(weights, flow)))
 
     work = streams.begin(task, rules, row_alone=how.rows == "readout" and not entire)
-    how = work.within(how)
     walked = work.walk(rules, MapWatch(work.wanted(how, start), observe, scores=scores))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits)

@@ -155,17 +155,23 @@ class StreamTask:
         """Index of each attention -> the names of its rows, its depth and its layer."""
         return self.passed.named
 
-    def within(self, how: Aggregation) -> Aggregation:
-        """Resolve layers that are indices, counted in the stream that the target reads."""
-        return how.within(self.task.structure.layers)
-
     def wanted(self, how: Aggregation, start: int = 0) -> list[int]:
         """Return the indices of the attentions whose maps are needed.
 
+        Args:
+            how: the layers; negative indices count from the last block of each stream that the target reads.
+            start: first block used.
+
         Raises:
-            MethodNotApplicable: the rows of one of them are merged later.
+            InputError: an index is outside the model.
+            MethodNotApplicable: the rows of one of the attentions are merged later.
         """
-        wanted = [number for number, a in self.attentions.items() if how.wants(a.layer, start)]
+        structure = self.task.structure
+        how.check(structure.layers)
+        self.task.layer(start)
+        counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
+        each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
+        wanted = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
         if any(self.attentions[number].is_merged for number in wanted):
             raise self.task.refuse(MERGED)
         return wanted

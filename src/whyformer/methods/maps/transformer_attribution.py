@@ -46,7 +46,8 @@ def transformer_attribution(
     Differs from the reference code: sums are per sample (true batches), and no constant is added to denominators
     (``stabilizer_1e-15`` in the golden files).
     """
-    first = task.layer(start_layer if block is None else block, "start_layer" if block is None else "block")
+    if block is not None:
+        task.layer(block, "block")
     maps: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, relevance: Tensor, gradient: Tensor | None = None) -> None:
@@ -58,8 +59,8 @@ def transformer_attribution(
 
     rules, weighted = propagation.deep_taylor(), weighting == "gradient"
     layers = "rollout" if normalize_rows else "sum_product"
-    how = Aggregation(layers=layers if block is None else [first])
+    how = Aggregation(layers=layers if block is None else block)
     work = streams.begin(task, rules, row_alone=True)
-    walked = work.walk(rules, MapWatch(work.wanted(how, first), observe, gradient=weighted))
+    walked = work.walk(rules, MapWatch(work.wanted(how, start_layer), observe, gradient=weighted))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)

@@ -49,7 +49,6 @@ def norm_attention(
     if block is not None:
         how = replace(how, layers=block)
     work = streams.begin(task)
-    how = work.within(how)
     chosen = work.wanted(how)
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.passed)
@@ -105,7 +104,7 @@ def over_vectors(
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
     work = streams.begin(task)
-    how, vectors = work.within(how), AttentionVectors(task, work.passed)
+    vectors = AttentionVectors(task, work.passed)
     for number, named in work.attentions.items():
         if not vectors.is_state(number):
             raise task.refuse(

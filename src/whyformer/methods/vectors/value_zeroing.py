@@ -66,7 +66,7 @@ def value_zeroing(
         task.layer(block, "block")
     work = streams.begin(task)
     _refuse_unknown(task, work.passed)
-    how, passed, (logits, readouts) = work.within(how), work.passed, work.read_rows()
+    passed, (logits, readouts) = work.passed, work.read_rows()
     sides = {}
     for number in work.wanted(how):
         named, attention = work.attentions[number], passed.attentions[number]
