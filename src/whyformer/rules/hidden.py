@@ -57,7 +57,7 @@ def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
         if layer is None:
             if _has_weights(walk, unit):
                 raise UnknownOperation(
-                    f"'{unit.name}' is declared to be linear, but its weights, which rules for relevance need, cannot "
+                    f"'{unit.name}' is registered as linear, but its weights, which rules for relevance need, cannot "
                     "be determined from its outputs (it mixes rows, or rounds its inputs): "
                     f"{_MULTIPLIERS}, explain the model before quantisation, or register a rule, "
                     "rule=whyformer.rules.core.Rule(...)"

@@ -238,7 +238,7 @@ class CustomCalls:
         inner = tape.calls[first_call:]
         if any(call.operands[i] < first_value for call in inner for i in call.writes):
             raise ModelError(
-                f"'{operation.name}' is declared to be like an operation, but modifies an existing tensor in place, so "
+                f"'{operation.name}' is registered as one operation, but modifies an existing tensor in place, so "
                 "it cannot be repeated: let it return a new tensor"
             )
         operands: list[int] = []
@@ -264,7 +264,7 @@ class CustomCalls:
         """Record the call of a custom operation; return its output, replaced if an intervention changes it."""
         if not isinstance(output, Tensor):
             raise ModelError(
-                f"'{operation.name}' is declared to be like an operation, but returns a {type(output).__name__}: let "
+                f"'{operation.name}' is registered as one operation, but returns a {type(output).__name__}: let "
                 "it return one tensor"
             )
         recorder, tape, first = self.recorder, self.recorder.tape, len(self.recorder.tape.calls)
@@ -289,7 +289,7 @@ class CustomCalls:
         """Record a sum or difference of two tensors, after checking its values."""
         expected = _SUMS[operation.like](*(self.recorder.tape[b] for b in branches))
         if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-3, atol=1e-6):
-            raise ModelError(f"'{operation.name}' is declared to be like {operation.like}, but gives other values")
+            raise ModelError(f"'{operation.name}' is registered as {operation.like}, but gives other values")
         self.recorder.step(operation.like, _SUMS[operation.like], branches, output)
 
     def _norm(
@@ -300,7 +300,7 @@ class CustomCalls:
         norm = nearest_norm(parameters, epsilons, tape[x], output)
         if norm is None:
             raise ModelError(
-                f"'{operation.name}' is declared to be a norm, but gives other values than layer_norm and rms_norm "
+                f"'{operation.name}' is registered as a norm, but gives other values than layer_norm and rms_norm "
                 "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.core.Rule(...)"
             )
         shape, step = tape.shapes[x], recorder.step
