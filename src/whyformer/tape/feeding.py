@@ -47,20 +47,13 @@ def find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
         rows: the rows of the pass.
         family: rows that are computed from an input.
     """
-    key = "fed", family.value
-    if key not in rows.cache:
-        rows.cache[key] = (_find_fed(tape, rows, family),)
-    fed: Tensor | None = rows.cache[key][0]
-    return fed
+    return rows.once(("fed", family.value), lambda: _find_fed(tape, rows, family))
 
 
 def measure_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
-    key = "measured", family.value
-    if key not in rows.cache:
-        rows.cache[key] = (_measured(tape, rows, rows.roots[family.source], family.value),)
-    fed: Tensor | None = rows.cache[key][0]
-    return fed
+    before = rows.roots[family.source]
+    return rows.once(("measured", family.value), lambda: _measured(tape, rows, before, family.value))
 
 
 def _find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:

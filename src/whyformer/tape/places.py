@@ -98,10 +98,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
         is_picture: True if the elements are cells of a picture, False if they are tokens or vectors.
     """
     key = "elements", id(numbers), source, is_picture
-    if key not in rows.cache:
-        rows.cache[key] = _find_elements(tape, rows, numbers, source, is_picture), numbers
-    elements: Elements | None = rows.cache[key][0]
-    return elements
+    # keeps the numbers alive, so that their id stays unique
+    return rows.once(key, lambda: (_find_elements(tape, rows, numbers, source, is_picture), numbers))[0]
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:

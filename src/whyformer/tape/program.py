@@ -92,7 +92,7 @@ def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int])
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
     key = tape.signature, tuple(sorted(roots)), ends
-    return _PROGRAMS.get(key) or _PROGRAMS.put(key, _read(tape, key[1], ends))
+    return _PROGRAMS.once(key, lambda: _read(tape, key[1], ends))
 
 
 def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Program:

@@ -21,7 +21,7 @@ from whyformer.tape.walking import GRADIENT, walk_back
 
 __all__ = ["find_read_box"]
 
-_BOXES: Recent[tuple[Box | None]] = Recent(16)
+_BOXES: Recent[Box | None] = Recent(16)
 
 
 def find_read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
@@ -36,13 +36,10 @@ def find_read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None
         outputs: numbers of the values that the model returned.
     """
     ends = tuple(outputs)
-    key = tape.signature, number, ends
-    cached = _BOXES.get(key)
-    if cached is None:
-        with bare():
-            cached = _BOXES.put(key, (_measured(tape, number, ends),))
-        tape.release()
-    return cached[0]
+    with bare():
+        box = _BOXES.once((tape.signature, number, ends), lambda: _measured(tape, number, ends))
+    tape.release()
+    return box
 
 
 def _measured(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:

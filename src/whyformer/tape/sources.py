@@ -40,7 +40,8 @@ def find_sources(
     sources = []
     for name, tensor in inputs.items():
         n = tape.number(tensor)
-        measured = 1 if name in turned else _features(tape, n)
+        key = tape.signature, n
+        measured = 1 if name in turned else _FEATURES.once(key, lambda n=n: find_features(tape, n))
         vectors = tensor.dim() > 2 or name in (packed or ())
         default = -3 if tensor.dim() > 3 else -1 if vectors else None
         features = None if not tape.floating(n) else default if measured is None else measured
@@ -51,9 +52,4 @@ def find_sources(
     return sources
 
 
-_FEATURES: Recent[tuple[int | None]] = Recent(64)
-
-
-def _features(tape: Tape, n: int) -> int | None:
-    key = tape.signature, n
-    return (_FEATURES.get(key) or _FEATURES.put(key, (find_features(tape, n),)))[0]
+_FEATURES: Recent[int | None] = Recent(64)

@@ -148,9 +148,7 @@ def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[
     another stream attend to them. A model without attention has the streams of its states.
     """
     key = "streams", program.roots, program.output, tuple(a.map for a in attentions)
-    if key not in rows.cache:
-        rows.cache[key] = _find_streams(program, tape, rows, attentions)
-    return list(rows.cache[key])
+    return list(rows.once(key, lambda: _find_streams(program, tape, rows, attentions)))
 
 
 def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:

@@ -147,10 +147,10 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
     Entries that a rule holds constant cut branches, which changes the kind of later units: if the composite
     holds attention maps constant, the product of map and values has one branch and counts as a weighted sum.
     """
-    key = composite, wanted
-    cached: list[Step] | None = program.plans.get(key)
-    if cached is not None:
-        return cached
+    return program.plans.once((composite, wanted), lambda: _plan(program, tape, composite, wanted))
+
+
+def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
     carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
     steps: list[Step] = []
     for unit in program.units:
@@ -165,7 +165,7 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
         visited = any(live_entries) or any(r in wanted for r in unit.exits)
         wants = _wants(unit, tape, rule, live_entries) if visited else []
         steps.append(Step(unit, rule, branches, live_entries, visited, wants))
-    return program.plans.put(key, steps)
+    return steps
 
 
 def _wants(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
