@@ -1,7 +1,7 @@
 """Find the streams of a pass, their blocks, and the rows that the output reads.
 
 A *stream* is a set of rows that attend together: the tokens of an encoder or a decoder, a text, a picture. Its *spine*
-consists of the values through which all paths from its rows to its last value pass; a *block* lies between two of them.
+consists of the values on its residual path, rather than on the branches; a *block* lies between two of them.
 A *state* is a value that holds each row of the stream once, such as a hidden state.
 """
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.members import Members
+from whyformer.tape.members import Members, leads
 from whyformer.tape.mixing import find_mixing, mixes
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
-from whyformer.tape.trunk import Trunk
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
@@ -61,7 +60,8 @@ class Stream:
     Attributes:
         rows: ``[B, N]`` row numbers.
         names: the inputs from which its rows are computed; empty if they are learned.
-        spine: numbers of the values through which all paths from its rows to its last value pass.
+        spine: numbers of the values from its first state to its last, along the residual path, see
+            :meth:`~whyformer.tape.members.Members.trunk`.
         blocks: the blocks with attention, in the order of execution.
         is_mixed: True if its rows are mixtures of rows that attended before, as after a layer that merges patches.
         is_learned: True if its rows begin as learned vectors that attend to other rows, such as object queries.
@@ -283,13 +283,10 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     if ends and max(a.map for a in attentions) > max(path[-1] for path in ends):  # it reads several states
         ends = _to_states(members, above, _states_before(program, members, carry, read))
     chain = path_to(above, _common(above, _last_read(program, ends)))
-    place = {n: i for i, n in enumerate(chain)}
-    starts = [(_last_before(a, above, place), a) for a in attentions]
-    blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
-        states = [n for n in chain if members.is_whole(n)]
-        trunk = Trunk(program.makers, members, states[0], states[-1])
-        chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in attentions]
+    blocks, states = list[Block](), [n for n in chain if members.is_whole(n)]
+    if states:
+        chain = members.trunk(program.makers, above, states[0], states[-1])
+        starts = [(_last_before(program, chain, a.map), a) for a in attentions]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
@@ -337,10 +334,7 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
     """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
-    states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
-    if len(states) == 2:  # a path bypasses the sums between
-        states = [n for n in Trunk(program.makers, members, *states).values if n in added or n == states[0]]
-    return find_mixing(program, tape, members, states)
+    return find_mixing(program, tape, members, [*whole[:start][-1:], *(n for n in whole[start:] if n in added)])
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
@@ -422,12 +416,9 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
 
 
-def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
-    """Return the position on the spine of the last value that dominates a map, or −1."""
-    n = attention.map
-    while n >= 0 and n not in place:
-        n = above.get(n, -1)
-    return place.get(n, -1)
+def _last_before(program: Program, chain: Sequence[int], value: int) -> int:
+    """Return the position on a spine of the last value from which a path leads to another value, or −1."""
+    return next((i for i in reversed(range(len(chain))) if leads(program.makers, chain[i], value)), -1)
 
 
 def _residuals(program: Program) -> set[int]:
