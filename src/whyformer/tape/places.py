@@ -21,16 +21,12 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
-from whyformer.tape.moments import frame_of, represents_shares
+from whyformer.tape.feeding import Box, find_fed, find_step, frame_of, measure_fed, represents_shares, resizes
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
 
 __all__ = ["Box", "Elements", "box_cells", "find_elements", "find_places"]
-
-Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels of an input, possibly fractional."""
 
 
 class Axis(NamedTuple):

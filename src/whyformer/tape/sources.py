@@ -9,14 +9,12 @@ from torch import Tensor
 
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
-from whyformer.tape.feeding import UNMIXED, drawn
+from whyformer.tape.feeding import drawn, flows_between
 from whyformer.tape.labelling import label_rows
-from whyformer.tape.program import read_program
 from whyformer.tape.rows import Source, constant_along
 from whyformer.tape.tables import KINDS
 from whyformer.tape.units import reach
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import walk_back
 
 __all__ = ["axis_of_rows", "find_features", "find_sources"]
 
@@ -144,15 +142,13 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
     """Return the standard deviations, along axes 1 and 2 of the input, of the centres of the receptive fields of some
     rows of the first sample, relative to that of all positions: 0 if all rows have the same receptive field. Return
     None if there are fewer than two rows."""
-    result = layer.results[0]
-    program, flows = read_program(tape, [n], result), list[Tensor]()
+    result, flows = layer.results[0], list[Tensor]()
     for seed in _seeds(tape, result, 1 if "convolution" in layer.name else -1):
-        (flow,) = walk_back(program, tape, [(UNMIXED, {result: seed})], wanted=[n])
-        if bool(flow[n][0].any()):  # rows of other samples have no flow
-            flows.append(flow[n][0].double().square())
+        (flow,) = flows_between(tape, n, [{result: seed}])
+        if bool(flow[0].any()):  # rows of other samples have no flow
+            flows.append(flow[0].double().square())
         if len(flows) == ROWS:
             break
-    tape.release()
     if len(flows) < 2:
         return None
     weights = torch.stack(flows)

@@ -279,9 +279,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
     read = _ends(program, tape, carry, depth)
-    ends = _to_states(members, above, read)
-    if ends and max(a.map for a in attentions) > max(path[-1] for path in ends):  # it reads several states
-        ends = _to_states(members, above, _states_before(program, members, carry, read))
+    ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
     chain = path_to(above, _common(above, _last_read(program, ends)))
     blocks, states = list[Block](), [n for n in chain if members.is_whole(n)]
     if states:
@@ -298,12 +296,6 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
-
-
-def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]) -> list[list[int]]:
-    """Return the dominators of some values, for each up to the last state among them."""
-    paths = [path_to(above, n) for n in values]
-    return [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in paths]
 
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
