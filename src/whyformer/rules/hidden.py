@@ -102,7 +102,7 @@ def _has_weights(walk: Walk, unit: Unit) -> bool:
     """Return True if a custom operation reads a matrix of weights."""
     tape, call = walk.tape, walk.tape.calls[unit.calls[0]]
     has_operand = any(walk.program.weight[o] and len(tape.shapes[o]) > 1 for o in call.operands)
-    return has_operand or getattr(call.operator, "holds_weights", False)
+    return has_operand or call.holds_weights
 
 
 def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.tape.calls import fill, is_composite, needed_calls, slot, tensors_in
+from whyformer.tape.calls import is_composite, needed_calls, tensors_in
 from whyformer.tape.norms import nearest_norm
 from whyformer.tape.tables import KINDS, name_set
 
 if TYPE_CHECKING:
     from whyformer.tape.recording import Recorder
 
-__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "Forward", "recorded_as"]
+__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "recorded_as"]
 
 aten = torch.ops.aten
 
@@ -120,28 +120,6 @@ def _is_decomposed(name: str) -> bool:
 
 
 # -- a pass with custom operations -----------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """A custom operation as a function of its tensor arguments.
-
-    Attributes:
-        function: the callable.
-        args, kwargs: its arguments, with slots for tensors.
-        holds_weights: True if it is a module with weight matrices.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    holds_weights: bool = False
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        output: Tensor = self.function(
-            *fill(self.args, tensors), **{k: fill(a, tensors) for k, a in self.kwargs.items()}
-        )
-        return output
-
-
 @dataclass(frozen=True)
 class _Operation:
     """A custom operation.
@@ -159,6 +137,11 @@ class _Operation:
     parameters: tuple[Tensor, ...] = ()
     epsilons: tuple[float, ...] = ()
     holds_weights: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Kind of its calls."""
+        return LIKES.get(self.like, self.like)
 
 
 @dataclass(eq=False)
@@ -272,16 +255,13 @@ class CustomCalls:
         floating = [o for o in operands if tape.floating(o)]
         if operation.like in _SUMS and len(floating) == 2:
             self._sum(operation, floating, output)
-        elif LIKES.get(operation.like) == _NORM:
+        elif operation.kind == _NORM:
             parameters = [*operation.parameters, *(tape[o] for o in floating[1:])]
             self._norm(operation, floating[0], parameters, [*operation.epsilons, *numbers], output)
         else:
-            forward = Forward(function, slots, named, operation.holds_weights)
             results = recorder.number_results(operation.name, operands, [output], False)
-            kind = LIKES.get(operation.like, operation.like)
-            places = tuple(map(slot, range(len(operands))))
-            more = {"kind": kind, "hidden_operands": hidden_operands}
-            recorder.note(operation.name, forward, places, {}, operands, results, **more)
+            more = {"hidden_operands": hidden_operands, "holds_weights": operation.holds_weights}
+            recorder.note(operation.name, function, slots, named, operands, results, kind=operation.kind, **more)
         altered: Tensor = recorder.altered(first, output)
         return altered
 
