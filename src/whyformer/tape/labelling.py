@@ -268,8 +268,8 @@ class _Labeller:
                 elif self.tape.floating(r):
                     self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
-        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
-        if beside and len(joined) == 1:
+        joins_rows = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
+        if joins_rows and len(joined) == 1:
             self._join(joined[0])
 
     def _shared(self, label: Tensor) -> Tensor:
