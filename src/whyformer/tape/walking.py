@@ -39,6 +39,7 @@ __all__ = [
     "for_each",
     "one_branch",
     "plan",
+    "recomputed",
     "repeat_unit",
     "replay",
     "walk_back",
@@ -360,13 +361,13 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
             "be replayed with it: run the model again with the change"
         )
     with bare():
-        new = _recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
+        new = recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
         values = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
     return values
 
 
-def _recomputed(
+def recomputed(
     tape: Tape, calls: Iterable[Call], changes: Mapping[int, Tensor], *, refuse_random: bool = False
 ) -> dict[int, Tensor]:
     """Repeat the calls that depend on replaced values; return the replaced and the recomputed values."""
@@ -408,7 +409,7 @@ def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) ->
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:
     """Return the exits of a unit, recomputed with some of the operands or results of its calls replaced."""
-    new = _recomputed(tape, (tape.calls[n] for n in unit.calls), changes)
+    new = recomputed(tape, (tape.calls[n] for n in unit.calls), changes)
     return [new[r] if r in new else tape[r] for r in unit.exits]
 
 
