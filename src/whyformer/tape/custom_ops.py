@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
 from whyformer.tape.calls import is_composite, needed_calls, tensors_in
+from whyformer.tape.modules import module_hooks
 from whyformer.tape.norms import nearest_norm
 from whyformer.tape.tables import KINDS, name_set
 
@@ -156,7 +157,6 @@ class CustomCalls:
 
     recorder: Recorder
     likes: Mapping[Any, str]
-    thread: int = field(default_factory=threading.get_ident)
     starts: list[tuple[Any, int, int]] = field(default_factory=list)  # (running forward, next call, next value)
 
     # -- operators
@@ -174,20 +174,13 @@ class CustomCalls:
             for function in (c for c in classes if issubclass(c, torch.autograd.Function)):
                 stack.enter_context(_FORWARDS.calls_of(function, self))
             if any(issubclass(c, nn.Module) for c in classes):
-                from torch.nn.modules import module
-
-                for hook in (
-                    module.register_module_forward_pre_hook(self._enter),
-                    module.register_module_forward_hook(self._leave, with_kwargs=True),
-                ):
-                    stack.callback(hook.remove)
+                stack.enter_context(module_hooks(self._enter, self._leave))
             yield
 
     def _class_of(self, module: nn.Module) -> type | None:
-        same_thread = threading.get_ident() == self.thread
-        return next((c for c in type(module).__mro__ if c in self.likes), None) if same_thread else None
+        return next((c for c in type(module).__mro__ if c in self.likes), None)
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
         if self._class_of(module) is not None:
             self.begin(module)
 

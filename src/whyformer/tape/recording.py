@@ -434,7 +434,7 @@ def record_call(
     recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)
-    named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()
+    named: Any = ModuleNames(model, recorder).watching() if names else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), SWITCHES:
         try:
             with recorder, recorder.custom_ops.watching(), named:
