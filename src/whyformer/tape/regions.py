@@ -34,7 +34,7 @@ from whyformer.tape.trials import (
     SPREADING,
     Draws,
     Origins,
-    Trial,
+    RegionTrial,
     is_elementwise,
     norm_or_softmax,
     repeat,
@@ -220,7 +220,7 @@ class Regions:
             return True
         if not all(c.name in ELEMENTWISE or KINDS.get(c.name) == "view" for c in calls):
             return False
-        return self.cached(Trial(self.origins, entry, end, tuple(calls)), is_elementwise)
+        return self.cached(RegionTrial(self.origins, entry, end, tuple(calls)), is_elementwise)
 
     def reduced(self, v: int) -> bool:
         """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its roots are statistics."""
@@ -250,9 +250,9 @@ class Regions:
             return None
         if not any(c.name in SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
             return None
-        return self.cached(Trial(self.origins, entry, end, tuple(calls)), norm_or_softmax)
+        return self.cached(RegionTrial(self.origins, entry, end, tuple(calls)), norm_or_softmax)
 
-    def cached(self, trial: Trial, question: Callable[[Trial], Any]) -> Any:
+    def cached(self, trial: RegionTrial, question: Callable[[RegionTrial], Any]) -> Any:
         """Return ``question(trial)``, cached by the pattern of the calls; None if that depends on integers."""
         pattern = trial.pattern()
         if pattern is None:

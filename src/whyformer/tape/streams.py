@@ -161,12 +161,12 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     groups = _joined(groups)
     single = (group[0] for group in groups.values() if len(group) == 1)
     pools = [attention for attention in single if attention.is_learned and not _enters(attention, groups)]
-    depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
-    streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
+    products = {p.product for a in attentions if a not in pools for p in a.pieces}
+    streams = [_stream(program, tape, rows, group, products) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
         return [replace(s, others=0) for s in streams]
-    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
+    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
 
@@ -271,14 +271,14 @@ def _read(program: Program, tape: Tape, states: set[int], products: Container[in
     return needed & states
 
 
-def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: dict[int, int]) -> Stream:
-    """Return the stream of some attentions; ``depth`` maps the product A·V of each attention to its depth."""
+def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], products: set[int]) -> Stream:
+    """Return the stream of some attentions; ``products`` are the products A·V of all attentions."""
     queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    read = _ends(program, tape, carry, depth)
+    read = _ends(program, tape, carry)
     ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
     chain = path_to(above, _common(above, _last_read(program, ends)))
     blocks, states = list[Block](), [n for n in chain if members.is_whole(n)]
@@ -286,7 +286,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
         chain = members.trunk(program.makers, above, states[0], states[-1])
         starts = [(_last_before(program, chain, a.map), a) for a in attentions]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
+    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, products)
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
     learned = attentions[0].is_learned or not any(sources)
     names = () if learned else filter(None, sources)
@@ -332,7 +332,7 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
     """Return the blocks of a stream together with those that mix its rows without attention, whose entries are
     ``mixing``."""
-    if not blocks or not mixing or not all(n in spine for n in mixing):
+    if not blocks or not mixing:
         return tuple(blocks)
     inside = {b.entry: b.attentions for b in blocks}
     starts = sorted({*mixing, *inside}, key=lambda n: spine.index(n) if n >= 0 else n)
@@ -340,26 +340,16 @@ def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence
     return tuple(Block(n, end, inside.get(n, ())) for n, end in zip(starts, ends, strict=True))
 
 
-def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:
-    """Return the values of a stream that the rest of the tape reads: the output itself, and values read other than by
-    the attention of another stream; if there are none, the values that the last such attention reads."""
+def _ends(program: Program, tape: Tape, carry: list[bool]) -> list[int]:
+    """Return the values of a stream that the rest of the tape reads, including the output."""
     returns = [False] * len(tape)  # branches whose rows are unknown, such as convolutions, that lead back to the stream
     for call in reversed(tape.calls):
         if any(carry[r] or returns[r] for r in call.results):
             for o in call.operands:
                 returns[o] = returns[o] or not carry[o]
-    by_depth: dict[int, list[int]] = defaultdict(list)
-    for u in program.units:
-        out = [r for r in u.exits if not (carry[r] or returns[r])]
-        if out:
-            by_depth[max(depth.get(r, _NO_ATTENTION) for r in out)] += [e for e in u.entries if carry[e]]
-    if carry[program.output]:
-        by_depth[_NO_ATTENTION].append(program.output)
-    by_depth = {d: ends for d, ends in by_depth.items() if ends}
-    return by_depth[max(by_depth)] if by_depth else []
-
-
-_NO_ATTENTION = 1 << 30
+    outside = (u for u in program.units if not all(carry[r] or returns[r] for r in u.exits))
+    read = [e for u in outside for e in u.entries if carry[e]]
+    return [*read, program.output] if carry[program.output] else read
 
 
 def _common(above: dict[int, int], values: Iterable[int]) -> int:

@@ -1,6 +1,6 @@
 """Run the calls of a region on random rows, and recognize norms, softmaxes and elementwise functions by the results.
 
-    trial = Trial(Origins(tape, carry), entry, end, calls)
+    trial = RegionTrial(Origins(tape, carry), entry, end, calls)
     norm_or_softmax(trial)  # ("norm", (-1,))
 
 All values from outside the region, such as weights and masks, are random numbers too, in float64.
@@ -27,7 +27,7 @@ __all__ = [
     "SPREADING",
     "Draws",
     "Origins",
-    "Trial",
+    "RegionTrial",
     "is_elementwise",
     "norm_or_softmax",
     "repeat",
@@ -142,7 +142,7 @@ def wide(t: Tensor) -> Tensor:
     return t.double().cpu() if t.is_floating_point() else t.cpu()
 
 
-class Trial:
+class RegionTrial:
     """The calls from an entry to an end as a function, with random operands from outside."""
 
     def __init__(self, origins: Origins, entry: int, end: int, calls: tuple[Call, ...]) -> None:
@@ -215,7 +215,7 @@ class Trial:
         return values[self.end]
 
 
-def is_elementwise(trial: Trial) -> bool:
+def is_elementwise(trial: RegionTrial) -> bool:
     """Return True if f(where(m, x, z)) = where(m, f(x), f(z)) for a random mask m."""
     x, z = trial.rows(), trial.rows()
     first = trial.draws.uniform(x.shape, 0) < 0.5
@@ -223,7 +223,7 @@ def is_elementwise(trial: Trial) -> bool:
     return fx.shape == x.shape and torch.equal(torch.where(first, fx, fz), mixed)
 
 
-def norm_or_softmax(trial: Trial) -> tuple[str, tuple[int, ...]] | None:
+def norm_or_softmax(trial: RegionTrial) -> tuple[str, tuple[int, ...]] | None:
     """Return (kind, axes) of the norm or softmax that a trial computes; None if it computes neither."""
     x, names = trial.rows(), {c.name for c in trial.calls}
     y = trial(x)
@@ -244,7 +244,7 @@ def norm_or_softmax(trial: Trial) -> tuple[str, tuple[int, ...]] | None:
     return ("norm", axes) if names & ROOTS and is_norm(a, plus, minus) else None
 
 
-def _mixed_axes(trial: Trial, x: Tensor, y: Tensor) -> tuple[int, ...]:
+def _mixed_axes(trial: RegionTrial, x: Tensor, y: Tensor) -> tuple[int, ...]:
     """Return the (negative) axes along which a change of one element of x changes other elements of y."""
     y = y.nan_to_num(0, 0, 0)
     sizes, moved = y.abs().flatten(), x.clone().flatten()
