@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from whyformer.explaining import open_model
 from whyformer.prepared import Prepared
@@ -29,6 +30,31 @@ Builder = Callable[[], tuple[nn.Module, Inputs]]
 def unseen(values: Tensor) -> Tensor:
     """The same values as a kernel makes them: nothing tells what they were computed from."""
     return torch.from_numpy(values.detach().numpy().copy())
+
+
+def gelu_backward(ctx: Any, flow: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return torch.ops.aten.gelu_backward(flow, x)
+
+
+class GeluInNumpy(torch.autograd.Function):
+    """GELU as a kernel that torch does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return unseen(functional.gelu(x))
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        return gelu_backward(ctx, flows[0])
+
+
+class WrittenGelu(nn.Module):
+    """GELU as several calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.special.erf(x / 2**0.5))
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -176,7 +176,7 @@ class Mixing(Eight):
 def test_weights_that_cannot_be_read_off_are_refused_with_what_holds(kind: type[Packed], declared: Any) -> None:
     model, _, inputs = packed(kind)
     for method in ("lrp", "transformer_attribution"):
-        with pytest.raises(UnknownOperation, match=rf"'{declared.__name__}' is declared to be linear.*like=\"adjoint\" suffices \(attnlrp"):
+        with pytest.raises(UnknownOperation, match=rf"'{declared.__name__}' is registered as linear.*like=\"adjoint\" suffices \(attnlrp"):
             whyformer.explain(model, inputs, method, 1, rules={declared: "linear"})
     found, wanted = (whyformer.explain(model, inputs, "attnlrp", 1, rules={declared: like}).scores for like in ("linear", "adjoint"))
     assert torch.equal(found, wanted)

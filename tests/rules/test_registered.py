@@ -16,7 +16,7 @@ import whyformer.rules
 from whyformer.errors import InputError, ModelError, UnknownOperation
 from whyformer.rules import registered
 from whyformer.rules.core import Call, Rule
-from zoo import unseen
+from zoo import GeluInNumpy, WrittenGelu, gelu_backward, unseen
 
 WIDTH, TOKENS = 6, 4
 MULTIPLIERS = ["lrp_ah_ln", "lrp_ln"]
@@ -29,12 +29,7 @@ def soft(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-def _soft_backward(ctx: Any, flow: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    return torch.ops.aten.gelu_backward(flow, x)
-
-
-soft.register_autograd(_soft_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+soft.register_autograd(gelu_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 @torch.library.custom_op("whyformer_tests::straight", mutates_args=())
@@ -65,17 +60,6 @@ def _scaled_context(ctx: Any, inputs: Any, output: Any) -> None:
 scaled.register_autograd(_scaled_backward, setup_context=_scaled_context)
 
 
-class Soft(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return unseen(F.gelu(x))
-
-    @staticmethod
-    def backward(ctx: Any, *flows: Tensor) -> Tensor:
-        return _soft_backward(ctx, flows[0])
-
-
 class SoftInTwo(torch.autograd.Function):
     """With the context set up apart."""
 
@@ -89,15 +73,10 @@ class SoftInTwo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Tensor:
-        return _soft_backward(ctx, flows[0])
+        return gelu_backward(ctx, flows[0])
 
 
-EARLY = Soft.apply  # a name taken before anything is registered
-
-
-class SoftModule(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.special.erf(x / 2**0.5))
+EARLY = GeluInNumpy.apply  # a name taken before anything is registered
 
 
 class OwnNorm(nn.Module):
@@ -172,9 +151,9 @@ SOFT: dict[str, tuple[Any, Any]] = {
     "name": ("whyformer_tests::soft", soft),
     "packet": (torch.ops.whyformer_tests.soft, torch.ops.whyformer_tests.soft),
     "definition": (soft, soft),
-    "autograd function": (Soft, EARLY),
+    "autograd function": (GeluInNumpy, EARLY),
     "context apart": (SoftInTwo, lambda x: SoftInTwo.apply(x)),
-    "module": (SoftModule, SoftModule()),
+    "module": (WrittenGelu, WrittenGelu()),
     "torch function": (torch.special.erf, lambda x: 0.5 * x * (1 + torch.special.erf(x / 2**0.5))),
 }
 
@@ -230,8 +209,8 @@ def test_a_norm_is_known_by_its_values(like: str, method: str) -> None:
 
 
 def test_what_is_no_norm_is_not_taken_for_one() -> None:
-    with pytest.raises(ModelError, match="declared to be a norm"):
-        scores(SoftModule(), "lrp_ln", rules={SoftModule: "layer_norm"})
+    with pytest.raises(ModelError, match="registered as a norm"):
+        scores(WrittenGelu(), "lrp_ln", rules={WrittenGelu: "layer_norm"})
 
 
 @pytest.mark.parametrize("way", ["name", "autograd function", "module"])
@@ -345,11 +324,11 @@ def test_like_a_sum_of_two_branches(like: str, sign: int, method: str) -> None:
     assert torch.allclose(scores(module, method, rules={Together: like}), wanted, rtol=1e-9, atol=1e-12)
     other = {"add": "sub", "sub": "add"}[like]
     if method in ("lrp", "transformer_attribution"):
-        with pytest.raises(ModelError, match=f"declared to be like {other}, but gives other values"):
+        with pytest.raises(ModelError, match=f"registered as {other}, but gives other values"):
             scores(module, method, rules={Together: other})
 
 
-def test_what_is_declared_badly_is_told() -> None:
+def test_wrong_registrations_are_refused() -> None:
     with pytest.raises(InputError, match="Did you mean 'gelu'"):
         scores(F.gelu, "lrp", rules={"my_ns::op": "gellu"})
     with pytest.raises(InputError, match="is not an operation"):
@@ -390,7 +369,7 @@ def test_rules_of_a_call_are_its_threads_alone() -> None:
 @pytest.mark.parametrize("rule", ["separate", "shared", "alpha_beta", "epsilon", "gamma"])
 def test_attention_in_one_call_gets_the_scores_of_its_parts(rule: str) -> None:
     """The rule of the input layer is for the projections that read the input, not for that of what they gave."""
-    models = [Model(SoftModule(), block) for block in (Block, WrittenBlock)]
-    rules = {SoftModule: "gelu"}
+    models = [Model(WrittenGelu(), block) for block in (Block, WrittenBlock)]
+    rules = {WrittenGelu: "gelu"}
     fused, written = (whyformer.explain(m, X, "lrp", rules=rules, rule=rule).scores for m in models)
     torch.testing.assert_close(fused, written, rtol=1e-8, atol=1e-10)

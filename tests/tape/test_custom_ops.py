@@ -17,30 +17,9 @@ from whyformer.tape.program import read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, walk_back
-from zoo import unseen
+from zoo import GeluInNumpy, WrittenGelu, unseen
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-class Soft(nn.Module):
-    """GELU, written out."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.special.erf(x / 2**0.5))
-
-
-class Away(torch.autograd.Function):
-    """GELU in numpy."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return unseen(F.gelu(x))
-
-    @staticmethod
-    def backward(ctx: Any, *flows: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return torch.ops.aten.gelu_backward(flows[0], x)
 
 
 class Net(nn.Module):
@@ -65,9 +44,9 @@ def gradient(model: nn.Module, custom_ops: dict[Any, str]) -> tuple[Tape, list[t
     return tape, [(u.kind, u.name) for u in program.units], found[root]
 
 
-@pytest.mark.parametrize("middle", [Soft(), Away.apply, lambda x: Away.apply(x.clone()).clone()])
+@pytest.mark.parametrize("middle", [WrittenGelu(), GeluInNumpy.apply, lambda x: GeluInNumpy.apply(x.clone()).clone()])
 def test_one_unit_of_the_kind_that_was_said_with_the_derivative_of_its_own(middle: Any) -> None:
-    key = Soft if isinstance(middle, Soft) else Away
+    key = WrittenGelu if isinstance(middle, WrittenGelu) else GeluInNumpy
     wanted = gradient(Net(nn.GELU()), {})[2]
     _, units, found = gradient(Net(middle), {key: "gelu"})
     assert units.count(("activation", key.__name__)) == 1
@@ -76,13 +55,13 @@ def test_one_unit_of_the_kind_that_was_said_with_the_derivative_of_its_own(middl
 
 
 def test_classes_are_left_as_they_were() -> None:
-    before = dict(vars(Away))
-    for middle in (Away.apply, lambda x: 1 / 0):
+    before = dict(vars(GeluInNumpy))
+    for middle in (GeluInNumpy.apply, lambda x: 1 / 0):
         try:
-            gradient(Net(middle), {Away: "gelu"})
+            gradient(Net(middle), {GeluInNumpy: "gelu"})
         except ZeroDivisionError:
             pass
-        assert dict(vars(Away)) == before
+        assert dict(vars(GeluInNumpy)) == before
     from torch.nn.modules import module
 
     assert not module._global_forward_hooks
@@ -90,7 +69,7 @@ def test_classes_are_left_as_they_were() -> None:
 
 
 def test_another_thread_that_runs_the_model_meanwhile_is_not_recorded() -> None:
-    inside, outside = Net(Away.apply), Net(Away.apply)
+    inside, outside = Net(GeluInNumpy.apply), Net(GeluInNumpy.apply)
     wanted, seen = outside(X), []
 
     class Waiting(nn.Module):
@@ -98,11 +77,11 @@ def test_another_thread_that_runs_the_model_meanwhile_is_not_recorded() -> None:
             thread = threading.Thread(target=lambda: seen.append(outside(X)))
             thread.start()
             thread.join()
-            return Away.apply(x)
+            return GeluInNumpy.apply(x)
 
     inside.middle = Waiting()
-    _, units, _ = gradient(inside, {Away: "gelu"})
-    assert units.count(("activation", "Away")) == 1
+    _, units, _ = gradient(inside, {GeluInNumpy: "gelu"})
+    assert units.count(("activation", "GeluInNumpy")) == 1
     assert torch.equal(seen[0], wanted)
 
 
@@ -127,12 +106,12 @@ def test_a_declared_module_within_a_declared_module() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Soft()
+            self.inner = WrittenGelu()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x).tanh()
 
-    _, units, found = gradient(Net(Outer()), {Soft: "gelu", Outer: "activation"})
+    _, units, found = gradient(Net(Outer()), {WrittenGelu: "gelu", Outer: "activation"})
     assert [name for kind, name in units if kind == "activation"] == ["Outer"]
     wanted = gradient(Net(nn.Sequential(nn.GELU(), nn.Tanh())), {})[2]
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -184,10 +163,10 @@ def test_what_cannot_be_one_call_is_refused(change: Any, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["cosine_similarity", F.pairwise_distance, F.linear])
 def test_what_torch_makes_of_others_is_refused_with_the_way_out(name: Any) -> None:
-    model, x = Net(Soft()), X
+    model, x = Net(WrittenGelu()), X
     with pytest.raises(InputError, match="name the class of the module"):
         whyformer.explain(model, x, "lrp", rules={name: "gelu"})
-    assert whyformer.explain(model, x, "lrp", rules={Soft: "gelu"}).scores.any()
+    assert whyformer.explain(model, x, "lrp", rules={WrittenGelu: "gelu"}).scores.any()
 
 
 @pytest.mark.parametrize("name", ["gelu", F.gelu, "aten::gelu", torch.ops.aten.gelu])
@@ -211,9 +190,9 @@ def test_a_composite_says_what_it_is_given_by_the_kind() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.function(x) * x.roll(1, -1)
 
-    own, plain = Net(Gated(Soft())), Net(Gated(nn.GELU()))
+    own, plain = Net(Gated(WrittenGelu())), Net(Gated(nn.GELU()))
     wanted = whyformer.explain(plain, X, "cp_lrp").scores
-    torch.testing.assert_close(whyformer.explain(own, X, "cp_lrp", rules={Soft: "gelu"}).scores, wanted, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(whyformer.explain(own, X, "cp_lrp", rules={WrittenGelu: "gelu"}).scores, wanted, rtol=1e-9, atol=1e-10)
     assert "identity" in COMPOSITES["attnlrp"].rules
 
 
@@ -271,7 +250,7 @@ def test_a_declared_operation_of_two_branches_has_no_rule_of_one() -> None:
 
 @pytest.mark.parametrize("like", ["gelu", "layer_norm"])
 def test_an_intervention_at_what_a_declared_operation_returns(like: str) -> None:
-    middle, key = (Soft(), Soft) if like == "gelu" else (nn.LayerNorm(4), nn.LayerNorm)
+    middle, key = (WrittenGelu(), WrittenGelu) if like == "gelu" else (nn.LayerNorm(4), nn.LayerNorm)
     model = Net(middle)
     tape, _ = record_call(model, (X,), custom_ops={key: like}, names=True)
     ((number,),) = tape.outputs["middle"]

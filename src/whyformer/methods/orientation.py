@@ -9,8 +9,8 @@ from torch import nn
 
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.tape.axes import axis_of_rows
 from whyformer.tape.recording import record_call
+from whyformer.tape.sources import axis_of_rows
 
 
 def oriented(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -26,8 +26,8 @@ from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.options import DEFAULTS, Options
 from whyformer.rules.registered import custom_rules
+from whyformer.tape.feeding import find_read_box
 from whyformer.tape.places import Box
-from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
 
 __all__ = ["MapWatch", "Scores", "Task"]

@@ -57,7 +57,7 @@ def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
         if layer is None:
             if _has_weights(walk, unit):
                 raise UnknownOperation(
-                    f"'{unit.name}' is declared to be linear, but its weights, which rules for relevance need, cannot "
+                    f"'{unit.name}' is registered as linear, but its weights, which rules for relevance need, cannot "
                     "be determined from its outputs (it mixes rows, or rounds its inputs): "
                     f"{_MULTIPLIERS}, explain the model before quantisation, or register a rule, "
                     "rule=whyformer.rules.core.Rule(...)"
@@ -102,7 +102,7 @@ def _has_weights(walk: Walk, unit: Unit) -> bool:
     """Return True if a custom operation reads a matrix of weights."""
     tape, call = walk.tape, walk.tape.calls[unit.calls[0]]
     has_operand = any(walk.program.weight[o] and len(tape.shapes[o]) > 1 for o in call.operands)
-    return has_operand or getattr(call.operator, "holds_weights", False)
+    return has_operand or call.holds_weights
 
 
 def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:

@@ -7,7 +7,6 @@ flow at the exit of a unit to flows at its entries, see :mod:`whyformer.tape.wal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -32,41 +31,29 @@ def secant(walk: Walk, step: Step, flows: Flows) -> Parts:
     and by its limit g'(0) at x = 0. If g(0) is not finite, as for a logarithm, use g'(x)."""
     if len(step.unit.entries) > 1:  # a clip whose bounds depend on the input is no function of x alone
         return adjoint(walk, step, flows)
-    (entry,), flow = step.unit.entries, flows[step.unit.exit]
-    x, g = walk.tape[entry], _Function(walk, step)
+    tape, unit = walk.tape, step.unit
+    (entry,), flow, elementwise = unit.entries, flows[unit.exit], _is_elementwise(tape, unit)
+    x, g = tape[entry], lambda t: repeat_unit(tape, unit, {entry: t})[0]
     h = torch.finfo(x.dtype).eps ** 0.5
-    zero = x.new_zeros(()) if g.elementwise else torch.zeros_like(x)
+    zero = x.new_zeros(()) if elementwise else torch.zeros_like(x)
     origin = g(zero)
     limit = (g(zero + h) - g(zero - h)) / (2 * h)
     concrete = not in_transform()  # inside vmap, Python cannot branch on values
     if concrete and not bool(origin.isfinite().all()):
         return adjoint(walk, step, flows)
-    if concrete and g.elementwise and float(origin) == 0:  # g(x) / x is exact enough, and only 0/0 must be replaced
+    if concrete and elementwise and float(origin) == 0:  # g(x) / x is exact enough, and only 0/0 must be replaced
         slope = g(x).div_(x).nan_to_num_(float(limit), math.inf, -math.inf)
     else:
         slope = torch.where(x.abs() < h, limit, (g(x) - origin) / torch.where(x == 0, 1, x))
     return [(entry, (slope * flow).to(flow.dtype))]
 
 
-@dataclass
-class _Function:
-    """An activation as a function of its entry."""
-
-    walk: Walk
-    step: Step
-
-    @property
-    def elementwise(self) -> bool:
-        """True if the same scalar function is applied to every element."""
-        tape, unit = self.walk.tape, self.step.unit
-        inner = {unit.entries[0], *(r for n in unit.calls for r in tape.calls[n].results)}
-        calls = [tape.calls[n] for n in unit.calls]
-        single = all(o in inner or math.prod(tape.shapes[o]) == 1 for c in calls for o in c.operands)
-        return single and all(c.name in ELEMENTWISE or KINDS.get(c.name) == "activation" for c in calls)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        unit = self.step.unit
-        return repeat_unit(self.walk.tape, unit, {unit.entries[0]: x})[0]
+def _is_elementwise(tape: Tape, unit: Unit) -> bool:
+    """Return True if an activation applies the same scalar function to every element."""
+    calls = [tape.calls[n] for n in unit.calls]
+    inner = {unit.entries[0], *(r for c in calls for r in c.results)}
+    single = all(o in inner or math.prod(tape.shapes[o]) == 1 for c in calls for o in c.operands)
+    return single and all(c.name in ELEMENTWISE or KINDS.get(c.name) == "activation" for c in calls)
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------
@@ -77,17 +64,16 @@ def detached_norm(walk: Walk, step: Step, flows: Flows) -> Parts:
     In a norm of several calls, the bracket is a value inside the unit (``statistics``), so the rule is the adjoint with
     this value held constant.
     """
-    unit = step.unit
+    unit, parts = step.unit, Parts()
     if not unit.places:
         return adjoint(walk, step, flows)
-    beside = [(o, f) for o, f in adjoint(walk, step, flows) if o != unit.entries[0]] if len(unit.entries) > 1 else []
-    return [*beside, (unit.entries[0], _through_norm(walk, unit, flows[unit.exit]))] if step.live[0] else beside
-
-
-def _through_norm(walk: Walk, unit: Unit, flow: Tensor) -> Tensor:
-    """Return the flow to the entry of a norm of one call, with its standard deviation held constant."""
-    gain = norm_operand(walk.tape, unit, "weight")
-    return normalise(walk.tape, unit, flow if gain is None else flow * gain).to(flow.dtype)
+    if len(unit.entries) > 1:  # the weight or the bias carries too
+        parts = [(o, f) for o, f in adjoint(walk, step, flows) if o != unit.entries[0]]
+    if step.live[0]:
+        flow, gain = flows[unit.exit], norm_operand(walk.tape, unit, "weight")
+        through = normalise(walk.tape, unit, flow if gain is None else flow * gain)
+        parts.append((unit.entries[0], through.to(flow.dtype)))
+    return parts
 
 
 def normalise(tape: Tape, unit: Unit, x: Tensor) -> Tensor:

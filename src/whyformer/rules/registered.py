@@ -127,7 +127,7 @@ def _custom_rule(operation: Any, like: str | None, rule: Rule | None) -> CustomR
     recorded_as(operation)
     if like and like not in LIKES:
         raise unknown(
-            f"{operation!r} is declared to be like",
+            f"{operation!r} cannot be registered as",
             like,
             LIKES,
             'Use an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Recent"]
@@ -26,6 +27,11 @@ class Recent(Generic[Result]):
         if result is not None:
             self.put(key, result)
         return result
+
+    def once(self, key: object, compute: Callable[[], Result]) -> Result:
+        """Return the result of a key, which is computed unless it is stored."""
+        result = self._results[key] if key in self._results else compute()
+        return self.put(key, result)
 
     def put(self, key: object, result: Result) -> Result:
         """Store a result as the most recent one, and return it."""

@@ -53,6 +53,7 @@ class Call:
         random: True if the call draws random numbers. Such a call is never repeated.
         kind: kind of a custom operation, see :mod:`whyformer.tape.custom_ops`; "" for other calls.
         hidden_operands: numbers of the values that a custom operation reads without getting them as arguments.
+        holds_weights: True if a custom operation is a module with weight matrices.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Call:
     random: bool = False
     kind: str = ""
     hidden_operands: tuple[int, ...] = ()
+    holds_weights: bool = False
 
     def __call__(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Repeat the call with other operands, without modifying them; return all results."""

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.tape.calls import fill, is_composite, needed_calls, slot, tensors_in
+from whyformer.tape.calls import is_composite, needed_calls, tensors_in
+from whyformer.tape.modules import module_hooks
 from whyformer.tape.norms import nearest_norm
 from whyformer.tape.tables import KINDS, name_set
 
 if TYPE_CHECKING:
     from whyformer.tape.recording import Recorder
 
-__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "Forward", "recorded_as"]
+__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "recorded_as"]
 
 aten = torch.ops.aten
 
@@ -120,28 +121,6 @@ def _is_decomposed(name: str) -> bool:
 
 
 # -- a pass with custom operations -----------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """A custom operation as a function of its tensor arguments.
-
-    Attributes:
-        function: the callable.
-        args, kwargs: its arguments, with slots for tensors.
-        holds_weights: True if it is a module with weight matrices.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    holds_weights: bool = False
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        output: Tensor = self.function(
-            *fill(self.args, tensors), **{k: fill(a, tensors) for k, a in self.kwargs.items()}
-        )
-        return output
-
-
 @dataclass(frozen=True)
 class _Operation:
     """A custom operation.
@@ -160,6 +139,11 @@ class _Operation:
     epsilons: tuple[float, ...] = ()
     holds_weights: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Kind of its calls."""
+        return LIKES.get(self.like, self.like)
+
 
 @dataclass(eq=False)
 class CustomCalls:
@@ -173,7 +157,6 @@ class CustomCalls:
 
     recorder: Recorder
     likes: Mapping[Any, str]
-    thread: int = field(default_factory=threading.get_ident)
     starts: list[tuple[Any, int, int]] = field(default_factory=list)  # (running forward, next call, next value)
 
     # -- operators
@@ -191,20 +174,13 @@ class CustomCalls:
             for function in (c for c in classes if issubclass(c, torch.autograd.Function)):
                 stack.enter_context(_FORWARDS.calls_of(function, self))
             if any(issubclass(c, nn.Module) for c in classes):
-                from torch.nn.modules import module
-
-                for hook in (
-                    module.register_module_forward_pre_hook(self._enter),
-                    module.register_module_forward_hook(self._leave, with_kwargs=True),
-                ):
-                    stack.callback(hook.remove)
+                stack.enter_context(module_hooks(self._enter, self._leave))
             yield
 
     def _class_of(self, module: nn.Module) -> type | None:
-        same_thread = threading.get_ident() == self.thread
-        return next((c for c in type(module).__mro__ if c in self.likes), None) if same_thread else None
+        return next((c for c in type(module).__mro__ if c in self.likes), None)
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
         if self._class_of(module) is not None:
             self.begin(module)
 
@@ -238,7 +214,7 @@ class CustomCalls:
         inner = tape.calls[first_call:]
         if any(call.operands[i] < first_value for call in inner for i in call.writes):
             raise ModelError(
-                f"'{operation.name}' is declared to be like an operation, but modifies an existing tensor in place, so "
+                f"'{operation.name}' is registered as one operation, but modifies an existing tensor in place, so "
                 "it cannot be repeated: let it return a new tensor"
             )
         operands: list[int] = []
@@ -264,7 +240,7 @@ class CustomCalls:
         """Record the call of a custom operation; return its output, replaced if an intervention changes it."""
         if not isinstance(output, Tensor):
             raise ModelError(
-                f"'{operation.name}' is declared to be like an operation, but returns a {type(output).__name__}: let "
+                f"'{operation.name}' is registered as one operation, but returns a {type(output).__name__}: let "
                 "it return one tensor"
             )
         recorder, tape, first = self.recorder, self.recorder.tape, len(self.recorder.tape.calls)
@@ -272,16 +248,13 @@ class CustomCalls:
         floating = [o for o in operands if tape.floating(o)]
         if operation.like in _SUMS and len(floating) == 2:
             self._sum(operation, floating, output)
-        elif LIKES.get(operation.like) == _NORM:
+        elif operation.kind == _NORM:
             parameters = [*operation.parameters, *(tape[o] for o in floating[1:])]
             self._norm(operation, floating[0], parameters, [*operation.epsilons, *numbers], output)
         else:
-            forward = Forward(function, slots, named, operation.holds_weights)
             results = recorder.number_results(operation.name, operands, [output], False)
-            kind = LIKES.get(operation.like, operation.like)
-            places = tuple(map(slot, range(len(operands))))
-            more = {"kind": kind, "hidden_operands": hidden_operands}
-            recorder.note(operation.name, forward, places, {}, operands, results, **more)
+            more = {"hidden_operands": hidden_operands, "holds_weights": operation.holds_weights}
+            recorder.note(operation.name, function, slots, named, operands, results, kind=operation.kind, **more)
         altered: Tensor = recorder.altered(first, output)
         return altered
 
@@ -289,7 +262,7 @@ class CustomCalls:
         """Record a sum or difference of two tensors, after checking its values."""
         expected = _SUMS[operation.like](*(self.recorder.tape[b] for b in branches))
         if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-3, atol=1e-6):
-            raise ModelError(f"'{operation.name}' is declared to be like {operation.like}, but gives other values")
+            raise ModelError(f"'{operation.name}' is registered as {operation.like}, but gives other values")
         self.recorder.step(operation.like, _SUMS[operation.like], branches, output)
 
     def _norm(
@@ -300,7 +273,7 @@ class CustomCalls:
         norm = nearest_norm(parameters, epsilons, tape[x], output)
         if norm is None:
             raise ModelError(
-                f"'{operation.name}' is declared to be a norm, but gives other values than layer_norm and rms_norm "
+                f"'{operation.name}' is registered as a norm, but gives other values than layer_norm and rms_norm "
                 "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.core.Rule(...)"
             )
         shape, step = tape.shapes[x], recorder.step

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from whyformer.tape.calls import Call
+from whyformer.tape.calls import needed_calls
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, RESHAPES
 from whyformer.tape.units import Unit, roots_of
 from whyformer.tape.values import Tape
+from whyformer.tape.walking import recomputed
 
 __all__ = ["EndFunction", "end_function"]
 
@@ -70,25 +69,19 @@ def _softmax(tape: Tape, unit: Unit) -> EndFunction | None:
 
 def _sigmoid(tape: Tape, program: Program, output: int) -> EndFunction | None:
     """Return a sigmoid or its logarithm: a chain of elementwise calls that gives its values for other numbers too."""
-    calls, x = list[Call](), output
-    while (call := tape.maker.get(x)) is not None and call.name in ELEMENTWISE and len(calls) < _LONGEST:
-        before = [o for o in call.operands if program.carry[o]]
-        if len(before) != 1 or tape.shapes[before[0]] != tape.shapes[output]:
+    x, numbers = output, torch.linspace(-8, 8, tape.shapes[output].numel(), dtype=torch.float64)
+    numbers = numbers.reshape(tape.shapes[output]).to(tape.device(output))
+    for _ in range(_LONGEST):
+        call = tape.maker.get(x)
+        before = [o for o in call.operands if program.carry[o]] if call is not None else []
+        if call is None or call.name not in ELEMENTWISE or len(before) != 1:
             return None
-        (x,), calls = before, [call, *calls]
-        y, numbers = _repeated(tape, calls, x)
+        (x,) = before
+        if tape.shapes[x] != tape.shapes[output]:
+            return None
+        with bare():
+            y = recomputed(tape, needed_calls(tape.calls, [output], ends=[x]), {x: numbers})[output].double()
         for name in ("sigmoid", "logsigmoid"):
             if torch.allclose(y, getattr(functional, name)(numbers), rtol=1e-5, atol=0):
                 return EndFunction(name, x, -1)
     return None
-
-
-def _repeated(tape: Tape, calls: Sequence[Call], x: int) -> tuple[Tensor, Tensor]:
-    """Return (the result of the calls for numbers from −8 to 8 instead of x, these numbers)."""
-    numbers = torch.linspace(-8, 8, tape.shapes[x].numel(), dtype=torch.float64, device=tape.device(x))
-    values = {x: numbers.reshape(tape.shapes[x])}
-    with bare():
-        for call in calls:
-            results = call([values[o] if o in values else tape[o] for o in call.operands])
-            values.update(zip(call.results, results, strict=True))
-    return values[calls[-1].results[0]].double(), values[x]

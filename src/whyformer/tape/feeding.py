@@ -2,28 +2,50 @@
 
     fed = find_fed(tape, rows, family)
     fed[number]  # the row of the family that a row of the input feeds, 0 for none
+    find_read_box(tape, tape.number(pixels), outputs)  # (left, top, right, bottom) of the pixels that are read
 
 New rows are created from other rows by single calls, one step after another. If the rows of a new row lie side by side
 in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: with
 random flows r and g(w) = Jᵀ(w ⊙ r), where w is a number for each new row i, a row that feeds only the new row i has
 g(i) = i · g(1), and a row that feeds several does not. If a step is unknown, all steps are measured at once, from the
-input on, with the mixing of attentions held constant.
+input on, with the mixing of attentions held constant. If receptive fields overlap, their centres are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from whyformer.tape.calls import Call
+from whyformer.tape.caches import Recent
+from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import read_program
 from whyformer.tape.rows import Family, Rows, constant_along
+from whyformer.tape.state import bare
+from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Composite, Flows, Parts, Rule, Step, Walk, adjoint, walk_back
+from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, walk_back
 
-__all__ = ["UNMIXED", "drawn", "find_fed", "find_step", "measure_fed", "resizes", "weighed_flows"]
+__all__ = [
+    "UNMIXED",
+    "Box",
+    "drawn",
+    "find_fed",
+    "find_read_box",
+    "find_step",
+    "flows_between",
+    "frame_of",
+    "measure_fed",
+    "represents_shares",
+    "resizes",
+]
+
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) in pixels of an input, possibly fractional."""
+DRAWN = 8  # number of random flows by which the positions of rows are measured
+_BOXES: Recent[Box | None] = Recent(16)
 
 
 def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
@@ -47,20 +69,13 @@ def find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
         rows: the rows of the pass.
         family: rows that are computed from an input.
     """
-    key = "fed", family.value
-    if key not in rows.cache:
-        rows.cache[key] = (_find_fed(tape, rows, family),)
-    fed: Tensor | None = rows.cache[key][0]
-    return fed
+    return rows.once(("fed", family.value), lambda: _find_fed(tape, rows, family))
 
 
 def measure_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
-    key = "measured", family.value
-    if key not in rows.cache:
-        rows.cache[key] = (_measured(tape, rows, rows.roots[family.source], family.value),)
-    fed: Tensor | None = rows.cache[key][0]
-    return fed
+    before = rows.roots[family.source]
+    return rows.once(("measured", family.value), lambda: _measured(tape, rows, before, family.value))
 
 
 def _find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
@@ -123,7 +138,7 @@ def _measured(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
     weights = [torch.ones_like(numbers), *(w for digit in digits for w in (digit, digit.square()))]
     power, *sums = (torch.zeros(len(rows), dtype=torch.float64) for _ in weights)
     for seed in range(1, directions + 1):
-        plain, *others = weighed_flows(tape, rows, before, after, weights, seed)
+        plain, *others = _weighed(tape, rows, before, after, weights, seed)
         power += rows.sums(before, plain.square()).cpu()
         for total, flow in zip(sums, others, strict=True):
             total += rows.sums(before, flow * plain).cpu()
@@ -141,24 +156,170 @@ def _measured(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
     return place
 
 
-def weighed_flows(
+def flows_between(
+    tape: Tape, before: int, seeds: Sequence[Mapping[int, Tensor]], composite: Composite = UNMIXED
+) -> list[Tensor]:
+    """Propagate flows from some values to an earlier value.
+
+    Args:
+        tape: a recorded pass.
+        before: number of the earlier value.
+        seeds: for each walk, {number of a value: flow}. All start from the same values.
+        composite: the rules. By default, the mixing of attentions is held constant.
+    """
+    program = read_program(tape, [before], seeds[0])
+    results = walk_back(program, tape, [(composite, seed) for seed in seeds], wanted=[before])
+    tape.release()
+    return [flows[before] for flows in results]
+
+
+def _weighed(
     tape: Tape, rows: Rows, before: int, after: int, weights: Iterable[Tensor], seed: int
 ) -> Iterator[Tensor]:
-    """Propagate random flows, multiplied by a weight for each row, from value ``after`` to value ``before``, with the
-    mixing of attentions held constant.
+    """Yield the flows at value ``before`` from the same random flow at value ``after``, multiplied by a weight for each
+    row.
 
     Args:
         tape, rows: a recorded pass and its rows.
         before, after: numbers of the two values.
         weights: for each flow, ``[R]``, the weight of each row.
         seed: seed of the random numbers.
-
-    Returns:
-        For each of the weights, the flow at ``before``.
     """
     flow = drawn(tape, after, seed)
-    program, label = read_program(tape, [before], after), rows.of(after).to(flow.device)
-    runs = [(UNMIXED, {after: flow * weight.to(flow)[label]}) for weight in weights]
-    results = walk_back(program, tape, runs, wanted=[before])
+    label = rows.of(after).to(flow.device)
+    seeds = [{after: flow * weight.to(flow)[label]} for weight in weights]
+    return (flow.double() for flow in flows_between(tape, before, seeds))
+
+
+# -- receptive fields that overlap -----------------------------------------------------------------------------------
+def frame_of(moments: int, frames: int) -> Tensor:
+    """Return ``[T]``, the frame to which each of T moments belongs, if N frames represent T/N moments each."""
+    middles = torch.arange(moments) + 0.5
+    return torch.div(middles * frames, moments, rounding_mode="floor").long().clamp(max=frames - 1)
+
+
+def represents_shares(tape: Tape, rows: Rows, family: Family, root: Family) -> bool:
+    """Return True if the rows of a family represent equal shares of an input, in the order of their grids: moments of a
+    sound, or pixels of a picture.
+
+    With random flows r at the rows i and g(w) = Jᵀ(w ⊙ r), the mean of g(i) · g(1) divided by that of g(1)² is the
+    centre Σ_i i‖J_ip‖² / Σ_i ‖J_ip‖² of the rows that element p feeds, where i is the coordinate of a row along an axis
+    of the grid. As a function of the row, the centres of the elements of its share must lie on a line through the
+    middle, up to one row. The slope of the line may be smaller than 1, since norms over the whole input, and positions
+    that are added by a convolution, move all centres towards the middle.
+
+    Args:
+        tape: a recorded pass.
+        rows: the rows of the pass.
+        family: rows that are computed from the elements, ``[B, N]``.
+        root: the family of the elements, ``[B, M]``.
+    """
+    count = len(family.numbers)
+    grid = family.grid if len(root.grid) > 1 else family.numbers.shape[1:]
+    if len(grid) != len(root.grid) or family.numbers.shape != (count, math.prod(grid)):
+        return False
+    if root.numbers.shape != (count, math.prod(root.grid)):
+        return False
+    places = [p.double() - (n - 1) / 2 for n, p in zip(grid, _coordinates(grid), strict=True)]
+    pairs = zip(root.grid, grid, _coordinates(root.grid), strict=True)
+    shares = [frame_of(m, n)[p].repeat(count) for m, n, p in pairs]
+    power, along = _centres(tape, rows, family, root, places)
+    return all(_in_line(power, a, share, n) for a, share, n in zip(along, shares, grid, strict=True))
+
+
+def _coordinates(grid: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return, for each axis, ``[M]``, the coordinates of the elements of a grid in reading order."""
+    return torch.unravel_index(torch.arange(math.prod(grid)), grid)
+
+
+def _centres(
+    tape: Tape, rows: Rows, family: Family, root: Family, places: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
+
+    Args:
+        tape, rows, family, root: as for :func:`represents_shares`.
+        places: for each axis, ``[N]``, the coordinates i of the rows.
+    """
+    ones, elements = torch.ones_like(places[0]), root.numbers.flatten()
+    totals = [torch.zeros(len(elements), dtype=torch.float64) for _ in (ones, *places)]
+    weights = torch.zeros(len(totals), len(rows), dtype=torch.float64)
+    for weight, place in zip(weights, (ones, *places), strict=True):
+        weight[family.numbers] = place.expand(family.numbers.shape)
+    for seed in range(1, DRAWN + 1):
+        plain, *moved = _weighed(tape, rows, root.value, family.value, weights, seed)
+        for total, product in zip(totals, (plain, *moved), strict=True):
+            total += rows.sums(root.value, product * plain).cpu()[elements]
+    return totals[0], totals[1:]
+
+
+def _in_line(power: Tensor, along: Tensor, share: Tensor, count: int) -> bool:
+    """Return True if the centres of the elements of each share lie on a line over the shares."""
+    total, moved = (t.new_zeros(count).index_add_(0, share, t) for t in (power, along))
+    fed = total > 0
+    if int(fed.sum()) < min(2, count):
+        return False
+    places = (torch.arange(count, dtype=torch.float64) - (count - 1) / 2)[fed]
+    centres, about = moved[fed] / total[fed], places - places.mean()
+    spread = float(about.square().sum())
+    slope = float((centres * about).sum()) / spread if spread else 1.0
+    off = float((centres - centres.mean() - slope * about).square().mean().sqrt())
+    return slope > 0.25 and off < slope and abs(float(centres.mean() - slope * places.mean())) < 1
+
+
+# -- the part of a picture that is read ------------------------------------------------------------------------------
+def find_read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
+    """Return the bounding box of the pixels that a model reads; None if it is the whole picture, or unknown. A
+    convolution whose stride equals its kernel size ignores the pixels after the last whole patch.
+
+    Random flows are propagated to the pixels from the values that the first attention reads, or from the outputs if
+    there is no attention. Pixels without a flow are not read.
+
+    Args:
+        tape: a recorded pass.
+        number: number of the picture, ``[..., H, W]``.
+        outputs: numbers of the values that the model returned.
+    """
+    ends = tuple(outputs)
+    with bare():
+        box = _BOXES.once((tape.signature, number, ends), lambda: _read_box(tape, number, ends))
     tape.release()
-    return (flows[before].double() for flows in results)
+    return box
+
+
+def _read_box(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
+    if not tape.floating(number) or len(tape.shapes[number]) < 3:
+        return None
+    ends = _before_attention(tape, number, outputs)
+    if not ends:
+        return None
+    (flow,) = flows_between(tape, number, [{n: drawn(tape, n) for n in ends}], GRADIENT)
+    read = (flow != 0).flatten(0, -3).any(0)
+    height, width = read.shape
+    lines = [read.any(1 - axis).nonzero().flatten().tolist() for axis in (0, 1)]
+    if not all(lines):
+        return None
+    (top, bottom), (left, right) = ((float(indices[0]), float(indices[-1] + 1)) for indices in lines)
+    return None if (left, top, right, bottom) == (0, 0, width, height) else (left, top, right, bottom)
+
+
+def _before_attention(tape: Tape, number: int, outputs: tuple[int, ...]) -> list[int]:
+    """Return the values computed from a picture before the first attention that are read by it or later; without an
+    attention, the outputs that depend on the picture."""
+    calls = needed_calls(tape.calls, outputs)
+    dependent = {number}
+    for i, call in enumerate(calls):
+        carried = [n for n in call.operands if n in dependent]
+        if _attends(call, len(carried)):
+            return sorted({n for later in calls[i:] for n in later.operands if n in dependent and n != number})
+        if carried:
+            dependent.update(n for n in call.results if tape.floating(n))
+    return sorted(dependent.intersection(outputs))
+
+
+def _attends(call: Call, carried: int) -> bool:
+    """Return True for a softmax or an attention kernel that depends on the pixels, and for a matrix product of two
+    values that do. ``carried`` is the number of operands that depend on the pixels."""
+    if KINDS.get(call.name) == "softmax" or "attention" in call.name:
+        return carried > 0
+    return KINDS.get(call.name) == "linear" and carried > 1

@@ -15,7 +15,7 @@ from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["find_rows"]
+__all__ = ["find_rows", "label_rows"]
 
 
 _KEPT = name_set(
@@ -55,10 +55,15 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     rows = _ROWS.get(key)
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
         calls = tape.calls if ends is None else needed_calls(tape.calls, ends)
-        with bare():
-            rows = _ROWS.put(key, _Labeller(tape, sources, calls).rows)
+        rows = _ROWS.put(key, label_rows(tape, sources, calls))
     tape.release()
     return rows
+
+
+def label_rows(tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> Rows:
+    """Return the rows of some calls, in the order of execution."""
+    with bare():
+        return _Labeller(tape, sources, calls).rows
 
 
 class _Labeller:
@@ -263,8 +268,8 @@ class _Labeller:
                 elif self.tape.floating(r):
                     self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
-        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
-        if beside and len(joined) == 1:
+        joins_rows = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
+        if joins_rows and len(joined) == 1:
             self._join(joined[0])
 
     def _shared(self, label: Tensor) -> Tensor:

@@ -1,15 +1,18 @@
-"""Find the values that hold the rows of a stream."""
+"""Find the values that hold the rows of a stream, and those on its residual path."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
+from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
-__all__ = ["Members"]
+__all__ = ["Members", "leads"]
 
 
 class Members:
@@ -59,6 +62,26 @@ class Members:
         members = numbers[self.inside[numbers]]
         return len(members) > 0 and len(members) == len(members.unique())
 
+    def trunk(self, makers: Mapping[int, Unit], above: Mapping[int, int], first: int, last: int) -> list[int]:
+        """Return the values between two states of the stream, along the residual path rather than the branches, in the
+        order of execution.
+
+        Where no single entry of a unit leads on, the path continues at its dominator.
+
+        Args:
+            makers: maps a value to the unit that computes it.
+            above: maps a value to its immediate dominator.
+            first, last: numbers of the two states, which are included.
+        """
+        values = [last]
+        while (n := values[-1]) > first:
+            entries = dict.fromkeys(makers[n].entries if n in makers else ())
+            before = [e for e in entries if self.is_whole(e)]
+            if len(before) == 2 and makers[n].kind == "add" and leads(makers, min(before), max(before)):
+                before = [min(before)]
+            values.append(before[0] if len(before) == 1 else above.get(n, first))
+        return [first, *(n for n in reversed(values) if n > first)]
+
     def _look(self, label: Tensor) -> tuple[bool, bool]:
         """Return (whether a label holds only rows of the stream, whether it holds all of them and no others)."""
         numbers = self.rows.distinct(label)
@@ -66,3 +89,21 @@ class Members:
             inside = int(self.inside[numbers].sum())
             self._looks[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
         return self._looks[id(numbers)]
+
+
+def leads(makers: Mapping[int, Unit], first: int, last: int) -> bool:
+    """Return True if a path leads from a value to a later one, or if they are the same.
+
+    Args:
+        makers: maps a value to the unit that computes it.
+        first, last: numbers of the two values.
+    """
+    todo, visited = [last], set[int]()
+    while todo:
+        n = todo.pop()
+        if n == first:
+            return True
+        if n > first and n not in visited:
+            visited.add(n)
+            todo += makers[n].entries if n in makers else ()
+    return False

@@ -1,42 +1,69 @@
-"""Record the module that makes each call."""
+"""Observe the modules that run during a pass, and record which of them makes each call."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from whyformer.tape.calls import every_tensor
 
 if TYPE_CHECKING:
     from whyformer.tape.recording import Recorder
 
-__all__ = ["ModuleNames"]
+__all__ = ["ModuleNames", "module_hooks"]
+
+
+@contextmanager
+def module_hooks(
+    enter: Callable[[nn.Module], None], leave: Callable[..., Any], *, always: bool = False
+) -> Iterator[None]:
+    """Context manager with global hooks of torch for the modules that run in this thread.
+
+    Args:
+        enter: called with each module before its forward.
+        leave: called with (module, args, kwargs, output) after its forward; returns None or another output.
+        always: also call ``leave`` after a forward that fails.
+    """
+    thread = threading.get_ident()
+
+    def before(module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == thread:
+            enter(module)
+
+    def after(module: nn.Module, *call: Any) -> Any:
+        return leave(module, *call) if threading.get_ident() == thread else None
+
+    hooks = (
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(after, with_kwargs=True, always_call=always),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class ModuleNames:
-    """Context manager that records which module makes each call of a pass, with global module hooks of torch. Modules
-    that run in other threads are ignored."""
+    """Records which module makes each call of a pass."""
 
     def __init__(self, model: Any, recorder: Recorder) -> None:
         self.paths = {id(m): name for name, m in model.named_modules()} if isinstance(model, nn.Module) else {}
-        self.recorder, self.tape = recorder, recorder.tape
-        self.thread, self.stack = threading.get_ident(), [(0, "")]
-        self.hooks: list[Any] = []
+        self.recorder, self.tape, self.stack = recorder, recorder.tape, [(0, "")]
 
-    def __enter__(self) -> None:
-        from torch.nn.modules import module
-
-        self.hooks = [
-            module.register_module_forward_pre_hook(self.enter),
-            module.register_module_forward_hook(self.leave, always_call=True),
-        ]
-
-    def __exit__(self, *_: object) -> None:
-        self.close(0)
-        for hook in self.hooks:
-            hook.remove()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context manager that observes the modules while a pass runs."""
+        with module_hooks(self.enter, self.leave, always=True):
+            try:
+                yield
+            finally:
+                self.close(0)
 
     def close(self, depth: int) -> None:
         """Assign the calls since the last module began or ended to the innermost running module, and leave the modules
@@ -46,13 +73,13 @@ class ModuleNames:
             self.tape.modules.setdefault(call.number, path)
         del self.stack[max(depth, 1) :]
 
-    def enter(self, module: nn.Module, _: Any) -> None:
-        if threading.get_ident() == self.thread and id(module) in self.paths:
+    def enter(self, module: nn.Module) -> None:
+        if id(module) in self.paths:
             self.close(len(self.stack))
             self.stack.append((len(self.tape.calls), self.paths[id(module)]))
 
-    def leave(self, module: nn.Module, _: Any, output: Any) -> None:
-        if threading.get_ident() != self.thread or id(module) not in self.paths:
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if id(module) not in self.paths:
             return
         path = self.paths[id(module)]
         self.close(len(self.stack) - 1)

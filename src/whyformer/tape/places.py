@@ -21,15 +21,11 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
-from whyformer.tape.moments import frame_of, represents_shares
+from whyformer.tape.feeding import Box, find_fed, find_step, frame_of, measure_fed, represents_shares, resizes
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.values import Tape
 
 __all__ = ["Box", "Elements", "box_cells", "find_elements"]
-
-Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels of an input, possibly fractional."""
 
 
 class Axis(NamedTuple):
@@ -97,10 +93,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
         is_picture: True if the elements are cells of a picture, False if they are tokens or vectors.
     """
     key = "elements", id(numbers), source, is_picture
-    if key not in rows.cache:
-        rows.cache[key] = _find_elements(tape, rows, numbers, source, is_picture), numbers
-    elements: Elements | None = rows.cache[key][0]
-    return elements
+    # keeps the numbers alive, so that their id stays unique
+    return rows.once(key, lambda: (_find_elements(tape, rows, numbers, source, is_picture), numbers))[0]
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:

@@ -18,8 +18,7 @@ from typing import Any
 from whyformer.errors import ModelError
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call
-from whyformer.tape.regions import find_regions
-from whyformer.tape.sums import find_sums
+from whyformer.tape.regions import Regions
 from whyformer.tape.units import CallReader, Unit, dominators, reach, weights
 from whyformer.tape.values import Tape
 
@@ -92,7 +91,7 @@ def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int])
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
     key = tape.signature, tuple(sorted(roots)), ends
-    return _PROGRAMS.get(key) or _PROGRAMS.put(key, _read(tape, key[1], ends))
+    return _PROGRAMS.once(key, lambda: _read(tape, key[1], ends))
 
 
 def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Program:
@@ -105,10 +104,8 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     ]
     _refuse_hidden_operands(live, carry)
     above = dominators(tape, carry)
-    units = find_regions(tape, carry, weight, live, above, frozenset((*roots, *outputs)))
+    units = Regions(tape, carry, weight, above, live, frozenset((*roots, *outputs))).find()
     covered = {n for u in units for n in u.calls}
-    sums = list(find_sums(tape, carry, [c for c in live if c.number not in covered], frozenset((*roots, *outputs))))
-    units, covered = [*units, *sums], covered.union(*(u.calls for u in sums))
     reading = CallReader(tape, carry, weight, needed, units)
     units += [reading.unit(c) for c in live if c.number not in covered]
     units.sort(key=lambda u: tape.maker[u.exit].number)

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
-from whyformer.tape.custom_ops import LIKES, CustomCalls
+from whyformer.tape.custom_ops import CustomCalls
 from whyformer.tape.decomposition import FUSED_ATTENTION, OPENED
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
-from whyformer.tape.tables import name_set
+from whyformer.tape.tables import COMPARISONS, ELEMENTWISE, KINDS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
@@ -39,18 +39,12 @@ __all__ = ["RAW", "Recorder", "record", "record_call"]
 
 
 # -- which values are stored -----------------------------------------------------------------------------------------
-# views and elementwise or rowwise functions: cheap to recompute
-_CHEAP = name_set(
-    "view _unsafe_view _reshape_alias reshape transpose t permute expand clone unsqueeze squeeze select slice alias "
-    "lift_fresh contiguous _to_copy split split_with_sizes chunk unbind cat stack index gather roll flip "
-    "constant_pad_nd pixel_shuffle unfold as_strided diagonal repeat index_select im2col overlay narrow copy "
-    "slice_scatter select_scatter masked_fill masked_scatter where index_put repeat_interleave tril triu "
-    "sub rsub mul div pow neg abs tanh sigmoid erf exp exp2 log log1p expm1 softplus relu silu gelu mish erfc sqrt "
-    "rsqrt reciprocal square clamp clamp_min clamp_max maximum minimum hardtanh hardsigmoid hardswish elu "
-    "leaky_relu sin cos log_sigmoid_forward threshold _softmax _safe_softmax native_layer_norm _fused_rms_norm "
-    "mean var var_mean sum amax ones zeros arange scalar_tensor causal_mask logical_not bitwise_not eq ne lt le gt ge "
-    "full full_like zeros_like ones_like"
-)
+# views, constants, and elementwise or rowwise functions are cheap to recompute; not sums, where branches meet
+_CHEAP = (
+    frozenset(name for name, kind in KINDS.items() if kind in ("view", "silent"))
+    | (ELEMENTWISE | REDUCTIONS | COMPARISONS | SOFTMAXES)
+    | name_set("native_layer_norm _fused_rms_norm ones zeros arange")
+) - name_set("add lerp addcdiv")
 _PRODUCTS = name_set("mm bmm addmm baddbmm matmul")
 _LONGEST = 8  # maximum number of consecutive calls repeated to recompute a value
 
@@ -355,7 +349,7 @@ class Recorder(TorchDispatchMode):
         overwritten = writes if operator is func else ()
         name, kind = facts.name, ""
         if (operation := self.custom_ops.of_operator(facts.full_name)) is not None:
-            name, kind = operation.name, LIKES.get(operation.like, operation.like)
+            name, kind = operation.name, operation.kind
         self.note(name, operator, slots, named, operands, results, writes=overwritten, random=facts.random, kind=kind)
         for i, n, group in zip(writes, results, groups, strict=False):
             for view in group:
@@ -440,7 +434,7 @@ def record_call(
     recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)
-    named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()
+    named: Any = ModuleNames(model, recorder).watching() if names else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), SWITCHES:
         try:
             with recorder, recorder.custom_ops.watching(), named:

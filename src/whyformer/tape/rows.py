@@ -13,9 +13,9 @@ A value whose rows are unknown has no label. Labels have stride 0 along axes of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ __all__ = [
     "zero",
 ]
 
+Result = TypeVar("Result")
 Label = tuple[Tensor, ...]
 """Row numbers in the shape of a value: one tensor, or two for a map (rows of queries and of keys, in either order)."""
 
@@ -149,7 +150,6 @@ class Rows:
         blended: values whose elements depend on several rows of a family, of which the label holds one.
         indices: integer and boolean values on which the positions of rows depend.
         repeats: maps an input to the values in which the same ids are looked up again, in other tables.
-        cache: results derived from these rows.
     """
 
     labels: dict[int, Label] = field(default_factory=dict)
@@ -160,10 +160,17 @@ class Rows:
     blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
     repeats: dict[str, list[int]] = field(default_factory=dict)
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    def once(self, key: Any, compute: Callable[[], Result]) -> Result:
+        """Return a result that is derived from these rows and computed at its first use."""
+        if key not in self._results:
+            self._results[key] = compute()
+        result: Result = self._results[key]
+        return result
 
     @property
     def roots(self) -> dict[str, int]:
@@ -186,11 +193,12 @@ class Rows:
 
     def distinct(self, label: Tensor) -> Tensor:
         """Return the row numbers of a label in ascending order, without 0."""
-        key = label.data_ptr(), label.shape, label.stride()
-        if key not in self.cache:
+
+        def distinct() -> tuple[Tensor, Tensor]:
             numbers = thin(label).unique()
-            self.cache[key] = numbers[numbers > 0], label  # keeps the label alive, so that its address stays unique
-        return self.cache[key][0]
+            return numbers[numbers > 0], label  # keeps the label alive, so that its address stays unique
+
+        return self.once((label.data_ptr(), label.shape, label.stride()), distinct)[0]
 
     def of(self, value: int) -> Tensor:
         """Return the row number of each element of a value that is not a map.

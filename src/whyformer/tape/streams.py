@@ -1,7 +1,7 @@
 """Find the streams of a pass, their blocks, and the rows that the output reads.
 
 A *stream* is a set of rows that attend together: the tokens of an encoder or a decoder, a text, a picture. Its *spine*
-consists of the values through which all paths from its rows to its last value pass; a *block* lies between two of them.
+consists of the values on its residual path, rather than on the branches; a *block* lies between two of them.
 A *state* is a value that holds each row of the stream once, such as a hidden state.
 """
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.members import Members
+from whyformer.tape.members import Members, leads
 from whyformer.tape.mixing import find_mixing, mixes
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
-from whyformer.tape.trunk import Trunk
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
@@ -61,7 +60,8 @@ class Stream:
     Attributes:
         rows: ``[B, N]`` row numbers.
         names: the inputs from which its rows are computed; empty if they are learned.
-        spine: numbers of the values through which all paths from its rows to its last value pass.
+        spine: numbers of the values from its first state to its last, along the residual path, see
+            :meth:`~whyformer.tape.members.Members.trunk`.
         blocks: the blocks with attention, in the order of execution.
         is_mixed: True if its rows are mixtures of rows that attended before, as after a layer that merges patches.
         is_learned: True if its rows begin as learned vectors that attend to other rows, such as object queries.
@@ -148,9 +148,7 @@ def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[
     another stream attend to them. A model without attention has the streams of its states.
     """
     key = "streams", program.roots, program.output, tuple(a.map for a in attentions)
-    if key not in rows.cache:
-        rows.cache[key] = _find_streams(program, tape, rows, attentions)
-    return list(rows.cache[key])
+    return list(rows.once(key, lambda: _find_streams(program, tape, rows, attentions)))
 
 
 def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
@@ -163,12 +161,12 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     groups = _joined(groups)
     single = (group[0] for group in groups.values() if len(group) == 1)
     pools = [attention for attention in single if attention.is_learned and not _enters(attention, groups)]
-    depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
-    streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
+    products = {p.product for a in attentions if a not in pools for p in a.pieces}
+    streams = [_stream(program, tape, rows, group, products) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
         return [replace(s, others=0) for s in streams]
-    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
+    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
 
@@ -273,27 +271,22 @@ def _read(program: Program, tape: Tape, states: set[int], products: Container[in
     return needed & states
 
 
-def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: dict[int, int]) -> Stream:
-    """Return the stream of some attentions; ``depth`` maps the product A·V of each attention to its depth."""
+def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], products: set[int]) -> Stream:
+    """Return the stream of some attentions; ``products`` are the products A·V of all attentions."""
     queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    read = _ends(program, tape, carry, depth)
-    ends = _to_states(members, above, read)
-    if ends and max(a.map for a in attentions) > max(path[-1] for path in ends):  # it reads several states
-        ends = _to_states(members, above, _states_before(program, members, carry, read))
+    read = _ends(program, tape, carry)
+    ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
     chain = path_to(above, _common(above, _last_read(program, ends)))
-    place = {n: i for i, n in enumerate(chain)}
-    starts = [(_last_before(a, above, place), a) for a in attentions]
-    blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
-        states = [n for n in chain if members.is_whole(n)]
-        trunk = Trunk(program.makers, members, states[0], states[-1])
-        chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in attentions]
+    blocks, states = list[Block](), [n for n in chain if members.is_whole(n)]
+    if states:
+        chain = members.trunk(program.makers, above, states[0], states[-1])
+        starts = [(_last_before(program, chain, a.map), a) for a in attentions]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
+    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, products)
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
     learned = attentions[0].is_learned or not any(sources)
     names = () if learned else filter(None, sources)
@@ -303,12 +296,6 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
-
-
-def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]) -> list[list[int]]:
-    """Return the dominators of some values, for each up to the last state among them."""
-    paths = [path_to(above, n) for n in values]
-    return [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in paths]
 
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
@@ -339,16 +326,13 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
     """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
-    states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
-    if len(states) == 2:  # a path bypasses the sums between
-        states = [n for n in Trunk(program.makers, members, *states).values if n in added or n == states[0]]
-    return find_mixing(program, tape, members, states)
+    return find_mixing(program, tape, members, [*whole[:start][-1:], *(n for n in whole[start:] if n in added)])
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
     """Return the blocks of a stream together with those that mix its rows without attention, whose entries are
     ``mixing``."""
-    if not blocks or not mixing or not all(n in spine for n in mixing):
+    if not blocks or not mixing:
         return tuple(blocks)
     inside = {b.entry: b.attentions for b in blocks}
     starts = sorted({*mixing, *inside}, key=lambda n: spine.index(n) if n >= 0 else n)
@@ -356,26 +340,16 @@ def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence
     return tuple(Block(n, end, inside.get(n, ())) for n, end in zip(starts, ends, strict=True))
 
 
-def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:
-    """Return the values of a stream that the rest of the tape reads: the output itself, and values read other than by
-    the attention of another stream; if there are none, the values that the last such attention reads."""
+def _ends(program: Program, tape: Tape, carry: list[bool]) -> list[int]:
+    """Return the values of a stream that the rest of the tape reads, including the output."""
     returns = [False] * len(tape)  # branches whose rows are unknown, such as convolutions, that lead back to the stream
     for call in reversed(tape.calls):
         if any(carry[r] or returns[r] for r in call.results):
             for o in call.operands:
                 returns[o] = returns[o] or not carry[o]
-    by_depth: dict[int, list[int]] = defaultdict(list)
-    for u in program.units:
-        out = [r for r in u.exits if not (carry[r] or returns[r])]
-        if out:
-            by_depth[max(depth.get(r, _NO_ATTENTION) for r in out)] += [e for e in u.entries if carry[e]]
-    if carry[program.output]:
-        by_depth[_NO_ATTENTION].append(program.output)
-    by_depth = {d: ends for d, ends in by_depth.items() if ends}
-    return by_depth[max(by_depth)] if by_depth else []
-
-
-_NO_ATTENTION = 1 << 30
+    outside = (u for u in program.units if not all(carry[r] or returns[r] for r in u.exits))
+    read = [e for u in outside for e in u.entries if carry[e]]
+    return [*read, program.output] if carry[program.output] else read
 
 
 def _common(above: dict[int, int], values: Iterable[int]) -> int:
@@ -424,12 +398,9 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
 
 
-def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
-    """Return the position on the spine of the last value that dominates a map, or −1."""
-    n = attention.map
-    while n >= 0 and n not in place:
-        n = above.get(n, -1)
-    return place.get(n, -1)
+def _last_before(program: Program, chain: Sequence[int], value: int) -> int:
+    """Return the position on a spine of the last value from which a path leads to another value, or −1."""
+    return next((i for i in reversed(range(len(chain))) if leads(program.makers, chain[i], value)), -1)
 
 
 def _residuals(program: Program) -> set[int]:

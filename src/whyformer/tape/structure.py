@@ -159,9 +159,7 @@ def find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]
     Softmaxes over other axes than rows, such as a choice of experts, are not attentions.
     """
     key = "attentions", program.roots, program.output
-    if key not in rows.cache:
-        rows.cache[key] = _find_attentions(program, tape, rows)
-    return list(rows.cache[key])
+    return list(rows.once(key, lambda: _find_attentions(program, tape, rows)))
 
 
 def _find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]:

@@ -13,7 +13,7 @@ from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "reach", "roots_of", "weights"]
+__all__ = ["CallReader", "Unit", "dominators", "reach", "reduced_axes", "roots_of", "weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +149,13 @@ def _axes(call: Call, tape: Tape) -> tuple[int, ...]:
     if call.name in ("native_layer_norm", "_fused_rms_norm"):
         return tuple(range(-len(call.args[1]), 0))
     return (-1,)
+
+
+def reduced_axes(call: Call, tape: Tape) -> tuple[int, ...]:
+    """Return the (negative) axes along which a call reduces; () if it names none."""
+    dims, dim = len(tape.shapes[call.operands[0]]), call.argument("dim")
+    axes = dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]
+    return tuple(sorted(a - dims if a >= 0 else a for a in axes))
 
 
 def roots_of(tape: Tape, n: int) -> list[int]:

@@ -39,6 +39,7 @@ __all__ = [
     "for_each",
     "one_branch",
     "plan",
+    "recomputed",
     "repeat_unit",
     "replay",
     "walk_back",
@@ -147,10 +148,10 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
     Entries that a rule holds constant cut branches, which changes the kind of later units: if the composite
     holds attention maps constant, the product of map and values has one branch and counts as a weighted sum.
     """
-    key = composite, wanted
-    cached: list[Step] | None = program.plans.get(key)
-    if cached is not None:
-        return cached
+    return program.plans.once((composite, wanted), lambda: _plan(program, tape, composite, wanted))
+
+
+def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
     carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
     steps: list[Step] = []
     for unit in program.units:
@@ -165,7 +166,7 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
         visited = any(live_entries) or any(r in wanted for r in unit.exits)
         wants = _wants(unit, tape, rule, live_entries) if visited else []
         steps.append(Step(unit, rule, branches, live_entries, visited, wants))
-    return program.plans.put(key, steps)
+    return steps
 
 
 def _wants(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
@@ -360,13 +361,13 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
             "be replayed with it: run the model again with the change"
         )
     with bare():
-        new = _recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
+        new = recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
         values = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
     return values
 
 
-def _recomputed(
+def recomputed(
     tape: Tape, calls: Iterable[Call], changes: Mapping[int, Tensor], *, refuse_random: bool = False
 ) -> dict[int, Tensor]:
     """Repeat the calls that depend on replaced values; return the replaced and the recomputed values."""
@@ -408,7 +409,7 @@ def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) ->
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:
     """Return the exits of a unit, recomputed with some of the operands or results of its calls replaced."""
-    new = _recomputed(tape, (tape.calls[n] for n in unit.calls), changes)
+    new = recomputed(tape, (tape.calls[n] for n in unit.calls), changes)
     return [new[r] if r in new else tape[r] for r in unit.exits]
 
 
