@@ -22,6 +22,7 @@ from whyformer.show.words import (
     format_score,
     heading,
     legend_labels,
+    notes,
     short,
     target_name,
     trust_figures,
@@ -75,7 +76,7 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
     talls = [_tall(part, high, picture) for part, high in zip(parts, highs, strict=True)]
     shown = [e for part in parts for e in part.explanations]
-    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, shown), _GAP / 2
+    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, notes(shown)), _GAP / 2
     for part, high, tall in zip(parts, highs, talls, strict=True):
         if picture and base(part.first) is not None:
             _input(paper, part.first, (_MARGIN, y, wide, high))
@@ -196,7 +197,7 @@ def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: L
     shown = [e for _, _, _, e in rows if e is not None]
     tall = sum(_TITLE + _NAME + high for _, high, _, _ in rows)
     wide = 2 * _CELL
-    paper, y = Paper(_MARGIN + wide + _BAR, tall + _GAP, shown), 0.0
+    paper, y = Paper(_MARGIN + wide + _BAR, tall + _GAP, notes(shown)), 0.0
     for part, high, name, e in rows:
         title = name if e is None else heading(e, limit=int(wide * 13))
         _title(paper, title, _MARGIN, y, wide)
@@ -246,7 +247,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
     width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    paper = Paper(width, tall + _CLAIM, singles)
+    paper = Paper(width, tall + _CLAIM, notes(singles))
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)

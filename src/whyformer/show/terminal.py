@@ -30,6 +30,7 @@ from whyformer.show.words import (
     is_further,
     legend_labels,
     method_name,
+    notes,
     position_name,
     remarks,
     special_tokens,
@@ -61,7 +62,7 @@ def plain(e: Explanation, top: int = 5) -> str:
         for part in by_input(sample):
             title = f"{visible(method_name(part))}, {heading(part)}:"
             above = [] if is_further(part) else [*head, top_classes(part, top), ""]
-            parts.append("\n".join([*above, title, *_listing(part), *input_notes([part]), *remarks([part])]))
+            parts.append("\n".join([*above, title, *_listing(part), *notes([part])]))
     return "\n\n".join(parts)
 
 

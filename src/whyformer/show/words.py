@@ -218,6 +218,12 @@ def input_notes(explanations: Iterable[Explanation]) -> list[str]:
     return [visible(line) for line in dict.fromkeys(lines)]
 
 
+def notes(explanations: Iterable[Explanation]) -> list[str]:
+    """Return all lines below drawings of explanations: :func:`input_notes` and :func:`remarks`."""
+    shown = list(explanations)
+    return [*input_notes(shown), *remarks(shown)]
+
+
 def warnings_of(e: Explanation) -> list[str]:
     """Return the warnings of a single sample without those about its input."""
     figures = trust_figures(e)
