@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.versions import record, versions
 from whyformer.show import figures, html, painting, paper
-from whyformer.show.words import actual_method, agnostic, target_name
+from whyformer.show.words import agnostic, target_name
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.units import shown_groups, unit_scores
 from whyformer.explanation.warnings import counted, of_input, unread_parts
 from whyformer.show import colours
@@ -229,13 +230,6 @@ def warnings_of(e: Explanation) -> list[str]:
     figures = trust_figures(e)
     known = of_input(e.features, 0)
     return [line for line in (figures["warnings"] if figures else e.warnings) if line not in known]
-
-
-def actual_method(e: Explanation) -> str:
-    """Return the method of the map; for ``auto`` the method that it chose."""
-    choice = e.diagnostics.get("auto")
-    chosen = choice.get("method") if isinstance(choice, Mapping) else None
-    return chosen if isinstance(chosen, str) else e.method
 
 
 def method_name(e: Explanation) -> str:

@@ -337,13 +337,19 @@ def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
     assert page.get_by_text("The model says").count() == 0
 
 
-def test_cancel_ends_long_work(site, visit):
+def explaining_for_long(site, visit):
+    """A page on which maps of three methods are being computed."""
     page = visit(site)
     drop(page)
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "occlusion", "vit_cx")
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, re.compile("maps …|Reading"))
+    return page
+
+
+def test_cancel_ends_long_work(site, visit):
+    page = explaining_for_long(site, visit)
     page.get_by_role("button", name="Cancel").click()
     says(page, "Cancelled.")
     page.wait_for_timeout(500)
@@ -354,12 +360,7 @@ def test_cancel_ends_long_work(site, visit):
 
 @pytest.mark.parametrize("change", ["example", "clear"])
 def test_a_new_input_ends_what_runs(site, visit, change):
-    page = visit(site)
-    drop(page)
-    page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "occlusion", "vit_cx")
-    page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, re.compile("maps …|Reading"))
+    page = explaining_for_long(site, visit)
     if change == "example":
         page.locator(".wf-example").nth(1).click()
         says(page, "Ready")

@@ -93,8 +93,8 @@ def generate(
             images=[open_picture(path) for path in image] if image else None, max_new_tokens=max_new_tokens,
             target=explained, progress=bars.track, **options.named, **settings,
         )
+    from whyformer.explanation.display import actual_method
     from whyformer.show import files, terminal_answer
-    from whyformer.show.words import actual_method
 
     facts = files.record_of("generate", [], loaded.name, argument.title) | {"generation": answer.to_dict()}
     stem = files.slug(argument.name[:40], actual_method(answer[0]), "generated")

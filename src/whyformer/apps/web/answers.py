@@ -23,12 +23,12 @@ from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.generation import Generation
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.show import encode, files, film, grid
 from whyformer.show.html import answer, render
-from whyformer.show.words import actual_method
 
 if TYPE_CHECKING:
     from whyformer.apps.web.handlers import Handlers

@@ -31,7 +31,7 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
     prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
     hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
     shown = handlers.switch(session, "image")
-    found = {
+    result = {
         **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
         "status": status(hint), "board": maps.board(session, view, [e]),
         "trust": maps.trusted([(e, e.diagnostics["trust"][0])]),
@@ -39,7 +39,7 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
         "methods": {"value": [e.method]},
     }
     session.asked, session.seen, session.view, session.results = asked, asked.subject, view, [e]
-    return shown | found | {name: shown[name] | found[name] for name in ("picture", "methods", "classes")}
+    return shown | result | {name: shown[name] | result[name] for name in ("picture", "methods", "classes")}
 
 
 def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
