@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+OPPOSITE = "opposite for"
+"""Key of ``diagnostics`` while a text is drawn: names of the other targets, whose scores are the negatives of these."""
 INPUT_SHARE = "part of several inputs"
 """Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
@@ -240,6 +242,11 @@ def method_name(e: Explanation) -> str:
         named = e.diagnostics["auto"].get("name")
         name = f"{named if isinstance(named, str) else actual_method(e)} · chosen automatically"
     return f"{name} · {e.input} {100 * e.diagnostics[INPUT_SHARE][1]:.0f} %" if is_part(e) else name
+
+
+def with_opposites(name: str, e: Explanation) -> str:
+    """Return the name of a method, and for which targets its scores are the opposite: ``gae · opposite for “bad”``."""
+    return " · opposite for ".join([name, *(f"“{other}”" for other in e.diagnostics.get(OPPOSITE, ()))])
 
 
 def is_part(e: Explanation) -> bool:

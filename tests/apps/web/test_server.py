@@ -79,7 +79,7 @@ def test_a_picture_through_the_endpoint(client):
 def test_the_endpoint_is_described(client):
     described = client.view_api(return_format="dict")["named_endpoints"]
     assert list(described) == ["/explain"]
-    assert [p["parameter_name"] for p in described["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure"]
+    assert [p["parameter_name"] for p in described["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint"]
 
 
 def test_the_example_of_the_documentation(site, monkeypatch, capsys):
@@ -117,7 +117,7 @@ def test_the_endpoint_refuses_in_sentences(site, given, wanted):
 
 
 def raw_call(site, given):
-    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False} | given
+    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False} | given
     started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
     started.raise_for_status()
     with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}") as stream:

@@ -54,7 +54,7 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
         raise InputError("a prompt with a picture is written down as the model's processor does it: untick the message")
     given = controls.read_form(asked.settings).get(method.name, {})
     chosen = ((method.name, controls.changed(method.name, given, controls.blocks_of(loaded))),)
-    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, ())
+    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, (), asked.options)
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 
 
@@ -120,7 +120,7 @@ def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
     picture = None if view.picture is None else view.picture.content
     g = whyformer.explain_generation(
         loaded.model, prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.length,
-        progress=track, **settings,
+        progress=track, **view.options.named, **settings,
     )  # fmt: skip
     assert isinstance(g, Generation)
     return replace(g, model=view.model)
@@ -143,7 +143,7 @@ def snippet(view: View) -> str:
     text = str(view.source.content)
     given: dict[str, Any] = {"method": method}
     given |= {} if view.picture is None else {"images": view.picture.title}
-    given |= {"max_new_tokens": view.length, **settings}
+    given |= {"max_new_tokens": view.length, **view.options.named, **settings}
     prompt = [{"role": "user", "content": text}] if view.chat else text
     return render("web/answer.py.txt", place=view.place, prompt=prompt, given=given, repr=repr)
 
@@ -155,6 +155,7 @@ def command(view: View) -> str:
     parts = ["whyformer", "generate", "-", "--model", view.place, "-n", str(view.length), "--method", method]
     parts += [] if view.picture is None else ["--image", view.picture.title]
     parts += ["--chat"] if view.chat else []
+    parts += [f"--{name}" for name in view.options.named]
     for key, value in settings.items():
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     plain = " " in text and "\n" not in text and not text.startswith("-") and not text.lower().endswith(".txt")

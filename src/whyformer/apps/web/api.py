@@ -28,14 +28,16 @@ def endpoint(handlers: Handlers) -> Any:
         settings: dict = {},  # type: ignore[type-arg]  # noqa: B006
         truncate: bool = False,
         measure: bool = False,
+        checkpoint: bool = False,
     ) -> dict:  # type: ignore[type-arg]
         """Explain a text or an uploaded picture. The answer has all maps, and code that repeats them."""
         if bool(text) == bool(picture):
             raise PageError("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
-        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": text, "truncate": truncate}
+        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": text}
         entered |= {"methods": methods, "classes": targets, "settings": settings}
+        entered |= {"truncate": truncate, "checkpoint": checkpoint}
         entered["model"] = model_for(kind, model, "model")
         asked = PageInput.read(dict.fromkeys(CONTROLS) | entered)
         session = VisitorSession()

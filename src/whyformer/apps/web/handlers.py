@@ -19,7 +19,7 @@ from whyformer.apps.web import address, answers, controls, examples, maps, repro
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import Catalogue, PageLimits, missing
 from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
-from whyformer.apps.web.page_input import KINDS, PageInput, look_of
+from whyformer.apps.web.page_input import PageInput, look_of, number_of
 from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import grouped
@@ -92,7 +92,7 @@ class Handlers:
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
             raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
-        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
+        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.options, asked.look)
         return loaded, view, visitor_session.predict(session, loaded, view)
 
     def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
@@ -113,18 +113,16 @@ class Handlers:
         return loaded, replace(view, methods=chosen, targets=wanted)
 
     # -- controls ------------------------------------------------------------------------------------------------
-    def switch(self, session: VisitorSession, kind: str) -> Updates:
+    def switch(self, session: VisitorSession, kind: str, number: int | None = None) -> Updates:
         """Show the fields (:func:`fields_of`), the default model and the methods for another kind of input."""
-        session.leave()
-        session.kind = kind
+        session.leave(number)
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
         return updates | chosen | {"decided": False, "says": "", "examples": examples.offered(kind)}
 
-    def example(self, session: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
+    def example(self, _: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
         """Enter an example, and the model for such examples unless the visitor has chosen one (``named``)."""
-        session.leave()
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
@@ -132,23 +130,20 @@ class Handlers:
         """Choose the classes to explain after a click on a bar."""
         return {"classes": list(map(str, classes))} if isinstance(classes, list) and classes else {}
 
-    def uploaded(self, session: VisitorSession, named: bool) -> Updates:
+    def uploaded(self, _: VisitorSession, named: bool) -> Updates:
         """Clear the model for an uploaded picture unless the visitor has chosen one (``named``): the bundled models
         read every photograph as handwritten digits."""
-        session.leave()
         return {} if named else {"model": gr.update(value=None)}
 
     def leave(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
-        """End the work that runs for another input."""
-        with suppress(InputError):
-            if session.subject not in (None, PageInput.read(entered).subject):
-                session.leave()
+        """End the work that runs or waits for earlier inputs."""
+        session.leave(number_of(entered))
         return iter(())
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """Show the prediction for a new input, the classes to choose from and the form of settings; nothing if the
         input has not changed."""
-        yield from _until_switched(session, entered, self._looked(session, entered))
+        return _for_newest(session, entered, self._looked(session, entered))
 
     def _looked(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
@@ -202,16 +197,21 @@ class Handlers:
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Show maps as soon as they are computed, then their faithfulness."""
-        yield from _until_switched(session, entered, self._explained(session, entered, progress))
+        if number_of(entered) < session.number:
+            return
+        before = session.view
+        yield from _for_newest(session, entered, self._explained(session, entered, progress))
+        if number_of(entered) < session.number and session.view is before:
+            # a map may have arrived after the page was cleared
+            yield {"status": "", "board": piece("empty", words="The maps appear here.")}
 
     def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
-        stop = session.begin()
+        session.begin()
         began = time.monotonic()
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
-                session.subject = asked.subject
                 known = self.catalogue.has(asked.model)
                 yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
@@ -243,10 +243,7 @@ class Handlers:
                 repeated = {name: around[name] for name in ("code", "more", "looks")}
                 yield repeated | {"status": finished, "board": drawn, "trust": maps.trusted(judged)}
         except PageError as error:
-            if stop is not session.stop:  # the input has changed, and its maps may have been cleared already
-                yield {"status": "", "board": piece("empty", words="The maps appear here.")}
-            else:
-                yield {"status": status(str(error), error=str(error) != CANCELLED)}
+            yield {"status": status(str(error), error=str(error) != CANCELLED)}
 
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Explain again after a change of a class or a setting, if the input has been explained."""
@@ -303,13 +300,12 @@ class Handlers:
 FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
 
 
-def _until_switched(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
-    """Yield the updates, until the visitor turns to another kind of input."""
-    for update in updates:
-        # an unknown kind, a value of any type, is refused by the updates
-        if entered["kind"] != session.kind and entered["kind"] in tuple(KINDS):
-            return
-        yield update
+def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
+    """Yield the updates while the page shows the input that was entered, and no newer one."""
+    number = number_of(entered)
+    while number >= session.number and (update := next(updates, None)) is not None:
+        if number >= session.number:
+            yield update
 
 
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:

@@ -50,7 +50,7 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     for option, value in view.look.items() if view.source.kind == "image" else ():
         parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
-    parts += ["--truncate"] if view.truncate else []
+    parts += [f"--{name}" for name in view.options.named]
     parts += ["--format", "png,html,json"]
     line = shlex.join(parts)
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
