@@ -62,7 +62,7 @@ class PageInput:
         )
         return cls(
             kind, path, sentence if isinstance(sentence, str) else "", str(entered["model"] or ""), names, wanted,
-            Options(**{name: bool(entered[name]) for name in FLAGS if name != "truncate" or kind == "text"}),
+            Options(truncate=kind == "text" and bool(entered["truncate"]), checkpoint=bool(entered["checkpoint"])),
             look_of(entered["style"], entered["opacity"], entered["keep"]),
             length if type(length) is int else 0, bool(entered["chat"]), number_of(entered), entered["settings"],
         )  # fmt: skip
