@@ -229,7 +229,7 @@ class Handlers:
                 session.asked, session.seen, session.view, session.results = asked, asked.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 measuring = status(f"{done}; measuring how faithful they are …", busy=True)
-                around = surroundings(view)
+                around = reproduce.surroundings(view)
                 yield around | {"status": measuring, "trust": "", "address": self.address(session)}
                 judged = []
                 for i, (e, figures) in enumerate(visitor_session.judge(session, loaded, view, list(results), track)):
@@ -263,7 +263,7 @@ class Handlers:
         session.view = replace(session.view, look=look_of(style, opacity, keep))
         session.asked = replace(session.asked, look=session.view.look)
         drawn = maps.board(session, session.view, session.results)
-        shown = {"board": drawn, "code": recipe(session.view)}
+        shown = {"board": drawn, "code": reproduce.recipe(session.view)}
         yield shown if session.view.stored else shown | {"address": self.address(session)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
@@ -291,8 +291,7 @@ class Handlers:
         """Return a file for the browser to save, as base64; no file is written on this machine."""
         if session.view is None or not session.results:
             return {}
-        make = answers.download if session.view.asks else reproduce.download
-        name, content = make(session, kind)
+        name, content = reproduce.download(session, kind)
         mime = {"png": "image/png", "html": "text/html", "json": "application/json"}[kind]
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
@@ -328,20 +327,6 @@ def offered(kind: str) -> list[tuple[str, str]]:
     wanted = "text" if kind == "answer" else kind
     families = {m.name: m.family for m in list_methods() if m.modality in ("both", wanted)}
     return [(name, name) for names in grouped(families).values() for name in names]
-
-
-def recipe(view: View) -> str:
-    """Return the snippet and the command line as HTML, with buttons that copy them."""
-    blocks = {"Python": reproduce.snippet(view), "Command line": reproduce.command(view)}
-    return piece("code", blocks=blocks)
-
-
-def surroundings(view: View) -> Updates:
-    """Return updates of the components around the maps: looks, code and downloads."""
-    looks = gr.update(visible=view.source.kind == "image")
-    block = gr.update(visible=False, value="mean")
-    more = gr.update(visible=True)
-    return {"code": recipe(view), "more": more, "looks": looks, "block": block, "attended": ""}
 
 
 def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: str = "The model") -> Updates:

@@ -10,9 +10,10 @@ import gradio as gr
 
 from whyformer.apps.web import address, controls, examples, maps
 from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
-from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, surroundings
+from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted
 from whyformer.apps.web.messages import PageError, piece, sentences, status
 from whyformer.apps.web.page_input import PageInput
+from whyformer.apps.web.reproduce import surroundings
 from whyformer.apps.web.visitor_session import Prediction, View, VisitorSession
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.pictures import open_picture

@@ -77,6 +77,11 @@ class View:
     length: int = 0
     chat: bool = False
 
+    @property
+    def prompt(self) -> Any:
+        """The prompt of an answer: a text, or a message."""
+        return [{"role": "user", "content": self.source.content}] if self.chat else self.source.content
+
     def key(self, *more: Any) -> str:
         """Return the cache key of a value that depends on the model, the input and ``more``."""
         return json.dumps([self.place, self.source.digest, self.options.named, *more], sort_keys=True, default=str)
