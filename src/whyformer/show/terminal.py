@@ -132,7 +132,7 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
             shown.append(Text())
-        shown += _sentences(part) if part.first.level == "token" else _pictures(part)
+        shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
         lines = remarks(part.explanations)
         shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in lines]
         shown += [Text()] if lines else []
@@ -147,14 +147,21 @@ def _sentences(part: Section) -> Iterator[RenderableType]:
             yield from (_Line(name, "dim"), _map(e), Text())
 
 
-def _pictures(part: Section) -> Iterator[RenderableType]:
-    """Yield a row for each method: the picture in the first, then the map of each class, below its question."""
-    count = len(part.targets) + 1
-    for i, (name, row) in enumerate(zip(part.methods, part.cells, strict=True)):
-        blocks: list[RenderableType] = [_Input(part.first, count)] if i == 0 and base(part.first) is not None else []
-        maps = (e for e in row if e is not None)
-        blocks += [Group(_Line(heading(e)), _Line(name, "dim"), _map(e, count), Text()) for e in maps]
-        yield Columns(blocks, padding=(0, 2))
+@dataclass(frozen=True)
+class _Pictures:
+    """A row for each method: in the first the picture, if there are colours; then the maps, each below its question."""
+
+    part: Section
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        part, count = self.part, len(self.part.targets) + 1
+        picture = None if colourless(console) else base(part.first)
+        blocks: list[RenderableType] = [] if picture is None else [_Input(np.asarray(picture.convert("RGB")), count)]
+        for name, row in zip(part.methods, part.cells, strict=True):
+            maps = (e for e in row if e is not None)
+            blocks += [Group(_Line(heading(e)), _Line(name, "dim"), _map(e, count), Text()) for e in maps]
+            yield Columns(blocks, padding=(0, 2))
+            blocks = []
 
 
 def _map(e: Explanation, count: int = 1) -> RenderableType:
@@ -211,19 +218,17 @@ class _Sentence:
 
 @dataclass(frozen=True)
 class _Input:
-    """The picture without its map, on a console with colours; one of ``count`` in a row."""
+    """The picture ``[H, W, 3]`` without its map, one of ``count`` in a row."""
 
-    e: Explanation
+    pixels: Any
     count: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        picture = base(self.e)
-        if picture is not None and not colourless(console):
-            yield Text("Input\n", style="bold")
-            yield from _half_blocks(np.asarray(picture.convert("RGB")), _cells_wide(console, self.count))
+        yield Text("Input\n", style="bold")
+        yield from _half_blocks(self.pixels, _cells_wide(console, self.count))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        wide = 0 if colourless(console) else min(options.max_width, _cells_wide(console, self.count))
+        wide = min(options.max_width, _cells_wide(console, self.count))
         return Measurement(wide, wide)
 
 
