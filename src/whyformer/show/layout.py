@@ -53,6 +53,13 @@ class Section:
         rest = [(m, e) for m, row in named for e in row if e is not None and agnostic(e)]
         return [(rows[0][1], rows) for rows in (*specific, rest) if rows]
 
+    def by_column(self) -> list[Section]:
+        """Return a section with a single column for each class (:attr:`columns`)."""
+        return [
+            Section([name for name, _ in rows], [target_name(named)], [[e] for _, e in rows])
+            for named, rows in self.columns
+        ]
+
 
 def sections(
     explanations: Explanation | Iterable[Explanation], smooth: float | None = None, *, alike: bool = False
