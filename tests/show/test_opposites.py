@@ -66,11 +66,13 @@ def test_rounding_is_no_difference():
     assert len(layout.sections(maps)[0].columns) == 1
 
 
-def test_a_map_with_a_warning_is_drawn():
+def test_warnings_of_a_map_that_is_not_drawn_are_shown():
     first, second = two(lambda scores: -scores)
-    maps = [first, replace(second, diagnostics={"warnings": [["odd"]]})]
-    assert len(layout.sections(maps)[0].columns) == 2
-    assert "negative: odd" in printed(maps)
+    maps = [first, replace(second, diagnostics={"warnings": [["something odd"]]})]
+    assert len(layout.sections(maps)[0].columns) == 1
+    assert "negative: something odd" in printed(maps)
+    assert "something odd" in show.page(maps)
+    assert any("something odd" in text.get_text() for text in show.figure(maps).texts)
 
 
 def test_pictures_have_a_map_for_each_class():

@@ -196,20 +196,20 @@ def _section(group: list[Explanation]) -> Section:
 
 def _without_opposites(maps: Sequence[Explanation | None]) -> list[Explanation | None]:
     """Return the maps of a text with None instead of those whose scores are the negatives of an earlier map, as for the
-    second of two classes; the earlier map names their targets (:data:`whyformer.show.words.OPPOSITE`)."""
+    second of two classes; the earlier map holds them (:func:`whyformer.show.words.opposites`)."""
     shown = list(maps)
     for i, j in combinations(range(len(shown)), 2):
         first, e = shown[i], shown[j]
         if first is not None and e is not None and _opposite(first, e):
-            others = [*first.diagnostics.get(words.OPPOSITE, ()), target_name(e)]
-            shown[i] = replace(first, diagnostics={**first.diagnostics, words.OPPOSITE: others})
+            others = {words.OPPOSITE: [*words.opposites(first), e]}
+            shown[i] = replace(first, diagnostics={**first.diagnostics, **others})
             shown[j] = None
     return shown
 
 
 def _opposite(e: Explanation, other: Explanation) -> bool:
-    """Return True if the scores are each other's negatives, up to rounding, and the remarks are the same."""
-    if e.scores.shape != other.scores.shape or words.remarks([e]) != words.remarks([other]):
+    """Return True if the scores are each other's negatives, up to rounding."""
+    if e.scores.shape != other.scores.shape:
         return False
     limit = 1e-6 * float(e.scores.abs().max())
     return 0 < limit >= float((e.scores + other.scores).abs().max())

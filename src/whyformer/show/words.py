@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 OPPOSITE = "opposite for"
-"""Key of ``diagnostics`` while a text is drawn: names of the other targets, whose scores are the negatives of these."""
+"""Key of ``diagnostics`` while a text is drawn: the explanations of other targets whose scores are the negatives."""
 INPUT_SHARE = "part of several inputs"
 """Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
@@ -246,7 +246,12 @@ def method_name(e: Explanation) -> str:
 
 def with_opposites(name: str, e: Explanation) -> str:
     """Return the name of a method, and for which targets its scores are the opposite: ``gae · opposite for “bad”``."""
-    return " · opposite for ".join([name, *(f"“{other}”" for other in e.diagnostics.get(OPPOSITE, ()))])
+    return " · opposite for ".join([name, *(f"“{target_name(other)}”" for other in opposites(e))])
+
+
+def opposites(e: Explanation) -> list[Explanation]:
+    """Return the explanations of other targets that are not drawn, because their scores are the negatives of these."""
+    return list(e.diagnostics.get(OPPOSITE, ()))
 
 
 def is_part(e: Explanation) -> bool:
@@ -270,7 +275,7 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
 
     Of several explanations each line names its map.
     """
-    shown = list(explanations)
+    shown = [one for e in explanations for one in (e, *opposites(e))]
     lines = []
     for e in shown:
         figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
