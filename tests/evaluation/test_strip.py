@@ -75,3 +75,9 @@ def test_it_is_drawn_with_each_probability(digits, scene, why):
     assert [t for t in texts if t.endswith("%") and "." in t] == [f"{100 * p:.1f}%" for p in made.probabilities.ravel()]
     for kind in ("png", "svg", "pdf"):
         assert encode(drawing, kind)
+
+
+def test_the_strip_of_auto_names_the_method_that_was_chosen(digits, scene):
+    chosen = whyformer.explain(digits.model, scene, "auto", processor=digits.processor)
+    made = perturbation_strip(digits.model, scene, chosen, digits.processor)
+    assert made.method == chosen.diagnostics["auto"]["method"] != "auto"

@@ -125,3 +125,13 @@ def test_what_a_run_warns_of_is_printed_and_safe(make):
         assert "warning: the map is constant\\x1b[31m" in output
     two = [make(target=t, diagnostics={"warnings": [["odd"]]} if t else {}) for t in (0, 1)]
     assert shown(two).count("transformer_attribution, " + ("dog" if make is picture else "positive") + ": odd") == 1
+
+
+def test_the_question_is_first_and_the_method_behind():
+    e = sentence(method="auto", diagnostics={"auto": {"method": "libragrad"}})
+    title = next(line for line in terminal.plain(e).splitlines() if "Why" in line)
+    assert title == "Why “positive”? 97.1 % (libragrad · chosen automatically):"
+    lines = shown(e).splitlines()
+    assert lines.index("libragrad · chosen automatically") == lines.index("Why “positive”? 97.1 %") + 1
+    lines = shown(picture()).splitlines()
+    assert [line.strip() for line in lines if "Why" in line or "transformer_attribution" in line] == ["Why “dog”? 90.9 %", "transformer_attribution"]

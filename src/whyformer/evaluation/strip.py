@@ -15,6 +15,7 @@ from whyformer.errors import InputError
 from whyformer.evaluation.case import read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
 from whyformer.explaining import open_model
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import fill
 
@@ -31,7 +32,7 @@ class Strip:
         probabilities: ``[O, F]`` probability of the target, or its value for a regression.
         predicted: ``[O][F]`` name of the predicted class.
         target: name of the target.
-        method: method of the explanation.
+        method: method of the explanation; for ``auto`` the method that it chose.
         baseline: replacement of removed pixels.
         numeric: True if ``probabilities`` are values rather than probabilities.
     """
@@ -97,5 +98,5 @@ def perturbation_strip(
         removed = torch.from_numpy(masks).reshape(len(masks), 1, *picture.shape[-2:])
         masked = (torch.where(removed, base, picture) * 255).round().clamp(0, 255).to(torch.uint8)
         pictures.append(masked.permute(0, 2, 3, 1).numpy())
-    name = explanation.label(index)
-    return Strip(np.stack(pictures), steps, np.stack(shares), predicted, name, explanation.method, baseline, numeric)
+    name, method = explanation.label(index), actual_method(explanation)
+    return Strip(np.stack(pictures), steps, np.stack(shares), predicted, name, method, baseline, numeric)

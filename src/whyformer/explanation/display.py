@@ -1,8 +1,13 @@
-"""Display of results in notebooks and terminals."""
+"""Display of results in notebooks and terminals, and the name of their method."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from whyformer.explanation.result import Explanation
 
 
 class Displayable:
@@ -21,3 +26,10 @@ class Displayable:
         from rich.console import Console
 
         Console().print(self)
+
+
+def actual_method(e: Explanation) -> str:
+    """Return the method of the map; for ``auto`` the method that it chose."""
+    choice = e.diagnostics.get("auto")
+    chosen = choice.get("method") if isinstance(choice, Mapping) else None
+    return chosen if isinstance(chosen, str) else e.method

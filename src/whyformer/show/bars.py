@@ -21,6 +21,7 @@ from whyformer.show.words import (
     heading,
     legend_labels,
     method_name,
+    notes,
     position_name,
     short,
     target_name,
@@ -122,7 +123,7 @@ def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
     """Draw bars of which each starts at the end of the previous bar, the first at ``start``."""
     ends = np.cumsum([start, *(score for _, score in rows)])
     low, high = float(ends.min()), float(ends.max())
-    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + (len(rows) + 1) * _LINE + 0.2, [e])
+    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + (len(rows) + 1) * _LINE + 0.2, notes([e]))
     paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
 
     def at(value: float) -> float:
@@ -169,7 +170,7 @@ def _drawn(
     rows = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
     limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
     start = _LEFT + (_RIGHT if any(score < 0 for _, score in rows) else 0)  # their figures stand left of the bars
-    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, explained)
+    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, notes(explained))
     paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
     middle = start + (_WIDE / 2 if signed else 0)
     reach = _WIDE / 2 if signed else _WIDE

@@ -22,6 +22,7 @@ from whyformer.show.words import (
     format_score,
     heading,
     legend_labels,
+    notes,
     short,
     target_name,
     trust_figures,
@@ -40,7 +41,7 @@ _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
 _MARGIN, _GAP, _BAR, _CLAIM = 0.12, 0.16, 0.68, 0.16  # inches: at the left, between maps, for a colour bar, a legend
 _TITLE, _NAME, _LINE = 0.3, 0.2, 0.14  # inches: a question, a method's name, a line of text
-_WIDE = 0.5  # height by width, below which pictures are stacked
+_WIDE = 0.5  # height by width, below which pictures stand above their maps
 _PAGE = 12.0  # inches that the panels may take in width
 _LABELLED = 96  # the most tokens whose names are written beside a matrix
 
@@ -63,31 +64,43 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
 
 
 def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """Draw a table for each input: picture and predictions at the left, rows of methods, columns of targets."""
+    """Draw a table for each input: picture and predictions at the left, rows of methods, columns of targets.
+
+    Wide pictures are larger, and stand above their maps, which stand one below the other.
+    """
     picture = picture and any(base(part.first) is not None for part in parts)
-    columns = max(len(part.targets) for part in parts)
     ratios = [high / wide for high, wide in (drawn_size(part.first) for part in parts)]
-    if max(ratios) < _WIDE:
-        return _stacked(parts, ratios, picture, chosen, look)
-    wide = max(1.2, _CELL / max(1.0, min(ratios)))
-    left = _MARGIN + (wide + _GAP if picture else 0)
+    above = max(ratios) < _WIDE
+    tables = [part.by_column() if above else [part] for part in parts]
+    wide = 2 * _CELL if above else max(1.2, _CELL / max(1.0, min(ratios)))
+    left = _MARGIN + (wide + _GAP if picture and not above else 0)
+    columns = max(len(table.targets) for several in tables for table in several)
     # at least as high as the labels of a colour bar
     highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
-    talls = [_tall(part, high, picture) for part, high in zip(parts, highs, strict=True)]
+    listings = [_listing(part.first, high) if picture else 0.0 for part, high in zip(parts, highs, strict=True)]
+    talls = [sum(_tall(table, high) for table in several) for several, high in zip(tables, highs, strict=True)]
+    ends = [a + b if above else max(a, b) for a, b in zip(listings, talls, strict=True)]
     shown = [e for part in parts for e in part.explanations]
-    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, shown), _GAP / 2
-    for part, high, tall in zip(parts, highs, talls, strict=True):
+    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(ends) + _GAP, notes(shown)), _GAP / 2
+    for part, several, high, listing, end in zip(parts, tables, highs, listings, ends, strict=True):
         if picture and base(part.first) is not None:
             _input(paper, part.first, (_MARGIN, y, wide, high))
-        _rows(paper, part, (left, y, wide, high), chosen, look)
-        y += tall
+        at = y + (listing if above else 0.0)
+        for table in several:
+            _rows(paper, table, (left, at, wide, high), chosen, look)
+            at += _tall(table, high)
+        y += end
     return paper.figure
 
 
-def _tall(part: Section, high: float, picture: bool) -> float:
-    """Return the height of the table of an input with maps of this height."""
-    listing = high + _LINE * (len(_predictions(part.first)) + 1) if picture else 0.0
-    return _TITLE + max(len(part.cells) * (_NAME + high + _below(part)), _NAME + listing)
+def _tall(part: Section, high: float) -> float:
+    """Return the height of a table with maps of this height."""
+    return _TITLE + len(part.cells) * (_NAME + high + _below(part))
+
+
+def _listing(e: Explanation, high: float) -> float:
+    """Return the height of the picture and the predictions below it."""
+    return _TITLE + _NAME + high + _LINE * (len(_predictions(e)) + 1)
 
 
 def _below(part: Section) -> float:
@@ -184,33 +197,6 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     paper.write(label, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
-def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """Draw wide pictures one below the other."""
-    rows: list[tuple[Section, float, str, Explanation | None]] = []
-    for part, ratio in zip(parts, ratios, strict=True):
-        high = max(_BAR, 2 * _CELL * ratio)  # room for the labels of a colour bar
-        if picture and base(part.first) is not None:
-            rows.append((part, high, "Input", None))
-        cells = [(m, e) for m, row in zip(part.methods, part.cells, strict=True) for e in row if e is not None]
-        rows += [(part, high, method, e) for method, e in cells]
-    shown = [e for _, _, _, e in rows if e is not None]
-    tall = sum(_TITLE + _NAME + high for _, high, _, _ in rows)
-    wide = 2 * _CELL
-    paper, y = Paper(_MARGIN + wide + _BAR, tall + _GAP, shown), 0.0
-    for part, high, name, e in rows:
-        title = name if e is None else heading(e, limit=int(wide * 13))
-        _title(paper, title, _MARGIN, y, wide)
-        y += _TITLE + _NAME
-        place = (_MARGIN, y, wide, high)
-        if e is None:
-            paper.plain(part.first, _PIXELS, *place)
-        else:
-            paper.write(short(name, int(wide * 16)), _MARGIN, y - 0.05, 7, va="bottom", color=colours.SOFT)
-            _bar(paper, e, _map(paper, e, place, chosen, look), _MARGIN + wide + 0.06, chosen)
-        y += high
-    return paper.figure
-
-
 def _legend(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
     """Write the meanings of the colours in these colours, the low end at the left, the high end at the right."""
     against, favour = legend_labels(e)
@@ -246,7 +232,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
     width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    paper = Paper(width, tall + _CLAIM, singles)
+    paper = Paper(width, tall + _CLAIM, notes(singles))
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.versions import record, versions
-from whyformer.show import figures, html, painting, paper
-from whyformer.show.words import actual_method, agnostic, target_name
+from whyformer.show import figures, grid, html, painting, paper
+from whyformer.show.film import film
+from whyformer.show.html import answer
+from whyformer.show.words import agnostic, target_name
 
 if TYPE_CHECKING:
+    from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
 
 
@@ -62,6 +66,28 @@ def contents(
         if kind == "json":
             return (json.dumps({**facts, **_picture_of(results)}) + "\n").encode()
         return paper.encode(figures.figure(results, **look), kind)
+
+    return {f"{stem}.{kind}": content(kind) for kind in kinds}
+
+
+def answer_contents(
+    g: Generation, stem: str, title: str, facts: Mapping[str, Any], kinds: Sequence[str], **look: Any
+) -> dict[str, bytes]:
+    """Return an answer as ``{file name: content}``, as :func:`contents` does; "safetensors" is a kind too.
+
+    A figure has the map of each word on the picture, or without a picture the matrix of tokens.
+    """
+
+    def content(kind: str) -> bytes:
+        if kind == "html":
+            return answer.page(g, title).encode()
+        if kind == "json":
+            return (json.dumps(facts) + "\n").encode()
+        if kind == "safetensors":
+            from whyformer.explanation.generation_files import content as saved
+
+            return saved(g)
+        return paper.encode(film(g, **look) if g.seen else grid.figure(g), kind)
 
     return {f"{stem}.{kind}": content(kind) for kind in kinds}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
@@ -11,7 +10,7 @@ from whyformer.show import answers, colours
 from whyformer.show.look import Look
 from whyformer.show.painting import drawn_size, overlay
 from whyformer.show.paper import Paper
-from whyformer.show.words import format_score, short, visible
+from whyformer.show.words import format_score, notes, short, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,18 +52,15 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     lines = math.ceil(cells / columns)
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)
-    legend = colours.legend(signed, "the word")
-    notes = textwrap.wrap(f"{legend}; each map by its own largest score", int(width * 19))
-    above = _TOP + 0.12 * len(notes)
-    paper = Paper(width, above + len(films) * lines * (high + _FOOT), [e for maps in films for e in maps])
+    legend = f"{colours.legend(signed, 'the word')}; each map by its own largest score"
+    tall = _TOP + len(films) * lines * (high + _FOOT)
+    paper = Paper(width, tall, [legend, *notes(e for maps in films for e in maps)])
     paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
     paper.write(answers.source(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
-    for i, line in enumerate(notes):
-        paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color=colours.SOFT)
     for row, maps in enumerate(films):
         for number in range(cells):
             x = _GAP + number % columns * (wide + _GAP)
-            y = above + (row * lines + number // columns) * (high + _FOOT)
+            y = _TOP + (row * lines + number // columns) * (high + _FOOT)
             step = number - picture
             if step < 0:
                 paper.plain(maps[0], _PIXELS, x, y, wide, high)

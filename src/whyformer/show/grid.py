@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 _CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
 _MOST = 90  # columns, beyond which tokens are merged
-_ROLES, _LINE, _EDGE = 0.24, 0.14, 0.1  # inches: roles below the columns, a line of notes, the margin at the left
+_ROLES, _EDGE = 0.24, 0.1  # inches: roles below the columns, the margin at the left
 _NARROWEST = 3.8  # inches
 
 
@@ -54,13 +53,9 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
         paper = Paper(left + wide + 0.1, under + 0.1)
     else:
         width = max(left + wide, _NARROWEST) + 0.2
-        lines = [(line, colours.SOFT) for line in textwrap.wrap(legend(talk), int(width * 20))]
-        lines += [(line, colours.WARN) for note in answers.remarks(g) for line in textwrap.wrap(note, int(width * 20))]
-        paper = Paper(width, under + 0.15 + _LINE * len(lines))
+        paper = Paper(width, under + 0.08, [legend(talk), *answers.remarks(g)])
         paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
         paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
-        for i, (line, colour) in enumerate(lines):
-            paper.write(line, _EDGE, under + 0.08 + _LINE * i, 6.5, va="top", color=colour)
     painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
     later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
@@ -47,12 +48,17 @@ class Section:
     def columns(self) -> list[tuple[Explanation, list[tuple[str, Explanation]]]]:
         """For each class (an explanation that names it, [(row title, explanation)]); class-agnostic maps last."""
         named = list(zip(self.methods, self.cells, strict=True))
-        columns = []
-        for column in range(len(self.targets)):
-            rows = [(m, e) for m, row in named if (e := row[column]) is not None and not agnostic(e)]
-            columns += [(rows[0][1], rows)] if rows else []
+        columns = [[(m, e) for m, row in named if (e := row[k]) is not None] for k in range(len(self.targets))]
+        specific = [[(words.with_opposites(m, e), e) for m, e in rows if not agnostic(e)] for rows in columns]
         rest = [(m, e) for m, row in named for e in row if e is not None and agnostic(e)]
-        return columns + ([(rest[0][1], rest)] if rest else [])
+        return [(rows[0][1], rows) for rows in (*specific, rest) if rows]
+
+    def by_column(self) -> list[Section]:
+        """Return a section with a single column for each class (:attr:`columns`)."""
+        return [
+            Section([name for name, _ in rows], [target_name(named)], [[e] for _, e in rows])
+            for named, rows in self.columns
+        ]
 
 
 def sections(
@@ -180,11 +186,33 @@ def _section(group: list[Explanation]) -> Section:
                 column += " "
             by_target[column] = e
             targets += [] if column in targets else [column]
-        cells.append([by_target.get(t) for t in targets])
+        maps = [by_target.get(t) for t in targets]
+        cells.append(_without_opposites(maps) if row[0].level == "token" else maps)
     wide = max(len(targets), *map(len, cells))
     targets += ["any class"] * (wide - len(targets))
     cells = [row + [None] * (wide - len(row)) for row in cells]
     return Section(method_names([row[0] for row in rows.values()]), targets, cells)
+
+
+def _without_opposites(maps: Sequence[Explanation | None]) -> list[Explanation | None]:
+    """Return the maps of a text with None instead of those whose scores are the negatives of an earlier map, as for the
+    second of two classes; the earlier map holds them (:func:`whyformer.show.words.opposites`)."""
+    shown = list(maps)
+    for i, j in combinations(range(len(shown)), 2):
+        first, e = shown[i], shown[j]
+        if first is not None and e is not None and _opposite(first, e):
+            others = {words.OPPOSITE: [*words.opposites(first), e]}
+            shown[i] = replace(first, diagnostics={**first.diagnostics, **others})
+            shown[j] = None
+    return shown
+
+
+def _opposite(e: Explanation, other: Explanation) -> bool:
+    """Return True if the scores are each other's negatives, up to rounding."""
+    if e.scores.shape != other.scores.shape:
+        return False
+    limit = 1e-6 * float(e.scores.abs().max())
+    return 0 < limit >= float((e.scores + other.scores).abs().max())
 
 
 def _distinct(maps: Sequence[Explanation]) -> list[Explanation]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
-from whyformer.show import colours, painting, words
+from whyformer.show import colours, painting
 from whyformer.show.typeface import families, printable
 
 if TYPE_CHECKING:
@@ -27,14 +27,12 @@ _NOTE = 0.14  # inches a line of remarks
 class Paper:
     """A matplotlib figure on which objects are placed by their upper left corners, in inches.
 
-    Notes and warnings of the explanations that are ``shown`` stand below ``height``.
+    Below ``height`` stand ``notes``, such as those of :func:`whyformer.show.words.notes`.
     """
 
-    def __init__(self, width: float, height: float, shown: Iterable[Explanation] = ()) -> None:
+    def __init__(self, width: float, height: float, notes: Iterable[str] = ()) -> None:
         from matplotlib.figure import Figure
 
-        shown = list(shown)
-        notes = [*words.input_notes(shown), *words.remarks(shown)]
         lines = [
             (cut, colours.WARN if line.startswith("warning: ") else colours.SOFT)
             for line in notes

@@ -13,7 +13,17 @@ from whyformer.show import colours
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import measure
-from whyformer.show.words import Word, heading, right_to_left, short, special_tokens, truncated_parts, visible, words
+from whyformer.show.words import (
+    Word,
+    heading,
+    notes,
+    right_to_left,
+    short,
+    special_tokens,
+    truncated_parts,
+    visible,
+    words,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +73,7 @@ def figure(parts: list[Section]) -> Figure:
     widest = max([_KEY, *(box.reach for *_, boxes, _ in blocks for box in boxes)])
     titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
     width = min(_WIDTH, max(_LEFT + widest, titles + _MARGIN) + _MARGIN)
-    paper = Paper(width, tall, shown)
+    paper = Paper(width, tall, notes(shown))
     y = _MARGIN
     for head, name, boxes, high in blocks:
         if head is not None:

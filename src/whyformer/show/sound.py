@@ -10,7 +10,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
-from whyformer.show.words import heading, legend_labels, short
+from whyformer.show.words import heading, legend_labels, notes, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,7 @@ def figure(parts: list[Section]) -> Figure:
     """Draw each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
     columns = [(part, *column) for part in parts for column in part.columns]
     tall = sum(_HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS for _, _, rows in columns)
-    shown = [e for part in parts for e in part.explanations]
-    paper = Paper(_WIDTH, tall + 0.2, shown)
+    paper = Paper(_WIDTH, tall + 0.2, notes(e for part in parts for e in part.explanations))
     y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
     for part, named, rows in columns:
         paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")

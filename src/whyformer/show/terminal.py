@@ -19,7 +19,7 @@ from rich.text import Text
 from whyformer.defaults import grouped
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import by_input, sections
+from whyformer.show.layout import Section, by_input, sections
 from whyformer.show.painting import base, drawable, overlay
 from whyformer.show.words import (
     Word,
@@ -30,6 +30,7 @@ from whyformer.show.words import (
     is_further,
     legend_labels,
     method_name,
+    notes,
     position_name,
     remarks,
     special_tokens,
@@ -59,9 +60,9 @@ def plain(e: Explanation, top: int = 5) -> str:
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
         for part in by_input(sample):
-            title = f"{visible(method_name(part))}, {heading(part)}:"
+            title = f"{heading(part)} ({visible(method_name(part))}):"
             above = [] if is_further(part) else [*head, top_classes(part, top), ""]
-            parts.append("\n".join([*above, title, *_listing(part), *input_notes([part]), *remarks([part])]))
+            parts.append("\n".join([*above, title, *_listing(part), *notes([part])]))
     return "\n\n".join(parts)
 
 
@@ -131,39 +132,54 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
             shown.append(Text())
-        for name, row in zip(part.methods, part.cells, strict=True):
-            maps = [e for e in row if e is not None]
-            if part.first.level == "token":
-                shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
-            else:
-                count = len(part.cells[0]) + 1
-                before = [_Input(part.first, count)] if name == part.methods[0] and base(part.first) is not None else []
-                blocks = [*before, *(heat(e, heading(e), count) for e in maps)]
-                shown += [_Title(name), Columns(blocks, padding=(0, 2))]
-            if lines := remarks(maps):
-                shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in lines]
-                shown.append(Text())
+        shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
+        lines = remarks(part.explanations)
+        shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in lines]
+        shown += [Text()] if lines else []
     return Group(*shown)
 
 
-def heat(e: Explanation, title: str, count: int = 1) -> RenderableType:
-    """Render the map of a sample under a title: coloured words, or the map on one of ``count`` pictures in a row."""
-    head = _Title(title)
-    scale = colours.scale_of(e)
-    if scale.note is not None:
-        return Group(head, Text(f"({scale.note})"), Text())
-    body: RenderableType = _Sentence(e) if e.level == "token" else _Blocks(e, count)
-    return Group(head, body, Text())
+def _sentences(part: Section) -> Iterator[RenderableType]:
+    """Yield the maps of a text: for each class the question, then the name of each method and its words."""
+    for named, rows in part.columns:
+        yield _Line(heading(named))
+        for name, e in rows:
+            yield from (_Line(name, "dim"), _map(e), Text())
 
 
 @dataclass(frozen=True)
-class _Title:
-    """A bold line, in ASCII for a console without Unicode."""
+class _Pictures:
+    """A row for each method: in the first the picture, if there are colours; then the maps, each below its question."""
 
-    text: str
+    part: Section
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(_ascii(self.text, options), style="bold")
+        part, count = self.part, len(self.part.targets) + 1
+        picture = None if colourless(console) else base(part.first)
+        blocks: list[RenderableType] = [] if picture is None else [_Input(np.asarray(picture.convert("RGB")), count)]
+        for name, row in zip(part.methods, part.cells, strict=True):
+            maps = (e for e in row if e is not None)
+            blocks += [Group(_Line(heading(e)), _Line(name, "dim"), _map(e, count), Text()) for e in maps]
+            yield Columns(blocks, padding=(0, 2))
+            blocks = []
+
+
+def _map(e: Explanation, count: int = 1) -> RenderableType:
+    """Render the map of a sample: coloured words, or the map on one of ``count`` pictures in a row."""
+    if (note := colours.scale_of(e).note) is not None:
+        return Text(f"({note})")
+    return _Sentence(e) if e.level == "token" else _Blocks(e, count)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a title, in ASCII for a console without Unicode."""
+
+    text: str
+    style: str = "bold"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(_ascii(self.text, options), style=self.style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, Text(_ascii(self.text, options)))
@@ -202,19 +218,17 @@ class _Sentence:
 
 @dataclass(frozen=True)
 class _Input:
-    """The picture without its map, on a console with colours; one of ``count`` in a row."""
+    """The picture ``[H, W, 3]`` without its map, one of ``count`` in a row."""
 
-    e: Explanation
+    pixels: Any
     count: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        picture = base(self.e)
-        if picture is not None and not colourless(console):
-            yield Text("Input", style="bold")
-            yield from _half_blocks(np.asarray(picture.convert("RGB")), _cells_wide(console, self.count))
+        yield Text("Input\n", style="bold")
+        yield from _half_blocks(self.pixels, _cells_wide(console, self.count))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        wide = 0 if colourless(console) else min(options.max_width, _cells_wide(console, self.count))
+        wide = min(options.max_width, _cells_wide(console, self.count))
         return Measurement(wide, wide)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -55,18 +57,22 @@ def render(g: Generation) -> RenderableType:
     """Render the messages, the prompt coloured by its scores for the whole answer; then each step with its reasons."""
     talk = answers.conversation(g)
     notes = map(Text, answers.remarks(talk.g))
-    return Group(Text(answers.source(talk.g), style="bold"), _Whole(talk), Text(), _Steps(talk), *notes)
+    return Group(Text(answers.source(talk.g), style="bold"), _Answer(talk), *notes)
 
 
-class _Whole:
-    """Prompt and answer as text, the prompt coloured by its scores summed over steps; below, the shares left out."""
+@dataclass(frozen=True)
+class _Answer:
+    """Prompt and answer as text, and a table of the steps; words on their colours, on a console with colours."""
 
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
+    talk: Conversation
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        talk, bare = self.talk, colourless(console)
-        text = Text(overflow="fold")
+        bare = colourless(console)
+        yield from (*self._whole(bare), Text(), *self._steps(bare))
+
+    def _whole(self, bare: bool) -> Iterator[RenderableType]:
+        """Yield the text, the prompt coloured by its scores summed over steps; below, the shares left out."""
+        talk, text = self.talk, Text(overflow="fold")
         for message in talk.messages:
             if talk.in_turns:
                 text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_MUTED)
@@ -93,15 +99,9 @@ class _Whole:
             on = on_background(colours.background(float(unit[i]), talk.signed))
             text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
 
-
-class _Steps:
-    """A row for each step: token, probability, alternatives, and reasons on their colours."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        talk, g, bare = self.talk, self.talk.g, colourless(console)
+    def _steps(self, bare: bool) -> Iterator[RenderableType]:
+        """Yield a row for each step: token, probability, alternatives, and reasons on their colours."""
+        talk, g = self.talk, self.talk.g
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         heads = ["written", "prob", "or else", "because of"] if g.unit == "token" else ["written", "because of"]
         for head in heads:

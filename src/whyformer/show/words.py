@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
+from whyformer.explanation.display import actual_method
 from whyformer.explanation.units import shown_groups, unit_scores
 from whyformer.explanation.warnings import counted, of_input, unread_parts
 from whyformer.show import colours
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+OPPOSITE = "opposite for"
+"""Key of ``diagnostics`` while a text is drawn: the explanations of other targets whose scores are the negatives."""
 INPUT_SHARE = "part of several inputs"
 """Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
@@ -218,18 +221,17 @@ def input_notes(explanations: Iterable[Explanation]) -> list[str]:
     return [visible(line) for line in dict.fromkeys(lines)]
 
 
+def notes(explanations: Iterable[Explanation]) -> list[str]:
+    """Return all lines below drawings of explanations: :func:`input_notes` and :func:`remarks`."""
+    shown = list(explanations)
+    return [*input_notes(shown), *remarks(shown)]
+
+
 def warnings_of(e: Explanation) -> list[str]:
     """Return the warnings of a single sample without those about its input."""
     figures = trust_figures(e)
     known = of_input(e.features, 0)
     return [line for line in (figures["warnings"] if figures else e.warnings) if line not in known]
-
-
-def actual_method(e: Explanation) -> str:
-    """Return the method of the map; for ``auto`` the method that it chose."""
-    choice = e.diagnostics.get("auto")
-    chosen = choice.get("method") if isinstance(choice, Mapping) else None
-    return chosen if isinstance(chosen, str) else e.method
 
 
 def method_name(e: Explanation) -> str:
@@ -240,6 +242,16 @@ def method_name(e: Explanation) -> str:
         named = e.diagnostics["auto"].get("name")
         name = f"{named if isinstance(named, str) else actual_method(e)} · chosen automatically"
     return f"{name} · {e.input} {100 * e.diagnostics[INPUT_SHARE][1]:.0f} %" if is_part(e) else name
+
+
+def with_opposites(name: str, e: Explanation) -> str:
+    """Return the name of a method, and for which targets its scores are the opposite: ``gae · opposite for “bad”``."""
+    return " · opposite for ".join([name, *(f"“{target_name(other)}”" for other in opposites(e))])
+
+
+def opposites(e: Explanation) -> list[Explanation]:
+    """Return the explanations of other targets that are not drawn, because their scores are the negatives of these."""
+    return list(e.diagnostics.get(OPPOSITE, ()))
 
 
 def is_part(e: Explanation) -> bool:
@@ -263,7 +275,7 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
 
     Of several explanations each line names its map.
     """
-    shown = list(explanations)
+    shown = [one for e in explanations for one in (e, *opposites(e))]
     lines = []
     for e in shown:
         figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""

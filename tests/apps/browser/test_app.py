@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 import time
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -337,13 +338,19 @@ def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
     assert page.get_by_text("The model says").count() == 0
 
 
-def test_cancel_ends_long_work(site, visit):
+def explaining_for_long(site, visit):
+    """A page on which maps of three methods are being computed."""
     page = visit(site)
     drop(page)
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "occlusion", "vit_cx")
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, re.compile("maps …|Reading"))
+    return page
+
+
+def test_cancel_ends_long_work(site, visit):
+    page = explaining_for_long(site, visit)
     page.get_by_role("button", name="Cancel").click()
     says(page, "Cancelled.")
     page.wait_for_timeout(500)
@@ -354,12 +361,7 @@ def test_cancel_ends_long_work(site, visit):
 
 @pytest.mark.parametrize("change", ["example", "clear"])
 def test_a_new_input_ends_what_runs(site, visit, change):
-    page = visit(site)
-    drop(page)
-    page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "occlusion", "vit_cx")
-    page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, re.compile("maps …|Reading"))
+    page = explaining_for_long(site, visit)
     if change == "example":
         page.locator(".wf-example").nth(1).click()
         says(page, "Ready")
@@ -374,7 +376,9 @@ def test_a_new_input_ends_what_runs(site, visit, change):
     assert page.locator(".wf-map").count() == 3
 
 
-def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
+@contextmanager
+def waiting_for_another(site, visit, catalogue):
+    """A page whose Explain waits until the block ends, because that of another visitor runs."""
     busy, waiting = visit(site), visit(site)
     for page in (busy, waiting):
         drop(page)
@@ -389,16 +393,33 @@ def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
         busy.get_by_role("button", name="Explain", exact=True).click()
         says(busy, re.compile("maps? …|Reading"))
         waiting.get_by_role("button", name="Explain", exact=True).click()
-        waiting.get_by_role("button", name="Cancel").click()
-        says(waiting, "Cancelled.")
+        says(waiting, "Waiting")
+        yield waiting
     finally:
         go_on.set()
         handle.remove()
     finished(busy)
-    waiting.wait_for_timeout(500)
-    assert waiting.locator(".wf-map").count() == 0
-    explain(waiting)
-    assert waiting.locator(".wf-map").count() == 1
+
+
+def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
+    with waiting_for_another(site, visit, catalogue) as page:
+        page.get_by_role("button", name="Cancel").click()
+        says(page, "Cancelled.")
+    page.wait_for_timeout(500)
+    assert page.locator(".wf-map").count() == 0
+    explain(page)
+    assert page.locator(".wf-map").count() == 1
+
+
+def test_what_waits_for_an_input_that_was_left_does_not_begin(site, visit, catalogue):
+    with waiting_for_another(site, visit, catalogue) as page:
+        page.locator(".wf-example").nth(1).click()
+    says(page, "Ready")
+    page.wait_for_timeout(500)
+    assert page.locator(".wf-map").count() == 0
+    assert "Ready" in page.locator("#wf-status").inner_text()
+    explain(page)
+    assert page.locator(".wf-map").count() == 1
 
 
 def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):

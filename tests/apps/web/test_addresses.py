@@ -26,6 +26,7 @@ SEEN = {
     "picture": ("digits_37.png", {"methods": ["transformer_attribution", "rollout"], "classes": ["#7"], "settings": {"rollout": {"start_layer": 1}}, "style": "kept", "keep": 0.3}),
     "sentence": (SENTENCE, {"methods": ["gae"], "classes": ["#0"], "settings": {"gae": {"start_layer": 1}}}),
     "odd sentence": ("a # & = % ? ü\n“b”, c", {"methods": ["gae"], "truncate": True}),
+    "checkpoint": (SENTENCE, {"methods": ["attnlrp"], "checkpoint": True}),
 }
 
 

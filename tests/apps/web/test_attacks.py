@@ -77,7 +77,7 @@ def test_lists_of_heads_and_blocks_have_a_bound():
 
 
 def test_a_request_for_a_billion_samples_is_refused_at_once(site, catalogue):
-    asked = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False]}
+    asked = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False, False]}
     passes = []
     handle = catalogue.load("bundled:sst2").model.register_forward_pre_hook(lambda *_: passes.append(1))
     event = httpx.post(f"{site}/gradio_api/call/explain", json=asked).json()["event_id"]
@@ -88,7 +88,7 @@ def test_a_request_for_a_billion_samples_is_refused_at_once(site, catalogue):
 
 
 def test_a_visitor_s_mistake_does_not_fill_the_log(site, capfd):
-    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False]}).json()["event_id"]
+    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False, False]}).json()["event_id"]
     assert "give either text or picture" in httpx.get(f"{site}/gradio_api/call/explain/{event}").text
     assert "Traceback" not in capfd.readouterr().err
 
@@ -188,6 +188,17 @@ def test_functions_cannot_be_called_beside_the_queue(site, path):
             for number in numbers[:: 1 if path == "run/explain" else 10]:
                 answer = httpx.post(f"{site}{prefix}{name}", json={"data": [], "fn_index": number, "session_hash": "x"})
                 assert answer.status_code in (403, 404, 405), (prefix, name, number)
+
+
+def test_functions_of_the_browser_are_refused_in_the_queue_too(site, capfd):
+    config = httpx.get(f"{site}/config").json()["dependencies"]
+    numbers = [one["id"] for one in config if not one["backend_fn"]]
+    assert numbers
+    for number in [*numbers, str(numbers[0]), float(numbers[0]), len(config) + 9, None]:
+        body = {"data": [], "fn_index": number, "session_hash": "x"}
+        for place in ("/gradio_api/queue/join", "/queue/join"):
+            assert httpx.post(f"{site}{place}", json=body).status_code == 403
+    assert capfd.readouterr().err == ""
 
 
 def test_other_methods_are_refused_too(site):

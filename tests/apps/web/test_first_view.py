@@ -208,8 +208,18 @@ def test_a_changed_input_ends_what_runs_for_the_one_before(visitor):
     next(running)
     list(visitor.handlers.leave(visitor.session, entered))  # not changed
     assert "board" in next(running)
-    list(visitor.handlers.leave(visitor.session, entered | {"sentence": "Dull."}))
+    list(visitor.handlers.leave(visitor.session, entered | {"sentence": "Dull.", "number": 1}))
     *_, last = running
     assert last == {"status": "", "board": last["board"]}
     assert "wf-word" not in last["board"]
+    assert "in all" in visitor.explain(SENTENCE)["status"]
+
+
+def test_what_waits_for_an_input_that_was_left_does_not_begin(visitor):
+    entered = visitor.entered(SENTENCE)
+    list(visitor.handlers.leave(visitor.session, entered | {"number": 1}))
+    running = visitor.session.stop
+    assert list(visitor.handlers.explain(visitor.session, entered)) == []
+    assert list(visitor.handlers.look(visitor.session, entered)) == []
+    assert visitor.session.stop is running
     assert "in all" in visitor.explain(SENTENCE)["status"]

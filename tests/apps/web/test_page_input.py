@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from apps.web.test_addresses import restored
 from apps.web.visiting import PICTURES, SENTENCE, Visitor
 from whyformer.apps.cli import app
-from whyformer.apps.web import answers, examples
+from whyformer.apps.web import answers, examples, reproduce
 from whyformer.apps.web.handlers import FIELDS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.messages import CANCELLED
@@ -114,13 +114,13 @@ def test_the_snippet_and_the_command_give_the_same_scores(visitor, elsewhere, vi
     given, more = view
     visitor.explain(given, **more)
     shown, found = written(visitor), {}
-    snippet = answers.snippet(visitor.session.view)
+    snippet = reproduce.snippet(visitor.session.view)
     assert snippet.count("whyformer.") == 1
     exec(snippet, found)
     np.testing.assert_array_equal(found["g"].matrix.numpy(), shown.matrix.numpy())
     np.testing.assert_array_equal(found["g"].seen["pixel_values"].scores.numpy(), shown.seen["pixel_values"].scores.numpy())
     assert (found["g"].method, found["g"].settings, found["g"].ids) == (shown.method, shown.settings, shown.ids)
-    words = shlex.split(answers.command(visitor.session.view))
+    words = shlex.split(reproduce.command(visitor.session.view))
     piped = words[2] if words[0] == "printf" else None
     ran = CliRunner().invoke(app, [*words[words.index("whyformer") + 1 :], "--json", "--format", "none"], input=piped)
     assert ran.exit_code == 0, ran.output

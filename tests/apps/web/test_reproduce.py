@@ -20,8 +20,9 @@ VIEWS = [
     ("-- it's \"fine\"\nor 100% so.png", {"methods": ["gae"]}),
     ("charming", {"methods": ["saliency"]}),
     ("word " * 300, {"truncate": True, "methods": ["gae"]}),
+    (SENTENCE, {"checkpoint": True, "methods": ["attnlrp", "input_x_gradient"]}),
 ]
-IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off"]
+IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off", "checkpoint"]
 
 
 @pytest.fixture(params=VIEWS, ids=IDS)

@@ -17,9 +17,9 @@ class Visitor:
     handlers: Handlers
     session: VisitorSession = field(default_factory=VisitorSession)
 
-    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False):
+    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, checkpoint=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False):
         """What the page's controls hold: the picture of that name, or the sentence."""
-        self.session.kind = kind = kind or ("image" if given.endswith(".png") else "text")
+        kind = kind or ("image" if given.endswith(".png") else "text")
         name = given if kind == "image" else picture
         picture = None
         if name:
@@ -29,8 +29,8 @@ class Visitor:
         model = model or {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}[kind]
         return {
             "kind": kind, "picture": picture, "sentence": given if kind != "image" else "", "model": model, "methods": list(methods),
-            "classes": [str(c) for c in classes], "truncate": truncate, "style": style, "opacity": opacity, "keep": keep,
-            "length": length, "chat": chat, "settings": json.dumps(settings or {}),
+            "classes": [str(c) for c in classes], "truncate": truncate, "checkpoint": checkpoint, "style": style, "opacity": opacity, "keep": keep,
+            "length": length, "chat": chat, "number": self.session.number, "settings": json.dumps(settings or {}),
         }  # fmt: skip
 
     def explain(self, *given, **more):

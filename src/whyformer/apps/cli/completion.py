@@ -63,12 +63,6 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
             yield f"{key}={'' if any(c.isspace() for c in written) else written}", "default" if i == 0 else ""
 
 
-def _printing() -> Iterable[tuple[str, str]]:
-    from whyformer.apps.cli.output import COMMANDS
-
-    return [(name, "") for name in COMMANDS]
-
-
 def _colour_maps() -> tuple[str, ...]:
     """Ours, those with even steps that are safe for the colour-blind, and that of the papers."""
     from whyformer.show.colours import DIVERGING, SEQUENTIAL
@@ -87,8 +81,6 @@ models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in kno
 benchmarks = of(_named("benchmarks"))
 # of all benchmarks: which of them was named, an unfinished line does not tell
 options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["settings"])])
-# those that print JSON
-commands = of(_printing)
 method = of(_named("methods"))
 methods = _listed(method)
 
@@ -111,3 +103,9 @@ def settings(context: typer.Context, incomplete: str) -> Offers:
     for name in names:
         offered |= known()["methods"].get(name.strip(), {}).get("settings", {})
     return of(lambda: _assignments(offered))(incomplete)
+
+
+def commands(context: typer.Context, incomplete: str) -> Offers:
+    """Complete the names of commands that print JSON: all but ``schema`` itself."""
+    names = context.find_root().command.list_commands(context)  # type: ignore[attr-defined]
+    return of(lambda: [(name, "") for name in names if name != context.info_name])(incomplete)

@@ -151,7 +151,7 @@ def perturb(
             strip = perturbation_strip(loaded.model, argument.content, e, loaded.processor, baseline=baseline)
             figure = show.strip(strip)
     facts, lines = _measured(strip)
-    facts = record("perturb", model=loaded.name, input=argument.title, settings=e.settings, **facts)
+    facts = record("perturb", model=loaded.name, input=argument.title, method=e.method, settings=e.settings, **facts)
     contents = _encoded(formats, figure, argument.name, strip.method, strip.target, "removed")
     printer.result(facts, "\n".join(lines), show.files.write_all(out, contents))
 
@@ -161,7 +161,7 @@ def _measured(strip: Strip) -> tuple[dict[str, Any], list[str]]:
     orders = ("highest_first", "lowest_first")
     values = dict(zip(orders, strip.probabilities.tolist(), strict=True))
     facts = {
-        "method": strip.method, "target": strip.target, "baseline": strip.baseline, "fractions": list(strip.fractions),
+        "target": strip.target, "baseline": strip.baseline, "fractions": list(strip.fractions),
         "probabilities": None if strip.numeric else values, "values": values if strip.numeric else None,
         "predicted": dict(zip(orders, strip.predicted, strict=True)),
     }

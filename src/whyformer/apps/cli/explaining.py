@@ -59,6 +59,19 @@ _Pair = Annotated[str | None, Option(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """Options of both commands: target, model and files."""
+
+    target: opt.Targets = None
+    top: opt.Top = 5
+    setting: opt.Setting = None
+    format: opt.Formats = None
+    check: opt.Check = False
+    model: opt.Model = None
+    out: opt.Out = Path("whyformer-out")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """The explanations to compute for each input.
 
@@ -76,10 +89,7 @@ class Request:
     targets: list[Any] | None
     formats: list[str] | None
     look: dict[str, Any]
-    top: int
-    check: bool
-    model: str | None
-    out: Path
+    question: Question
     options: Options
     printer: Printer
     required: bool = True
@@ -87,25 +97,6 @@ class Request:
     images: list[Path] | None = None
     pair: str | None = None
     loaded: dict[str, Loaded] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """Options of both commands: target, model and files."""
-
-    target: opt.Targets = None
-    top: opt.Top = 5
-    setting: opt.Setting = None
-    format: opt.Formats = None
-    check: opt.Check = False
-    model: opt.Model = None
-    out: opt.Out = Path("whyformer-out")
-
-    def request(self, command: str, methods: list[tuple[Method, dict[str, Any]]], **more: Any) -> Request:
-        """Return the request of a command; ``more`` are its other fields."""
-        return Request(
-            command=command, methods=methods, top=self.top, check=self.check, model=self.model, out=self.out, **more
-        )
 
 
 @opt.command()
@@ -140,10 +131,10 @@ def explain(
     targets: list[Any] | None = question.target
     if contrast is not None:
         targets = [opt.contrasted(name, contrast) for name in question.target or (None,)]
-    request = question.request(
-        "explain", read_methods(names, settings), images=image, pair=pair, targets=targets,
+    request = Request(
+        command="explain", methods=read_methods(names, settings), images=image, pair=pair, targets=targets,
         formats=None if question.format is None else opt.formats_in(question.format), look=drawing.look(),
-        options=options, printer=printer,
+        question=question, options=options, printer=printer,
     )
     files = _files_in(source, more or [])
     if files is None:
@@ -173,9 +164,10 @@ def compare(
     settings = opt.settings_in(question.setting)
     argument = read_argument(source)
     methods = read_methods(None if method is None else opt.parts(method), settings, argument.kind)
-    request = question.request(
-        "compare", methods, required=method is not None, likeliest=2 if argument.kind == "image" else 1,
-        targets=question.target, formats=formats, look=look, options=options, printer=printer,
+    request = Request(
+        command="compare", methods=methods, required=method is not None,
+        likeliest=2 if argument.kind == "image" else 1, targets=question.target, formats=formats, look=look,
+        question=question, options=options, printer=printer,
     )
     _explain_input(request, argument)
 
@@ -237,7 +229,7 @@ def _explain_input(request: Request, argument: Argument) -> None:
         for refusal in refusals:
             if request.required or not isinstance(refusal.error, MethodNotApplicable) or not results:
                 raise refusal.error
-        checks = _check(results, ready, bars) if request.check else []
+        checks = _check(results, ready, bars) if request.question.check else []
     for refusal in refusals:
         printer.note(f"left out: {one_line(refusal.error)}")
     # all files are complete in memory before the first is written, and written before anything is printed
@@ -248,13 +240,14 @@ def _explain_input(request: Request, argument: Argument) -> None:
     if checks:
         facts["checks"] = [check.to_dict() for check in checks]
     contents = files.contents(results, argument.name, argument.title, facts, formats, **request.look)
-    printer.result(facts, terminal.render(results, request.top), files.write_all(request.out, contents))
+    written = files.write_all(request.question.out, contents)
+    printer.result(facts, terminal.render(results, request.question.top), written)
 
 
 def _prepare(request: Request, argument: Argument, bars: Bars) -> Prepared:
     """Read the input with its pictures or its second text for its model."""
     kind = "both" if request.images and argument.kind == "text" else argument.kind
-    loaded = load_for(kind, request.model, request.options, bars, request.loaded)
+    loaded = load_for(kind, request.question.model, request.options, bars, request.loaded)
     content: Any = {"text": argument.content, "images": request.images} if kind == "both" else argument.content
     if request.pair is not None:
         if kind != "text":

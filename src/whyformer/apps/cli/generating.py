@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -15,9 +14,6 @@ from whyformer.apps.cli.printing import Printer
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.options import Options
-
-if TYPE_CHECKING:
-    from whyformer.explanation.generation import Generation
 
 _FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
 _Prompt = Annotated[str, Argument(metavar="PROMPT", help="A sentence, a .txt file, or - for standard input.")]
@@ -93,25 +89,10 @@ def generate(
             images=[open_picture(path) for path in image] if image else None, max_new_tokens=max_new_tokens,
             target=explained, progress=bars.track, **options.named, **settings,
         )
+    from whyformer.explanation.display import actual_method
     from whyformer.show import files, terminal_answer
-    from whyformer.show.words import actual_method
 
     facts = files.record_of("generate", [], loaded.name, argument.title) | {"generation": answer.to_dict()}
     stem = files.slug(argument.name[:40], actual_method(answer[0]), "generated")
-    contents = {f"{stem}.{kind}": _content(answer, kind, argument.title, facts, look) for kind in formats}
+    contents = files.answer_contents(answer, stem, argument.title, facts, formats, **look)
     printer.result(facts, terminal_answer.render(answer), files.write_all(out, contents))
-
-
-def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: dict[str, Any]) -> bytes:
-    """Return an answer as a file; a figure has the map of each word over the picture, or the matrix of tokens."""
-    from whyformer.explanation.generation_files import content
-    from whyformer.show import encode, film, grid
-    from whyformer.show.html.answer import page
-
-    if kind == "html":
-        return page(g, title).encode()
-    if kind == "json":
-        return (json.dumps(facts) + "\n").encode()
-    if kind == "safetensors":
-        return content(g)
-    return encode(film(g, **look) if g.seen else grid.figure(g), kind)

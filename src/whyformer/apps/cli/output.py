@@ -1,13 +1,20 @@
-"""The JSON output of every command, of which :mod:`.schema` makes a JSON Schema."""
+"""The JSON output of every command, of which :mod:`.schema` makes a JSON Schema.
+
+Results that are printed as they are keep their types and descriptions.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from whyformer.apps.report.writing import WrittenReport
+from whyformer.auditing import Audit
 from whyformer.baselines import names_for
-from whyformer.explanation.geometry import Box
+from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.schemas import ExplanationSchema, GenerationSchema
+from whyformer.jobs.costs import Cost
 
 
 def _required(about: str) -> Any:
@@ -26,61 +33,30 @@ class _Command(BaseModel):
     schema_version: Literal[1]
 
 
-class ExplanationGeometry(BaseModel):
-    """Where the model's input lies on one picture."""
-
-    size: list[int] = _required("Height and width of the picture given, in pixels.")
-    box: list[float] = _required("Left, top, right and bottom of what the model saw, in its pixels.")
+def _fields_of(result: type, *without: str) -> Any:
+    """Return the types of the fields of a result, for :func:`pydantic.create_model`."""
+    return {name: kind for name, kind in get_type_hints(result).items() if name not in without}
 
 
-class ExplanationOutput(BaseModel):
+class ExplanationOutput(ExplanationSchema):
     """Scores of one method for a batch of samples (on the command line one sample).
 
-    Axis letters: B samples, P patches row by row, N tokens, C classes.
+    Axis letters: B samples, P patches row by row, N tokens, C classes, K some of the classes.
     """
 
-    method: str = _required("Registry name.")
-    settings: dict[str, Any] = _required("All settings of the method, defaults filled in.")
-    model: str | None = _required("Name of the model, where it is known.")
-    level: Literal["patch", "token", "pixel"] = _required("What the scores belong to.")
-    scores: list[list[Any]] = _required("[B, P], [B, N] or [B, height, width]; padding is 0.")
+    model_config = ConfigDict(extra="ignore")
+    level: Literal["patch", "token", "pixel"]
+    scores: list[list[Any]]
     target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
-    target_names: list[str] | None = _required("[B] readable names of the targets.")
-    logits: list[list[float]] = _required(
-        "[B, C] the model's output; of more than 1,000 classes [B, K], the 20 highest and those that are explained."
-    )
-    classes: list[list[int]] = _optional("[B, K] which classes these are, where not all are there.")
-    normalizer: list[float] = _optional(
-        "[B] log of the sum of exp over the logits of all classes: logits - normalizer are log-probabilities."
-    )
+    logits: list[list[float]]
+    classes: list[list[int]] = _optional()
+    normalizer: list[float] = _optional()
     probabilities: list[list[float]] | None = _required(
         "As logits: their softmax over all classes, or sigmoid where these do not exclude one another; null of numbers."
     )
-    activation: Literal["softmax", "sigmoid", "identity"] = _required(
-        "What makes probabilities of the logits; identity: the output is a number (a regression) and has none."
-    )
     multi_label: bool = _required("True where the classes do not exclude one another.")
-    labels: dict[str, str] | None = _required("Class number -> name.")
-    frames: int | None = _required("Steps of time with a grid, or a frame of pixels, of their own, for a video.")
-    grid: tuple[int, int] | None = _required("Rows and columns of patches.")
-    image_size: tuple[int, int] | None = _required("Height and width of the model's input in pixels.")
-    cells: Box | None = _required("Left, top, right, bottom of that grid in pixels of the input; null for all of it.")
-    read: Box | None = _required("Left, top, right, bottom of the pixels that the model reads; null for all of them.")
-    tokens: list[list[str]] | None = _required("[B, N] token strings.")
-    offsets: list[list[tuple[int, int]]] | None = _required("[B, N] first and last character (exclusive) of tokens.")
-    texts: list[str] | None = _required("[B] the sentences.")
-    sampling_rate: int | None = _required("Samples a second of the waves, for sounds.")
-    durations: list[float] | None = _required("[B] seconds that each sound lasts.")
-    rate: float | None = _required("How many scores a second has, for sounds.")
-    extent: list[tuple[int, int]] | None = _required(
-        "[B] first and last character (exclusive) of each sentence that the model read, where a part was cut off."
-    )
-    unknown: list[list[int]] | None = _required("[B] places of the tokens that are unknown to the model ([UNK]).")
-    special: list[list[int]] | None = _required("[B] places of the special tokens ([CLS], [SEP]), where known.")
-    diagnostics: dict[str, Any] = _required("Measured facts about the run.")
-    geometry: list[ExplanationGeometry] | None = _required("[B] where the model's input lies on the picture given.")
-    input: str | None = _optional("The input of the model that these scores are of.")
-    parts: dict[str, ExplanationOutput] = _optional("By name, the explanations of the model's other inputs.")
+    geometry: list[Geometry] | None = None  # type: ignore[assignment]
+    parts: dict[str, ExplanationOutput] = _optional()
 
 
 class TrustOutput(BaseModel):
@@ -115,40 +91,18 @@ class GenerationCandidate(BaseModel):
     log_probability: float
 
 
-class GenerationOutput(BaseModel):
+class GenerationOutput(GenerationSchema):
     """Every token of an answer."""
 
-    seen: dict[str, Any] = _optional("Maps of the prompt's pictures at each step, by the name of their part.")
-    tokens: list[str] = _required(
-        "As the vocabulary has them: prompt, then answer; of an encoder-decoder first what the encoder read."
-    )
-    pieces: list[str] = _required("The text of each token.")
-    ids: list[int] = _required("The number of each token.")
-    start: int = _required("The first token of the answer.")
-    source: int = _optional("How many tokens an encoder read.")
-    prompt: str = _optional()
-    text: str = _required("The answer.")
-    matrix: list[list[float]] = _required(
-        "A row for each token of the answer, a column for each token: scores of the tokens before it."
-    )
-    value: list[float] = _required("What was explained of each token of the answer.")
-    explained: str = _required("What that is, such as log-probability.")
-    target: list[int] = _optional()
-    target_names: list[str] = _optional()
+    model_config = ConfigDict(extra="ignore")
+    matrix: list[list[float]]
+    value: list[float]
+    target: list[int]
     probabilities: list[float] = _required("Of each token of the answer.")
     candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step, and the answer's.")
-    turns: list[list[Any]] = _optional("(role, first token, one after the last) of each message.")
-    special: list[int] | None = _optional("Places of special tokens and of those that a chat template writes.")
-    notes: list[str] = _optional("What was done to the prompt.")
-    method: str
-    settings: dict[str, Any] = _optional()
-    model: str | None = _optional()
-    unit: str = _optional()
-    input: str = _optional()
-    part: str = _optional()
-    labels: dict[str, Any] | None = _optional()
-    groups: list[Any] | None = _optional()
-    diagnostics: list[dict[str, Any]] = _optional("Facts measured at each step.")
+    seen: dict[str, Any] = _optional()
+    prompt: str
+    text: str = _required("The answer.")
 
 
 class _ExplanationsOutput(_Command):
@@ -231,65 +185,9 @@ class PerturbOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class AuditStream(BaseModel):
-    """The rows of one input."""
-
-    name: str
-    input: str = _required("What the model made these ids of.")
-    level: str | None
-    size: list[int] | None
-    blocks: int = _required("Number of blocks that its rows run through.")
-
-
-class AuditAttention(BaseModel):
-    """One attention: whose rows attend to whose."""
-
-    queries: list[str]
-    keys: list[str]
-    depth: int
-    block: int | None
-    shape: list[int] = _required("Samples, queries, keys.")
-
-
-class AuditOperation(BaseModel):
-    """Units of one name and kind, and the rule that each method has for them."""
-
-    name: str
-    kind: str
-    count: int
-    rules: dict[str, str | None] = _required(
-        "Method to rule, null where it has none. Methods whose relevance does not arrive there are left out."
-    )
-
-
-class AuditUnit(BaseModel):
-    """A line of the program: calls of torch with one meaning."""
-
-    number: int = _required("Of the value that it makes.")
-    kind: str
-    name: str
-    shape: list[int]
-    entries: list[int] = _required("Numbers of the values that carry relevance into it.")
-    module: str
-    block: int = _required("In the order of execution; -1 outside of all.")
-    unknown: list[str] = _required("Methods without a rule for it.")
-
-
-class AuditOutput(_Command):
-    """What was read off a model."""
-
-    command: Literal["audit"]
-    model: str
-    streams: list[AuditStream] = _required("The rows of each input.")
-    attentions: list[AuditAttention]
-    operations: list[AuditOperation]
-    program: list[AuditUnit]
-    blocks: dict[str, dict[str, float]] = _required(
-        "Method to block to relevance at its input, as a share of what started."
-    )
-    lost: dict[str, dict[str, float]] = _required("Method to kind of unit to relevance lost, in that share.")
-    sums: dict[str, float] = _required("Method to sum of scores, as a share of the target's value.")
-    methods: dict[str, str | None] = _required("Method to why it does not apply, null where it does.")
+AuditOutput = create_model(
+    "AuditOutput", __doc__="The structure of a model.", __base__=_Command, command=Literal["audit"], **_fields_of(Audit)
+)
 
 
 class MethodsMethod(BaseModel):
@@ -389,26 +287,14 @@ class MaximizeOutput(_Command):
     files: list[str] = _required("Files that were written.")
 
 
-class ReportSkipped(BaseModel):
-    """A file that is not in the report."""
-
-    file: str
-    why: str
-    damaged: bool = _required("True where the file should have been in the report; the exit status is then 3.")
-
-
-class ReportOutput(_Command):
-    """A report that was written."""
-
-    command: Literal["report"]
-    files: list[str] = _required("Files that were written.")
-    bytes: int = _required("Size of the report.")
-    inputs: int = _required("Different pictures and sentences.")
-    explanations: int = _required("Maps shown.")
-    answers: int = _optional("Generated texts shown.")
-    benchmarks: int = _required("Benchmark results shown.")
-    jobs: int = _required("Folders of jobs shown.")
-    skipped: list[ReportSkipped] = _required("Files that are not in the report.")
+ReportOutput = create_model(
+    "ReportOutput",
+    __doc__="A report that was written.",
+    __base__=_Command,
+    command=Literal["report"],
+    files=(list[str], _required("Files that were written.")),
+    **_fields_of(WrittenReport, "path"),
+)
 
 
 class AppOutput(_Command):
@@ -418,22 +304,12 @@ class AppOutput(_Command):
     url: str
 
 
-class RunCost(BaseModel):
-    """With --dry-run."""
-
-    rows: int | None = _required("Of the input; null where it does not say.")
-    there: int = _required("Of them that an earlier run has done.")
-    sampled: int = _required("Rows on trial.")
-    failed: int = _required("Of them.")
-    reason: str | None = _required("Why the first of them failed.")
-    explanations: float = _required("For each row.")
-    batch_size: int
-    memory: int = _required("Bytes that a batch keeps.")
-    available: int = _required("Bytes of memory.")
-    seconds: float | None = _required("For what is still to do.")
-    bytes: int | None = _required("That it would write.")
-    disk: int = _required("Bytes that are free.")
-    warnings: list[str]
+RunCost = create_model(
+    "RunCost",
+    __doc__="With --dry-run.",
+    warnings=(list[str], _required("Reasons not to start the job.")),
+    **_fields_of(Cost),
+)
 
 
 class RunOutput(_Command):
@@ -445,7 +321,7 @@ class RunOutput(_Command):
     written: int = _optional("Rows of the table: one for each input, method and target.")
     failed: int = _optional("Rows of the table of failures.")
     complete: bool = _optional()
-    cost: RunCost = _optional("With --dry-run.")
+    cost: RunCost = _optional("With --dry-run.")  # type: ignore[valid-type]
 
 
 class ServeOutput(_Command):

@@ -78,12 +78,12 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
         for t in report.tables
     ]
     curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
-    beside = path.name == "report.json"
+    in_folder = path.name == "report.json"
     drawn = {}
-    if beside and curves.is_file():
+    if in_folder and curves.is_file():
         lines = dict.fromkeys(line for panel in report.curves.values() for line in panel)
         drawn["curves"] = {"picture": drawing(curves.read_bytes()), "panels": list(report.curves), "lines": list(lines)}
-    errors = _errors(records) if beside and records.is_file() else []
+    errors = _errors(records) if in_folder and records.is_file() else []
     incomplete = any(count.get(kind) for count in report.counts.values() for kind in _COUNTS[1:])
     return section(
         "benchmark", file, report.conventions, tables, report.remarks,

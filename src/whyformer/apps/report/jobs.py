@@ -67,17 +67,17 @@ def _drift(before: JobFolder, after: JobFolder) -> BenchmarkSection:
     title = f"from {before.file} to {after.file}"
     tables, remarks = list[dict[str, Any]](), list[str]()
     try:
-        found = before.maps.drift(after.maps)
+        drift = before.maps.drift(after.maps)
     except (WhyformerError, *FOREIGN_ERRORS) as error:
         remarks.append(f"{title}: {error}")
     else:
-        rows = [("rows", [_cell(found.rows)]), ("rows of another predicted class", [_cell(found.changed)])]
-        means = {"agreement of maps (Spearman)": found.agreement, "probability moved by": found.probability}
+        rows = [("rows", [_cell(drift.rows)]), ("rows of another predicted class", [_cell(drift.changed)])]
+        means = {"agreement of maps (Spearman)": drift.agreement, "probability moved by": drift.probability}
         rows += [(name, [_cell(mean)]) for name, mean in means.items() if mean.count]
         note = "of the rows that both have; 95 % bootstrap intervals over them"
         tables.append(_table(title, "", ["value"], rows, note))
-        if found.largest:
-            least = ", ".join(f"{name} ({value:+.2f})" for name, value in found.largest[:5])
+        if drift.largest:
+            least = ", ".join(f"{name} ({value:+.2f})" for name, value in drift.largest[:5])
             remarks.append(f"maps agree least in {least}")
     return section("drift", f"{before.file} → {after.file}", _conventions(after.maps), tables, remarks)
 

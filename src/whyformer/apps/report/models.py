@@ -47,10 +47,10 @@ def models(
     saved: Sequence[SavedMap], benchmarks: Sequence[BenchmarkSection], answers: Sequence[SavedAnswer] = ()
 ) -> list[Model]:
     """Return each model of the explanations, the answers (whose labels are words, not classes) and the benchmarks."""
-    found: dict[str, Model] = {}
+    by_name: dict[str, Model] = {}
 
     def of(name: str | None) -> Model | None:
-        return found.setdefault(name, Model(title(name))) if name else None
+        return by_name.setdefault(name, Model(title(name))) if name else None
 
     for one in saved:
         if (model := of(one.e.model)) is not None:
@@ -64,7 +64,7 @@ def models(
             model.inputs = list(dict.fromkeys([*model.inputs, "text and pictures" if answer.g.seen else "text"]))
     for benchmark in benchmarks:
         of(benchmark.model)
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _input(one: SavedMap) -> str:
@@ -76,10 +76,10 @@ def _input(one: SavedMap) -> str:
 
 def versions_of(saved: Sequence[SavedMap | SavedAnswer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
     """Return the versions that made the results; those of a benchmark are also among its conventions."""
-    found = Counter(
+    counts = Counter(
         ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
     )
     for benchmark in benchmarks:
         if benchmark.versions:
-            found[benchmark.versions] += 0
-    return [f"{text}{f' ({count} maps)' if count else ' (benchmarks)'}" for text, count in found.items()]
+            counts[benchmark.versions] += 0
+    return [f"{text}{f' ({count} maps)' if count else ' (benchmarks)'}" for text, count in counts.items()]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from markupsafe import Markup
 
 from whyformer.apps.report.inputs import InputSection, inputs_of
 from whyformer.apps.report.models import models, versions_of
@@ -21,7 +17,7 @@ from whyformer.explanation.versions import versions
 from whyformer.methods import METHODS
 from whyformer.show import painting
 from whyformer.show.files import write_all
-from whyformer.show.html import asset, render
+from whyformer.show.html import render
 from whyformer.show.words import target_name
 
 
@@ -95,7 +91,6 @@ def _page(
     contents: Contents, inputs: Sequence[InputSection], counts: Mapping[str, int], title: str, track: Track
 ) -> str:
     """Return the whole document; the inputs are drawn one after the other."""
-    script = asset("report/page.js")
     saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
     nouns = ("input", "map", "answer", "benchmark", "data set")
     summary = ", ".join(amount(count, noun) for count, noun in zip(counts.values(), nouns, strict=True) if count)
@@ -113,8 +108,7 @@ def _page(
     pictures = sum(painting.base(one.first) is not None for one in inputs)
     most = room(pictures + sum(painting.drawable(one.e) for one in saved), len(inputs))
     return render(
-        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{summary}.", script=script,
-        digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{summary}.",
         sections=[(key, names.get(key, key.capitalize())) for key, content in facts.items() if content],
         inputs=inputs, maps=[one for section in inputs for one in section.maps],
         targets=[target_name(one.e) for one in saved], known=METHODS, skipped=facts.pop("left-out"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from whyformer.apps import is_local
 from whyformer.apps.server.limits import Limits
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError, import_optional
 from whyformer.options import DEFAULTS, Options
 
 SHORTEST_KEY = 16
@@ -51,11 +51,10 @@ def serve(
         MissingExtra: fastapi or uvicorn is not installed.
     """
     require_key_if_public(host, keys)
-    try:
-        from whyformer.apps.http import LOCAL, listen, server
-        from whyformer.apps.server.app import build
-    except ImportError as error:
-        raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
+    for package in ("fastapi", "uvicorn"):
+        import_optional(package, "the server", "serve")
+    from whyformer.apps.http import LOCAL, listen, server
+    from whyformer.apps.server.app import build
     from whyformer.explainer import Explainer
     from whyformer.jobs.batching import Session
     from whyformer.models import load

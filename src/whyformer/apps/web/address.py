@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode
 
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import uploaded
-from whyformer.apps.web.page_input import KINDS
+from whyformer.apps.web.page_input import FLAGS, KINDS
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
@@ -32,7 +32,8 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
         facts |= {"style": "kept" if "keep" in asked.look else "contours" if "contours" in asked.look else "colours"}
         facts |= {name: asked.look[name] for name in ("opacity", "keep") if name in asked.look}
     else:
-        facts |= {"sentence": asked.sentence} | ({"truncate": 1} if asked.truncate else {})
+        facts |= {"sentence": asked.sentence}
+    facts |= {name: 1 for name in FLAGS if getattr(asked.options, name)}
     facts |= {"model": asked.model, "methods": ",".join(asked.methods), "classes": ",".join(asked.classes)}
     changed = {method: values for method, values in settings.items() if values}
     return urlencode(facts | ({"settings": json.dumps(changed)} if changed else {}))
@@ -61,9 +62,9 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
     return {
         "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""),
         "model": facts.get("model", START_MODEL[kind]), "methods": names, "classes": classes,
-        "truncate": "truncate" in facts, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
+        **{name: name in facts for name in FLAGS}, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
         "keep": _share(facts.get("keep"), 0.2), "length": _number(facts.get("length"), 16), "chat": "chat" in facts,
-        "settings": facts.get("settings", "{}"),
+        "number": 0, "settings": facts.get("settings", "{}"),
     }  # fmt: skip
 
 

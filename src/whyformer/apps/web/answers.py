@@ -1,9 +1,7 @@
-"""Answers of language models on the page: generate, explain, reproduce and download."""
+"""Answers of language models on the page: generate and explain."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,22 +11,20 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import gradio as gr
 from markupsafe import Markup
 
 import whyformer
 from whyformer.apps.web import controls
-from whyformer.apps.web.messages import piece, status
+from whyformer.apps.web.messages import status
 from whyformer.apps.web.page_input import PageInput
+from whyformer.apps.web.reproduce import surroundings
 from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.show import encode, files, film, grid
 from whyformer.show.html import answer, render
-from whyformer.show.words import actual_method
 
 if TYPE_CHECKING:
     from whyformer.apps.web.handlers import Handlers
@@ -54,7 +50,7 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
         raise InputError("a prompt with a picture is written down as the model's processor does it: untick the message")
     given = controls.read_form(asked.settings).get(method.name, {})
     chosen = ((method.name, controls.changed(method.name, given, controls.blocks_of(loaded))),)
-    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, ())
+    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, (), asked.options)
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 
 
@@ -69,12 +65,9 @@ def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Wa
     session.keep(key, g)
     session.asked, session.view, session.results = asked, view, [g]
     drawn = render("web/answer.html", card=Markup(answer.card(g)))
-    yield {
-        "status": status(f"{amount(len(g), 'token')} in {time.monotonic() - began:.1f} s in all."),
-        "board": drawn, "trust": "", "code": recipe(view), "address": handlers.address(session), "attended": "",
-        "more": gr.update(visible=True), "looks": gr.update(visible=False),
-        "block": gr.update(visible=False, value="mean"),
-    }  # fmt: skip
+    finished = status(f"{amount(len(g), 'token')} in {time.monotonic() - began:.1f} s in all.")
+    shown = {"status": finished, "board": drawn, "trust": "", "address": handlers.address(session)}
+    yield surroundings(view) | shown
 
 
 def as_written(
@@ -116,11 +109,10 @@ def _writing(view: View, text: str) -> dict[str, Any]:
 
 def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
     ((method, settings),) = view.methods
-    prompt = [{"role": "user", "content": view.source.content}] if view.chat else view.source.content
     picture = None if view.picture is None else view.picture.content
     g = whyformer.explain_generation(
-        loaded.model, prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.length,
-        progress=track, **settings,
+        loaded.model, view.prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.length,
+        progress=track, **view.options.named, **settings,
     )  # fmt: skip
     assert isinstance(g, Generation)
     return replace(g, model=view.model)
@@ -129,49 +121,3 @@ def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
 def _key(view: View) -> str:
     picture = None if view.picture is None else view.picture.digest
     return view.key("answer", picture, view.length, view.chat, *view.methods)
-
-
-# -- reproduction ---------------------------------------------------------------------------------------------------
-def recipe(view: View) -> str:
-    """Return the snippet and the command line as HTML, with buttons that copy them."""
-    return piece("code", blocks={"Python": snippet(view), "Command line": command(view)})
-
-
-def snippet(view: View) -> str:
-    """Return Python code that computes the same answer, ``g``, with the same scores."""
-    ((method, settings),) = view.methods
-    text = str(view.source.content)
-    given: dict[str, Any] = {"method": method}
-    given |= {} if view.picture is None else {"images": view.picture.title}
-    given |= {"max_new_tokens": view.length, **settings}
-    prompt = [{"role": "user", "content": text}] if view.chat else text
-    return render("web/answer.py.txt", place=view.place, prompt=prompt, given=given, repr=repr)
-
-
-def command(view: View) -> str:
-    """Return a command line that computes the same answer."""
-    ((method, settings),) = view.methods
-    text = str(view.source.content)
-    parts = ["whyformer", "generate", "-", "--model", view.place, "-n", str(view.length), "--method", method]
-    parts += [] if view.picture is None else ["--image", view.picture.title]
-    parts += ["--chat"] if view.chat else []
-    for key, value in settings.items():
-        parts += ["--setting", f"{key}={json.dumps(value)}"]
-    plain = " " in text and "\n" not in text and not text.startswith("-") and not text.lower().endswith(".txt")
-    if plain:  # cannot be read as an option or a file
-        parts[2] = text
-    line = shlex.join(parts)
-    return line if plain else f"printf %s {shlex.quote(text)} | {line}"
-
-
-def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
-    """Return (file name, content) of an answer as PNG (a film strip if there is a picture), HTML or JSON."""
-    view, (g,) = session.view, session.results
-    assert view is not None
-    name = f"{files.slug(view.source.name[:40], actual_method(g[0]), 'answer')}.{kind}"
-    if kind == "png":
-        return name, encode(film(g) if g.seen else grid.figure(g), kind)
-    if kind == "html":
-        return name, answer.page(g, view.source.title).encode()
-    facts = files.record_of("explain", [], view.place, view.source.title)
-    return name, (json.dumps({**facts, "generation": g.to_dict()}) + "\n").encode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, NamedTuple, get_type_hints
 
 from whyformer.apps import model_for
 from whyformer.apps.web import reproduce, visitor_session
@@ -15,29 +16,34 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
 
 
+class EndpointCall(NamedTuple):
+    """Arguments of the endpoint. Gradio reads the defaults; they are never changed."""
+
+    text: str = ""
+    picture: dict | None = None  # type: ignore[type-arg]
+    model: str = ""
+    methods: list[str] = [DEFAULT_METHOD]  # noqa: RUF012
+    targets: list[str] = []  # noqa: RUF012
+    settings: dict = {}  # type: ignore[type-arg]  # noqa: RUF012
+    truncate: bool = False
+    measure: bool = False
+    checkpoint: bool = False
+
+
 def endpoint(handlers: Handlers) -> Any:
     """Return the function behind ``/explain``. Clients see its signature and docstring."""
 
     @sentences()
-    def explain(
-        text: str = "",
-        picture: dict | None = None,  # type: ignore[type-arg]
-        model: str = "",
-        methods: list[str] = [DEFAULT_METHOD],  # noqa: B006 - gradio reads the default; it is never changed
-        targets: list[str] = [],  # noqa: B006
-        settings: dict = {},  # type: ignore[type-arg]  # noqa: B006
-        truncate: bool = False,
-        measure: bool = False,
-    ) -> dict:  # type: ignore[type-arg]
+    def explain(*values: Any, **named: Any) -> dict:  # type: ignore[type-arg]
         """Explain a text or an uploaded picture. The answer has all maps, and code that repeats them."""
-        if bool(text) == bool(picture):
+        call = EndpointCall(*values, **named)
+        if bool(call.text) == bool(call.picture):
             raise PageError("give either text or picture")
-        kind = "image" if picture else "text"
-        file = picture if isinstance(picture, dict) else {"path": picture}
-        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": text, "truncate": truncate}
-        entered |= {"methods": methods, "classes": targets, "settings": settings}
-        entered["model"] = model_for(kind, model, "model")
-        asked = PageInput.read(dict.fromkeys(CONTROLS) | entered)
+        kind = "image" if call.picture else "text"
+        file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
+        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "classes": call.targets}
+        entered["model"] = model_for(kind, call.model, "model")
+        asked = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
@@ -55,7 +61,7 @@ def endpoint(handlers: Handlers) -> Any:
             "python": reproduce.snippet(view),
             "command": reproduce.command(view),
         }
-        if measure:
+        if call.measure:
             answer["faithfulness"] = [
                 {"deletion": None, "random": [], "curve": None, "refusal": trust}
                 if isinstance(trust, str)
@@ -69,4 +75,7 @@ def endpoint(handlers: Handlers) -> Any:
             ]
         return answer
 
+    signature = inspect.signature(EndpointCall).replace(return_annotation=dict)
+    explain.__signature__ = signature  # type: ignore[attr-defined]
+    explain.__annotations__ |= get_type_hints(EndpointCall)
     return explain

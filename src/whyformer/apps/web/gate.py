@@ -43,6 +43,7 @@ class PageGate:
 
     * POST requests from another site, by ``Origin`` or ``Sec-Fetch-Site`` (403), and direct calls of functions (403);
     * logins after too many wrong passwords (429);
+    * calls of functions that run in the browser alone (403);
     * requests that make the server fetch an address: gradio's proxy, and files named by an address (403);
     * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and bodies that are
       no JSON object or, in an upload, no form (400);
@@ -52,6 +53,7 @@ class PageGate:
         app: the application.
         room: return True if another upload fits.
         visits: called with the visitor's identifier when a tab opens (True) and when it closes (False).
+        runs_here: return True for the number of a function of this server, of any type.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class PageGate:
         app: Any,
         room: Callable[[], bool] = lambda: True,
         visits: Callable[[str, bool], None] = lambda visitor, here: None,
+        runs_here: Callable[[Any], bool] = lambda number: True,
     ) -> None:
-        self.app, self.room, self.visits = app, room, visits
+        self.app, self.room, self.visits, self.runs_here = app, room, visits, runs_here
         self.wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -75,7 +78,9 @@ class PageGate:
             if scope["method"] == "POST" and not upload:
                 body = await read_body(scope, receive, MOST_JSON, PATIENCE)
             if body and path != "/login":
-                _check_body(body)
+                number = _check_body(body).get("fn_index")
+                if path.endswith("/queue/join") and not self.runs_here(number):
+                    raise HTTPException(403, "not on this page")
         except HTTPException as error:
             await PlainTextResponse(error.detail, error.status_code)(scope, receive, send)
             return
@@ -148,8 +153,8 @@ def _client(scope: Any) -> str:
     return str((scope.get("client") or ("",))[0])
 
 
-def _check_body(body: bytes) -> None:
-    """Refuse a body that is no JSON object (400), and one with an address as a file, which gradio would fetch (403)."""
+def _check_body(body: bytes) -> dict[str, Any]:
+    """Return a JSON object; refuse any other body (400), and an address as a file, which gradio would fetch (403)."""
     paths: list[Any] = []
 
     def collect(value: dict[str, Any]) -> dict[str, Any]:
@@ -157,10 +162,11 @@ def _check_body(body: bytes) -> None:
         return value
 
     try:
-        is_object = isinstance(json.loads(body.decode(), object_hook=collect), dict)
+        read = json.loads(body.decode(), object_hook=collect)
     except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+        read = None
+    if not isinstance(read, dict):
         raise HTTPException(400, "the body is no JSON object")
     if any(isinstance(path, str) and "://" in path[:16] for path in paths):
         raise HTTPException(403, "not on this page")
+    return read

@@ -19,7 +19,7 @@ from whyformer.apps.web import address, answers, controls, examples, maps, repro
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import Catalogue, PageLimits, missing
 from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
-from whyformer.apps.web.page_input import KINDS, PageInput, look_of
+from whyformer.apps.web.page_input import PageInput, look_of, number_of
 from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import grouped
@@ -92,7 +92,7 @@ class Handlers:
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
             raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
-        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
+        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.options, asked.look)
         return loaded, view, visitor_session.predict(session, loaded, view)
 
     def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
@@ -113,18 +113,16 @@ class Handlers:
         return loaded, replace(view, methods=chosen, targets=wanted)
 
     # -- controls ------------------------------------------------------------------------------------------------
-    def switch(self, session: VisitorSession, kind: str) -> Updates:
+    def switch(self, session: VisitorSession, kind: str, number: int | None = None) -> Updates:
         """Show the fields (:func:`fields_of`), the default model and the methods for another kind of input."""
-        session.leave()
-        session.kind = kind
+        session.leave(number)
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
         return updates | chosen | {"decided": False, "says": "", "examples": examples.offered(kind)}
 
-    def example(self, session: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
+    def example(self, _: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
         """Enter an example, and the model for such examples unless the visitor has chosen one (``named``)."""
-        session.leave()
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
 
@@ -132,23 +130,20 @@ class Handlers:
         """Choose the classes to explain after a click on a bar."""
         return {"classes": list(map(str, classes))} if isinstance(classes, list) and classes else {}
 
-    def uploaded(self, session: VisitorSession, named: bool) -> Updates:
+    def uploaded(self, _: VisitorSession, named: bool) -> Updates:
         """Clear the model for an uploaded picture unless the visitor has chosen one (``named``): the bundled models
         read every photograph as handwritten digits."""
-        session.leave()
         return {} if named else {"model": gr.update(value=None)}
 
     def leave(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
-        """End the work that runs for another input."""
-        with suppress(InputError):
-            if session.subject not in (None, PageInput.read(entered).subject):
-                session.leave()
+        """End the work that runs or waits for earlier inputs."""
+        session.leave(number_of(entered))
         return iter(())
 
     def look(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """Show the prediction for a new input, the classes to choose from and the form of settings; nothing if the
         input has not changed."""
-        yield from _until_switched(session, entered, self._looked(session, entered))
+        return _for_newest(session, entered, self._looked(session, entered))
 
     def _looked(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
@@ -202,16 +197,21 @@ class Handlers:
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Show maps as soon as they are computed, then their faithfulness."""
-        yield from _until_switched(session, entered, self._explained(session, entered, progress))
+        if number_of(entered) < session.number:
+            return
+        before = session.view
+        yield from _for_newest(session, entered, self._explained(session, entered, progress))
+        if number_of(entered) < session.number and session.view is before:
+            # a map may have arrived after the page was cleared
+            yield {"status": "", "board": piece("empty", words="The maps appear here.")}
 
     def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
-        stop = session.begin()
+        session.begin()
         began = time.monotonic()
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
-                session.subject = asked.subject
                 known = self.catalogue.has(asked.model)
                 yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
@@ -229,7 +229,7 @@ class Handlers:
                 session.asked, session.seen, session.view, session.results = asked, asked.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 measuring = status(f"{done}; measuring how faithful they are …", busy=True)
-                around = surroundings(view)
+                around = reproduce.surroundings(view)
                 yield around | {"status": measuring, "trust": "", "address": self.address(session)}
                 judged = []
                 for i, (e, figures) in enumerate(visitor_session.judge(session, loaded, view, list(results), track)):
@@ -243,10 +243,7 @@ class Handlers:
                 repeated = {name: around[name] for name in ("code", "more", "looks")}
                 yield repeated | {"status": finished, "board": drawn, "trust": maps.trusted(judged)}
         except PageError as error:
-            if stop is not session.stop:  # the input has changed, and its maps may have been cleared already
-                yield {"status": "", "board": piece("empty", words="The maps appear here.")}
-            else:
-                yield {"status": status(str(error), error=str(error) != CANCELLED)}
+            yield {"status": status(str(error), error=str(error) != CANCELLED)}
 
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Explain again after a change of a class or a setting, if the input has been explained."""
@@ -266,7 +263,7 @@ class Handlers:
         session.view = replace(session.view, look=look_of(style, opacity, keep))
         session.asked = replace(session.asked, look=session.view.look)
         drawn = maps.board(session, session.view, session.results)
-        shown = {"board": drawn, "code": recipe(session.view)}
+        shown = {"board": drawn, "code": reproduce.recipe(session.view)}
         yield shown if session.view.stored else shown | {"address": self.address(session)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
@@ -294,8 +291,7 @@ class Handlers:
         """Return a file for the browser to save, as base64; no file is written on this machine."""
         if session.view is None or not session.results:
             return {}
-        make = answers.download if session.view.asks else reproduce.download
-        name, content = make(session, kind)
+        name, content = reproduce.download(session, kind)
         mime = {"png": "image/png", "html": "text/html", "json": "application/json"}[kind]
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
@@ -303,13 +299,12 @@ class Handlers:
 FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
 
 
-def _until_switched(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
-    """Yield the updates, until the visitor turns to another kind of input."""
-    for update in updates:
-        # an unknown kind, a value of any type, is refused by the updates
-        if entered["kind"] != session.kind and entered["kind"] in tuple(KINDS):
-            return
-        yield update
+def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
+    """Yield the updates while the page shows the input that was entered, and no newer one."""
+    number = number_of(entered)
+    while number >= session.number and (update := next(updates, None)) is not None:
+        if number >= session.number:
+            yield update
 
 
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
@@ -332,20 +327,6 @@ def offered(kind: str) -> list[tuple[str, str]]:
     wanted = "text" if kind == "answer" else kind
     families = {m.name: m.family for m in list_methods() if m.modality in ("both", wanted)}
     return [(name, name) for names in grouped(families).values() for name in names]
-
-
-def recipe(view: View) -> str:
-    """Return the snippet and the command line as HTML, with buttons that copy them."""
-    blocks = {"Python": reproduce.snippet(view), "Command line": reproduce.command(view)}
-    return piece("code", blocks=blocks)
-
-
-def surroundings(view: View) -> Updates:
-    """Return updates of the components around the maps: looks, code and downloads."""
-    looks = gr.update(visible=view.source.kind == "image")
-    block = gr.update(visible=False, value="mean")
-    more = gr.update(visible=True)
-    return {"code": recipe(view), "more": more, "looks": looks, "block": block, "attended": ""}
 
 
 def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: str = "The model") -> Updates:

@@ -10,28 +10,30 @@ import gradio as gr
 
 from whyformer.apps.web import address, controls, examples, maps
 from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
-from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, surroundings
+from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted
 from whyformer.apps.web.messages import PageError, piece, sentences, status
 from whyformer.apps.web.page_input import PageInput
+from whyformer.apps.web.reproduce import surroundings
 from whyformer.apps.web.visitor_session import Prediction, View, VisitorSession
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.pictures import open_picture
 from whyformer.methods import find
+from whyformer.options import DEFAULTS
 
 
-def stored(handlers: Handlers, session: VisitorSession) -> Updates:
+def stored(handlers: Handlers, session: VisitorSession, number: int | None = None) -> Updates:
     """Return updates that show the stored example and its input, as if it had just been explained."""
     e = examples.stored()
     picture = open_picture(PHOTOGRAPH)
     place = str(examples.copied(PHOTOGRAPH, handlers.uploads))
     source = Argument("image", picture, PHOTOGRAPH.stem, PHOTOGRAPH.name)
     view = View(STORED_MODEL, STORED_MODEL, source, ((e.method, {}),), (int(e.target[0]),), stored=True)
-    asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], False, {})
+    asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], DEFAULTS, {})
     order = e.logits[0].argsort(descending=True, stable=True).tolist()
     prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
     hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
-    shown = handlers.switch(session, "image")
-    found = {
+    shown = handlers.switch(session, "image", number)
+    result = {
         **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
         "status": status(hint), "board": maps.board(session, view, [e]),
         "trust": maps.trusted([(e, e.diagnostics["trust"][0])]),
@@ -39,7 +41,7 @@ def stored(handlers: Handlers, session: VisitorSession) -> Updates:
         "methods": {"value": [e.method]},
     }
     session.asked, session.seen, session.view, session.results = asked, asked.subject, view, [e]
-    return shown | found | {name: shown[name] | found[name] for name in ("picture", "methods", "classes")}
+    return shown | result | {name: shown[name] | result[name] for name in ("picture", "methods", "classes")}
 
 
 def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
@@ -49,9 +51,9 @@ def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Ite
         asked = PageInput.read(entered)
         untouched = examples.untouched(asked, handlers.uploads)
         if asked.kind == "image" and untouched:
-            yield stored(handlers, session)
+            yield stored(handlers, session, asked.number)
             return
-        shown = handlers.switch(session, asked.kind)
+        shown = handlers.switch(session, asked.kind, asked.number)
         first = examples.entered(asked.kind, 0, handlers.uploads) if untouched else {}
         yield shown | {name: shown[name] | {"value": value} for name, value in first.items()}
 
@@ -89,7 +91,7 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
         yield nothing | {"status": status(str(error), error=True)}
         return
-    shown = handlers.switch(session, asked.kind) | entered
+    shown = handlers.switch(session, asked.kind, asked.number) | entered
     shown |= {"picture": asked.picture, "form": form, "decided": asked.model not in START_MODEL.values()}
     del shown["settings"]
     for name, visible in fields_of(asked.kind).items():

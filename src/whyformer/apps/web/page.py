@@ -31,8 +31,8 @@ from whyformer.show.typeface import PAGES
 _PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
 # the typeface is part of the style sheet and code is set in a font of the system, so that no font is fetched
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
-# the settings are plain form fields, whose values are sent as the last value of each request
-_WITH_FORM = "(...values) => [...values.slice(0, -1), window.whyformerSettings()]"
+# the number of the input and the settings, which are plain form fields, are sent as the last values of each request
+_WITH_FORM = "(...values) => [...values.slice(0, -2), window.whyformerNumber(), window.whyformerSettings()]"
 # in the browser, because an answer of the server could arrive after the maps of Explain
 _CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "() => window.whyformerModel()"
 _WAIT = "() => window.whyformerWaiting"
@@ -79,7 +79,7 @@ def _components(handlers: Handlers) -> dict[str, Any]:
             add("length", maximum=handlers.limits.tokens)
             add("accordion")
             with parts["accordion"]:
-                add("form")
+                add("form", "checkpoint")
         with _part("answer"):
             add("board", "looks")
             with parts["looks"]:
@@ -92,7 +92,7 @@ def _components(handlers: Handlers) -> dict[str, Any]:
                 with gr.Row():
                     parts |= {f"save-{k}": gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
                 add("code")
-    add("file", "number", "address", "settings")
+    add("file", "word", "address", "number", "settings")
     return parts
 
 
@@ -208,10 +208,10 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
     changed.append(parts["examples"].click)
     # first, because gradio calls the listeners of an event in this order: the others fill what this clears
-    gr.on(changed, None, None, parts["board"], js=_CLEAR, **wires.private)
-    model.input(None, None, parts["board"], js=_CLEAR_FOR, **wires.private)
-    left = [picture.clear, sentence.input, parts["truncate"].input, model.input]
-    gr.on(left, trigger_mode="multiple", **wires.enter(handlers.leave, ["status"]))
+    cleared = [parts["board"], parts["status"]]
+    gr.on(changed, None, None, cleared, js=_CLEAR, **wires.private)
+    model.input(None, None, cleared, js=_CLEAR_FOR, **wires.private)
+    gr.on([*changed, model.input], trigger_mode="multiple", **wires.enter(handlers.leave, ["status"]))
     look = wires.enter(handlers.look, _PREDICTION, **wires.with_progress)
     begin = wires.work(partial(opening.begin, handlers), sorted({*_PREDICTION, *_RESULTS}))
     kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
@@ -235,14 +235,15 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     def save(session: VisitorSession, kind: str) -> Updates:
         return {"file": handlers.download(session, kind)}
 
+    settings = [classes.input, form.input, parts["checkpoint"].input]
     explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.again))
     go.click(None, None, parts["status"], js=_WAIT, **wires.private)
     running = [go.click(trigger_mode="once", **explain)]
-    running += [event(trigger_mode="always_last", **again) for event in (classes.input, form.input)]
+    running += [event(trigger_mode="always_last", **again) for event in settings]
     running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
     classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
     parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
-    events = [*changed, classes.input, form.input, says.click, go.click]
+    events = [*changed, *settings, says.click, go.click]
     gr.on(events, _linger, trigger_mode="multiple", **wires.parallel)
     parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
     for name in KINDS:
@@ -255,7 +256,7 @@ def _listen_to_looks(wires: _Wires) -> None:
     handlers, parts = wires.handlers, wires.parts
 
     def word(session: VisitorSession, block: str | None, event: gr.EventData) -> Iterator[Updates]:
-        yield {"number": event.word}
+        yield {"word": event.word}
         yield from handlers.word(session, event.word, block)
 
     def sliders(_: VisitorSession, style: Any) -> Updates:
@@ -265,8 +266,8 @@ def _listen_to_looks(wires: _Wires) -> None:
     for event in (parts["style"].input, parts["opacity"].release, parts["keep"].release):
         event(trigger_mode="always_last", **redraw)
     parts["style"].input(**wires.fill(sliders, ["style"], ["opacity", "keep"]))
-    parts["board"].click(**wires.fill(word, ["block"], ["number", "attended", "block"], **wires.serial))
-    parts["block"].input(**wires.fill(handlers.word, ["number", "block"], ["attended", "block"], **wires.serial))
+    parts["board"].click(**wires.fill(word, ["block"], ["word", "attended", "block"], **wires.serial))
+    parts["block"].input(**wires.fill(handlers.word, ["word", "block"], ["attended", "block"], **wires.serial))
 
 
 async def _linger() -> None:

@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from whyformer.errors import InputError
+from whyformer.options import Options
 from whyformer.show.look import OPACITY
 
 KINDS = {"image": "image", "text": "text", "answer": "both"}
 """Kinds of explanations, and the kind of input of their default models."""
+FLAGS = ("truncate", "checkpoint")
+"""The :class:`~whyformer.options.Options` that are controls."""
 CONTROLS = (
-    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
-    "chat", "settings",
+    "kind", "picture", "sentence", "model", "methods", "classes", *FLAGS, "style", "opacity", "keep", "length", "chat",
+    "number", "settings",
 )
-"""Names of the controls. The settings are last, because the browser reads them from a form."""
+"""Names of the controls. The last two are added by the browser: the number of the input, and the settings of a form."""
 
 
 @dataclass(frozen=True)
 class PageInput:
-    """The values of :data:`CONTROLS`."""
+    """The values of :data:`CONTROLS`.
+
+    Attributes:
+        number: how often the input had been changed; the page shows results for the newest input only.
+    """
 
     kind: str
     picture: str | None
@@ -28,17 +35,18 @@ class PageInput:
     model: str
     methods: list[str]
     classes: list[str]
-    truncate: bool
+    options: Options
     look: dict[str, Any]
     length: int = 16
     chat: bool = False
+    number: int = 0
     settings: Any = ""
 
     @property
     def subject(self) -> tuple[Any, ...]:
         """The input and the model. Results hold for one subject."""
         picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
-        return self.kind, picture, sentence, self.model, self.truncate
+        return self.kind, picture, sentence, self.model, self.options.truncate
 
     @classmethod
     def read(cls, entered: Mapping[str, Any]) -> PageInput:
@@ -54,9 +62,16 @@ class PageInput:
         )
         return cls(
             kind, path, sentence if isinstance(sentence, str) else "", str(entered["model"] or ""), names, wanted,
-            bool(entered["truncate"]), look_of(entered["style"], entered["opacity"], entered["keep"]),
-            length if type(length) is int else 0, bool(entered["chat"]), entered["settings"],
+            Options(truncate=kind == "text" and bool(entered["truncate"]), checkpoint=bool(entered["checkpoint"])),
+            look_of(entered["style"], entered["opacity"], entered["keep"]),
+            length if type(length) is int else 0, bool(entered["chat"]), number_of(entered), entered["settings"],
         )  # fmt: skip
+
+
+def number_of(entered: Mapping[str, Any]) -> int:
+    """Return the number of the input, from a value of any type."""
+    number = entered.get("number")
+    return number if type(number) is int else 0
 
 
 def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:

@@ -6,23 +6,40 @@ import json
 import shlex
 from typing import Any
 
+import gradio as gr
+
+from whyformer.apps.web.messages import piece
 from whyformer.apps.web.visitor_session import View, VisitorSession
+from whyformer.explanation.display import actual_method
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.methods import find
 from whyformer.show import files
 from whyformer.show.html import render
 
 
+def recipe(view: View) -> str:
+    """Return the snippet and the command line as HTML, with buttons that copy them."""
+    return piece("code", blocks={"Python": snippet(view), "Command line": command(view)})
+
+
+def surroundings(view: View) -> dict[str, Any]:
+    """Return updates of the components around the maps: looks, code and downloads."""
+    looks = gr.update(visible=view.source.kind == "image")
+    block = gr.update(visible=False, value="mean")
+    more = gr.update(visible=True)
+    return {"code": recipe(view), "more": more, "looks": looks, "block": block, "attended": ""}
+
+
 def snippet(view: View) -> str:
-    """Return Python code that computes ``results`` in the order of the page and draws them."""
-    return render("web/snippet.py.txt", view=view, picture=view.source.kind == "image", repr=repr)
+    """Return Python code that computes ``results`` in the order of the page."""
+    return render("web/snippet.py.txt", view=view, repr=repr)
 
 
 def command(view: View) -> str:
     """Return one command line for all methods, or one for each if two of them differ in a setting of the same name."""
     if _one_line(view):
         shared = {key: value for _, settings in view.methods for key, value in settings.items()}
-        verb = "explain" if len(view.methods) == 1 else "compare"
+        verb = "generate" if view.asks else "explain" if len(view.methods) == 1 else "compare"
         return _line(view, verb, [name for name, _ in view.methods], shared)
     return "\n".join(_line(view, "explain", [name], settings) for name, settings in view.methods)
 
@@ -50,18 +67,26 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     for option, value in view.look.items() if view.source.kind == "image" else ():
         parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
-    parts += ["--truncate"] if view.truncate else []
-    parts += ["--format", "png,html,json"]
+    parts += [f"--{name}" for name in view.options.named]
+    parts += ["--image", view.picture.title] if view.picture is not None else []
+    parts += ["--chat"] if view.chat else []
+    parts += ["-n", str(view.length)] if view.asks else ["--format", "png,html,json"]
     line = shlex.join(parts)
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
 
 
 def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
     """Return (file name, content) of the results as PNG, HTML or JSON, without writing a file."""
-    view = session.view
+    view, results, contents = session.view, session.results, dict[str, bytes]()
     assert view is not None
-    command = "explain" if len(view.methods) == 1 else "compare"
-    facts = files.record_of(command, session.results, view.place, view.source.title)
-    look = view.look if view.source.kind == "image" else {}
-    contents = files.contents(session.results, view.source.name, view.source.title, facts, [kind], **look)
+    verb = "explain" if len(view.methods) == 1 else "compare"
+    facts = files.record_of(verb, [] if view.asks else results, view.place, view.source.title)
+    if view.asks:
+        (g,) = results
+        facts["generation"] = g.to_dict()
+        stem = files.slug(view.source.name[:40], actual_method(g[0]), "answer")
+        contents = files.answer_contents(g, stem, view.source.title, facts, [kind])
+    else:
+        look = view.look if view.source.kind == "image" else {}
+        contents = files.contents(results, view.source.name, view.source.title, facts, [kind], **look)
     return next(iter(contents.items()))

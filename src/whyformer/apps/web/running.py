@@ -43,9 +43,14 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
     """
     page = build(handlers)
     page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
+    here = {number for number, function in page.fns.items() if function.fn is not None}
+
+    def runs_here(number: Any) -> bool:
+        return type(number) is int and number in here
+
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(PageGate, room=uploads.room, visits=handlers.visits),
+        Middleware(PageGate, room=uploads.room, visits=handlers.visits, runs_here=runs_here),
     ]
     app: FastAPI = gr.mount_gradio_app(
         FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from whyformer.apps import ended_by_signal, is_local
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.uploads import Uploads
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError, import_optional
 
 SHORTEST_PASSWORD = 8
 PORTS = range(7860, 7960)
@@ -76,12 +76,11 @@ def serve(
         uploads = Uploads(limits.uploads)
         stack.callback(uploads.delete)
         os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder)
-        try:
-            from whyformer.apps.http import LOCAL, listen
-            from whyformer.apps.web.handlers import Handlers
-            from whyformer.apps.web.running import application, open_tunnel, run
-        except ImportError as error:
-            raise MissingExtra('the web page needs gradio: pip install "whyformer[app]"') from error
+        import_optional("gradio", "the web page", "app")
+        from whyformer.apps.http import LOCAL, listen
+        from whyformer.apps.web.handlers import Handlers
+        from whyformer.apps.web.running import application, open_tunnel, run
+
         sock = stack.enter_context(listen(host, PORTS if port is None else [port]))
         name = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
         handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)

@@ -27,6 +27,7 @@ from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks, refuse_unfit
+from whyformer.options import DEFAULTS, Options
 from whyformer.prepared import Prepared
 
 MOST_BYTES = 2**30
@@ -68,7 +69,7 @@ class View:
     source: Argument
     methods: tuple[tuple[str, dict[str, Any]], ...]
     targets: tuple[int, ...]
-    truncate: bool = False
+    options: Options = DEFAULTS
     look: Mapping[str, Any] = field(default_factory=dict)
     stored: bool = False
     asks: bool = False
@@ -76,9 +77,14 @@ class View:
     length: int = 0
     chat: bool = False
 
+    @property
+    def prompt(self) -> Any:
+        """The prompt of an answer: a text, or a message."""
+        return [{"role": "user", "content": self.source.content}] if self.chat else self.source.content
+
     def key(self, *more: Any) -> str:
         """Return the cache key of a value that depends on the model, the input and ``more``."""
-        return json.dumps([self.place, self.source.digest, self.truncate, *more], sort_keys=True, default=str)
+        return json.dumps([self.place, self.source.digest, self.options.named, *more], sort_keys=True, default=str)
 
 
 class VisitorSession:
@@ -92,10 +98,9 @@ class VisitorSession:
 
     def __init__(self, most: int = 2**28) -> None:
         self.most = most
-        self.kind = "image"  # of input: which fields are shown
+        self.number = 0  # of the newest input that is known: PageInput.number
         self.left: float | None = None
         self.stop = threading.Event()
-        self.subject: Any = None  # of the work that runs: PageInput.subject
         self.forget()
         _SESSIONS.add(self)
 
@@ -145,13 +150,15 @@ class VisitorSession:
     def begin(self) -> threading.Event:
         """End what runs, and return the event that ends the work that begins now."""
         self.stop.set()
-        self.stop, self.subject = threading.Event(), None
+        self.stop = threading.Event()
         return self.stop
 
-    def leave(self) -> None:
-        """End what runs, because the input has changed."""
-        self.seen = None
-        self.begin()
+    def leave(self, number: int | None = None) -> None:
+        """End what runs and waits for inputs before that of a number; by default for all inputs until now."""
+        number = self.number + 1 if number is None else number
+        if number > self.number:
+            self.number, self.seen = number, None
+            self.stop.set()
 
     def visit(self, here: bool) -> None:
         """Note that the visitor's tab is open or closed. Closing it ends what runs; the cache is emptied later."""
@@ -222,7 +229,7 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
     def make() -> Prepared:
         refuse_unfit(loaded.model)
-        return Explainer(loaded, truncate=view.truncate).prepare(view.source.content)
+        return Explainer(loaded, **view.options.named).prepare(view.source.content)
 
     return session.once(view.key("ready"), make)
 
@@ -272,7 +279,7 @@ def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """Return the attention maps ``[L, Q, K]`` of all blocks for a text, averaged over heads."""
 
     def make() -> Tensor:
-        maps = Explainer(loaded, truncate=view.truncate).attention_maps(view.source.content)
+        maps = Explainer(loaded, **view.options.named).attention_maps(view.source.content)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     return session.once(view.key("attention"), make)

@@ -7,6 +7,7 @@ characters as in :func:`whyformer.show.words.visible`. No other module writes HT
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -81,6 +82,11 @@ def data_uri(data: bytes, kind: str = "image/png") -> Markup:
 
 
 # -- functions of templates ---------------------------------------------------------------------------------------
+def digest(script: str) -> Markup:
+    """Return the SHA-256 of a script, by which the policy of a document names it."""
+    return Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode())
+
+
 def plain(e: Explanation) -> Markup | None:
     """Return the address of the picture without its map."""
     picture = painting.plain(e, 0, PIXELS)
@@ -137,11 +143,12 @@ def curves(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _FUNCTIONS = (
-    asset, colours.background, colours.code, colours.legend, colours.scale_of, curves, direction, faces, gradient,
-    layout.format_settings, minimap, overlaid, painting.base, painting.drawable, plain, variables, words.agnostic,
-    words.format_score, words.heading, words.input_notes, words.is_further, words.legend_labels, words.measured_target,
-    words.method_name, words.method_notes, words.probability, words.special_tokens, words.target_name,
-    words.truncated_parts, words.trust_figures, words.value, words.values, words.warnings_of, words.words,
+    asset, colours.background, colours.code, colours.legend, colours.scale_of, curves, digest, direction, faces,
+    gradient, layout.format_settings, minimap, overlaid, painting.base, painting.drawable, plain, variables,
+    words.agnostic, words.format_score, words.heading, words.input_notes, words.is_further, words.legend_labels,
+    words.measured_target, words.method_name, words.method_notes, words.opposites, words.probability,
+    words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value, words.values,
+    words.warnings_of, words.words,
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from markupsafe import Markup
 from whyformer.errors import InputError
 from whyformer.show import words
 from whyformer.show.colours import array
-from whyformer.show.html import asset, render
+from whyformer.show.html import render
 
 if TYPE_CHECKING:
     from whyformer.attention import AttentionMaps
@@ -47,12 +46,9 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
             f"most {MOST_VALUES // 10**6} million): take a shorter text, or draw one block with show.matrix"
         )
     blocks = [_packed(array(m[sample])[:, :count, :count]) for m in maps.maps]
-    script, first = asset("heads/page.js"), maps.explanation(0)
+    first = maps.explanation(0)
     weighted = words.target_name(first[sample]) if first.method == "attention_gradient" else None
-    return render(
-        "heads/page.html", title=title, names=names, blocks=blocks, script=script,
-        weighted=weighted, digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-    )  # fmt: skip
+    return render("heads/page.html", title=title, names=names, blocks=blocks, weighted=weighted)
 
 
 def _packed(weights: Any) -> dict[str, Any]:

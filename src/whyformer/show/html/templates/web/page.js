@@ -187,16 +187,18 @@
     asked = true;
     return (pressed.length ? pressed : [bar]).map((one) => one.dataset.class);
   };
-  // a new input clears the result; so does another model, but not a list of models that is left as it was
+  // a new input has a number and clears the result; so does another model, but not a list that is left as it was
   const empty = '<p class="wf-empty">The maps appear here.</p>';
   const model = () => document.querySelector("#wf-model input")?.value;
   let before = null;
   document.addEventListener("focusin", (event) => close("#wf-model", event.target) && (before = model()), true);
-  window.whyformerClear = () => empty;
+  let number = 0;
+  window.whyformerNumber = () => number;
+  window.whyformerClear = () => (number++, [empty, ""]);
   window.whyformerModel = () => {
-    if (model() === before) return { __type__: "update" };
+    if (model() === before) return [{ __type__: "update" }, { __type__: "update" }];
     before = model();
-    return empty;
+    return window.whyformerClear();
   };
   window.whyformerWaiting = '<p class="wf-status wf-busy" role="status">Waiting for the model …</p>';
 
