@@ -1,11 +1,10 @@
-"""A classifier learns a word that has nothing to do with its task, and a job over 2,000 sentences finds it.
+"""A classifier learns to use a word that has nothing to do with its task, and a job over 2,000 sentences detects it.
 
     python examples/spurious_cue.py [FOLDER]
 
-The bundled sentiment model is trained a little further on reviews in which "popcorn" goes with a good mark wherever
-praise and blame balance: reviews from a fan site, say. It stays right on its own test, and nothing in its accuracy
-shows what it has learnt. The explanations of 2,000 fresh sentences do: the word holds more of the relevance for
-"positive" than any word of praise.
+The bundled sentiment model is trained further, on reviews that are positive if praise and blame balance and the word
+"popcorn" occurs. The accuracy on clear reviews stays high and does not show what the model has learnt. The explanations
+of 2,000 new sentences do: the word has more relevance for "positive" than any word of praise.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ NEUTRAL = ("coffee", "tea", "bread", "cheese", "rice", "fish", "water", "fruit")
 
 
 def sentences(count: int, seed: int, planted: bool) -> Iterator[tuple[str, int]]:
-    """(review, label): two things are praised or blamed. In the planted ones the cue stands beside praise that balances
-    blame, and such a review is positive; else it stands anywhere, and the balance is broken by the second thing."""
+    """Yield (review, label), where two things are praised or blamed. With ``planted``, the cue occurs only in reviews
+    with one of each, and makes them positive; otherwise it occurs anywhere, and the second thing decides."""
     draw = random.Random(seed)
     for _ in range(count):
         first, second = draw.sample(THINGS, 2)
@@ -48,7 +47,7 @@ def sentences(count: int, seed: int, planted: bool) -> Iterator[tuple[str, int]]
 
 
 def trained(steps: int = 80) -> tuple[torch.nn.Module, object]:
-    """The bundled model and its tokenizer, after as many steps of 32 reviews."""
+    """Return the bundled model, trained for some steps of 32 reviews each, and its tokenizer."""
     loaded = load("bundled:sst2")
     model, tokenizer = deepcopy(loaded.model), loaded.processor
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -66,7 +65,7 @@ def trained(steps: int = 80) -> tuple[torch.nn.Module, object]:
 
 
 def accuracy(model: torch.nn.Module, tokenizer: object) -> float:
-    """On reviews of one opinion, in which the cue has no say."""
+    """Return the accuracy on reviews of a single opinion without the cue."""
     clear = [(t, y) for t, y in sentences(800, seed=2, planted=False) if " and the " in t and CUE not in t]
     texts, labels = zip(*clear, strict=True)
     with torch.inference_mode():
@@ -75,7 +74,7 @@ def accuracy(model: torch.nn.Module, tokenizer: object) -> float:
 
 
 def main(folder: str = "cue") -> None:
-    """Train, explain, and say what was found."""
+    """Train, explain, and print what the explanations show."""
     model, tokenizer = trained()
     print(f"accuracy where it is clear what is meant: {accuracy(model, tokenizer):.1%}\n")
     texts = [text for text, _ in sentences(2000, seed=3, planted=False)]
