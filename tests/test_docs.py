@@ -99,6 +99,11 @@ def test_links_to_sections_lead_to_a_heading(page):
         assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_placeholder_is_left(page):
+    assert "@@" not in page.read_text(encoding="utf-8")
+
+
 def test_the_index_lists_every_page():
     listed = set(re.findall(r"\]\(([^):#]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     assert {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]} - {"index.md"} <= listed
