@@ -59,12 +59,12 @@ def page(asked: Asked) -> Any:
         (folder / PICTURE.name).write_bytes(PICTURE.read_bytes())
         picture = {"path": str(folder / PICTURE.name), "meta": {"_type": "gradio.FileData"}}
     words = SENTENCE if kind == "text" else ""
+    handlers.switch(session, kind)
     entered = {
         "kind": kind, "picture": picture, "sentence": words, "model": MODELS[kind], "methods": [method], "classes": [f"#{TARGETS[kind]}"],
-        "truncate": False, "style": "colours", "opacity": 1, "keep": 0.2, "length": 16, "chat": False,
+        "truncate": False, "checkpoint": False, "number": session.number, "style": "colours", "opacity": 1, "keep": 0.2, "length": 16, "chat": False,
         "settings": json.dumps({method: settings}),
     }  # fmt: skip
-    handlers.switch(session, entered["kind"])
     for step in handlers.explain(session, entered):
         assert step
     file = handlers.download(session, "json")
