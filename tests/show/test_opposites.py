@@ -41,7 +41,7 @@ def test_opposite_scores_are_one_line_which_names_the_other_class():
     assert show.figure(maps).get_size_inches()[1] == show.figure(maps[0]).get_size_inches()[1]
 
 
-@pytest.mark.parametrize("other", [torch.clone, lambda s: -1.001 * s, lambda s: torch.zeros_like(s), lambda s: s.flip(1)], ids=["equal", "nearly", "zero", "another"])
+@pytest.mark.parametrize("other", [torch.clone, lambda s: -s + 0.2 * s.flip(1), lambda s: torch.zeros_like(s), lambda s: s.flip(1)], ids=["equal", "partly", "zero", "another"])
 def test_all_other_maps_are_drawn(other):
     maps = two(other)
     page, text = show.page(maps), printed(maps)
@@ -50,6 +50,13 @@ def test_all_other_maps_are_drawn(other):
         assert "Why “positive”?" in drawn and "Why “negative”?" in drawn
         assert "opposite" not in drawn
     assert show.figure(maps).get_size_inches()[1] > 1.2 * show.figure(maps[0]).get_size_inches()[1]
+
+
+def test_colours_that_look_opposite_are_one_line_and_numbers_are_not():
+    """Lines are scaled separately, so that twice the opposite looks opposite; the terminal prints the numbers of both."""
+    maps = two(lambda scores: -2 * scores + 0.03 * scores.abs())
+    assert words_of(show.page(maps)) == words_of(show.page(maps[0]))
+    assert "Why “negative”?" in printed(maps)
 
 
 def test_each_method_is_compared_with_itself():

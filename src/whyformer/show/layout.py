@@ -62,12 +62,18 @@ class Section:
 
 
 def sections(
-    explanations: Explanation | Iterable[Explanation], smooth: float | None = None, *, alike: bool = False
+    explanations: Explanation | Iterable[Explanation],
+    smooth: float | None = None,
+    *,
+    alike: bool = False,
+    tolerance: float = 0.05,
 ) -> list[Section]:
     """Group explanations by input, method and target, each in order of appearance.
 
     Args:
         alike: leave out inputs of a model that are of another kind than its first (pictures beside a text).
+        tolerance: difference, in parts of the largest score of each map, up to which two maps of a text count as
+            opposite and are drawn once. Below 0.05, the colours of lines that are scaled separately look opposite.
     """
     groups: dict[Hashable, list[Explanation]] = {}
     for sample in samples(explanations):
@@ -76,7 +82,7 @@ def sections(
                 groups.setdefault((e.input if words.is_part(e) else None, input_of(e)), []).append(e)
     if not groups:
         raise InputError("there is no explanation to show")
-    return [_section(group) for group in groups.values()]
+    return [_section(group, tolerance) for group in groups.values()]
 
 
 def samples(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
@@ -168,7 +174,7 @@ def format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in settings.items())
 
 
-def _section(group: list[Explanation]) -> Section:
+def _section(group: list[Explanation], tolerance: float) -> Section:
     """Return rows by method and settings, columns by target; class-agnostic maps start at the first column."""
     rows: dict[tuple[str, str], list[Explanation]] = {}
     for e in group:
@@ -187,32 +193,32 @@ def _section(group: list[Explanation]) -> Section:
             by_target[column] = e
             targets += [] if column in targets else [column]
         maps = [by_target.get(t) for t in targets]
-        cells.append(_without_opposites(maps) if row[0].level == "token" else maps)
+        cells.append(_without_opposites(maps, tolerance) if row[0].level == "token" else maps)
     wide = max(len(targets), *map(len, cells))
     targets += ["any class"] * (wide - len(targets))
     cells = [row + [None] * (wide - len(row)) for row in cells]
     return Section(method_names([row[0] for row in rows.values()]), targets, cells)
 
 
-def _without_opposites(maps: Sequence[Explanation | None]) -> list[Explanation | None]:
+def _without_opposites(maps: Sequence[Explanation | None], tolerance: float) -> list[Explanation | None]:
     """Return the maps of a text with None instead of those whose scores are the negatives of an earlier map, as for the
     second of two classes; the earlier map holds them (:func:`whyformer.show.words.opposites`)."""
     shown = list(maps)
     for i, j in combinations(range(len(shown)), 2):
         first, e = shown[i], shown[j]
-        if first is not None and e is not None and _opposite(first, e):
+        if first is not None and e is not None and _opposite(first, e, tolerance):
             others = {words.OPPOSITE: [*words.opposites(first), e]}
             shown[i] = replace(first, diagnostics={**first.diagnostics, **others})
             shown[j] = None
     return shown
 
 
-def _opposite(e: Explanation, other: Explanation) -> bool:
-    """Return True if the scores are each other's negatives, up to rounding."""
-    if e.scores.shape != other.scores.shape:
+def _opposite(e: Explanation, other: Explanation, tolerance: float) -> bool:
+    """Return True if the scores, each divided by their largest, are each other's negatives up to a tolerance."""
+    first, second = e.scores.double(), other.scores.double()
+    if first.shape != second.shape or not bool(first.any()) or not bool(second.any()):
         return False
-    limit = 1e-6 * float(e.scores.abs().max())
-    return 0 < limit >= float((e.scores + other.scores).abs().max())
+    return float((first / first.abs().max() + second / second.abs().max()).abs().max()) <= tolerance
 
 
 def _distinct(maps: Sequence[Explanation]) -> list[Explanation]:

@@ -121,11 +121,14 @@ def fitted(text: str, cells: int) -> str:
     return text if cell_len(text) <= cells else chop_cells(text, cells - 1)[0] + "…"
 
 
+_EXACT = 1e-6  # it prints scores, so opposite maps of different sizes are both printed
+
+
 # -- colours -----------------------------------------------------------------------------------------------------
 def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> RenderableType:
     """Render the top classes of each input, then the map of each method and target, at the width of the console."""
     shown: list[RenderableType] = []
-    for part in sections(explanations):
+    for part in sections(explanations, tolerance=_EXACT):
         if top and not is_further(part.first):
             shown.append(Text(top_classes(part.first, top)))
             shown += [Text(line, style="yellow") for line in input_notes([part.first])]
