@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -274,8 +275,12 @@ class MapPass:
         return path[self.behind_norm(path)]
 
     def path(self, stream: Stream, block: Block) -> list[int]:
-        """Return the values of a stream's spine from a block's input to its output, without those inside of units."""
-        return [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
+        """Return the values of a stream's spine from a block's input to its output, without those inside of units, and
+        with the bypassed sums between them."""
+        path = [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
+        members = Members(stream.rows, self.layout.rows)
+        between = (members.trunk(self.program.makers, *ends)[1:] for ends in pairwise(path))
+        return [*path[:1], *(n for values in between for n in values)]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
         """Return the values of a path from ``first`` on that are not inside of units; without ``first`` itself if a

@@ -62,25 +62,25 @@ class Members:
         members = numbers[self.inside[numbers]]
         return len(members) > 0 and len(members) == len(members.unique())
 
-    def trunk(self, makers: Mapping[int, Unit], above: Mapping[int, int], first: int, last: int) -> list[int]:
+    def trunk(self, makers: Mapping[int, Unit], first: int, last: int) -> list[int]:
         """Return the values between two states of the stream, along the residual path rather than the branches, in the
         order of execution.
 
-        Where no single entry of a unit leads on, the path continues at its dominator.
+        The path ends where no single entry of a unit leads on; the values before it are left out.
 
         Args:
             makers: maps a value to the unit that computes it.
-            above: maps a value to its immediate dominator.
             first, last: numbers of the two states, which are included.
         """
         values = [last]
-        while (n := values[-1]) > first:
-            entries = dict.fromkeys(makers[n].entries if n in makers else ())
-            before = [e for e in entries if self.is_whole(e)]
+        while (n := values[-1]) != first and n in makers:
+            before = [e for e in dict.fromkeys(makers[n].entries) if self.is_whole(e)]
             if len(before) == 2 and makers[n].kind == "add" and leads(makers, min(before), max(before)):
                 before = [min(before)]
-            values.append(before[0] if len(before) == 1 else above.get(n, first))
-        return [first, *(n for n in reversed(values) if n > first)]
+            if len(before) != 1:
+                break
+            values += before
+        return [*([first] if values[-1] != first else []), *values[::-1]]
 
     def _look(self, label: Tensor) -> tuple[bool, bool]:
         """Return (whether a label holds only rows of the stream, whether it holds all of them and no others)."""

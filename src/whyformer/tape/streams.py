@@ -1,7 +1,7 @@
 """Find the streams of a pass, their blocks, and the rows that the output reads.
 
 A *stream* is a set of rows that attend together: the tokens of an encoder or a decoder, a text, a picture. Its *spine*
-consists of the values on its residual path, rather than on the branches; a *block* lies between two of them.
+consists of the values through which all paths from its rows to its last value pass; a *block* lies between two of them.
 A *state* is a value that holds each row of the stream once, such as a hidden state.
 """
 
@@ -60,8 +60,7 @@ class Stream:
     Attributes:
         rows: ``[B, N]`` row numbers.
         names: the inputs from which its rows are computed; empty if they are learned.
-        spine: numbers of the values from its first state to its last, along the residual path, see
-            :meth:`~whyformer.tape.members.Members.trunk`.
+        spine: numbers of the values through which all paths from its rows to its last value pass.
         blocks: the blocks with attention, in the order of execution.
         is_mixed: True if its rows are mixtures of rows that attended before, as after a layer that merges patches.
         is_learned: True if its rows begin as learned vectors that attend to other rows, such as object queries.
@@ -281,10 +280,13 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     read = _ends(program, tape, carry)
     ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
     chain = path_to(above, _common(above, _last_read(program, ends)))
-    blocks, states = list[Block](), [n for n in chain if members.is_whole(n)]
-    if states:
-        chain = members.trunk(program.makers, above, states[0], states[-1])
-        starts = [(_last_before(program, chain, a.map), a) for a in attentions]
+    place = {n: i for i, n in enumerate(chain)}
+    starts = [(_last_before(a, above, place), a) for a in attentions]
+    blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
+    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
+        states = [n for n in chain if members.is_whole(n)]
+        chain = members.trunk(program.makers, states[0], states[-1])
+        starts = [(_last_leading(program, chain, a.map), a) for a in attentions]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, products)
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
@@ -326,13 +328,16 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
     """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
-    return find_mixing(program, tape, members, [*whole[:start][-1:], *(n for n in whole[start:] if n in added)])
+    states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
+    if len(states) == 2:  # a path bypasses the sums between
+        states = [n for n in members.trunk(program.makers, *states) if n in added or n == states[0]]
+    return find_mixing(program, tape, members, states)
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
     """Return the blocks of a stream together with those that mix its rows without attention, whose entries are
     ``mixing``."""
-    if not blocks or not mixing:
+    if not blocks or not mixing or not all(n in spine for n in mixing):
         return tuple(blocks)
     inside = {b.entry: b.attentions for b in blocks}
     starts = sorted({*mixing, *inside}, key=lambda n: spine.index(n) if n >= 0 else n)
@@ -398,8 +403,16 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
 
 
-def _last_before(program: Program, chain: Sequence[int], value: int) -> int:
-    """Return the position on a spine of the last value from which a path leads to another value, or −1."""
+def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
+    """Return the position on the spine of the last value that dominates a map, or −1."""
+    n = attention.map
+    while n >= 0 and n not in place:
+        n = above.get(n, -1)
+    return place.get(n, -1)
+
+
+def _last_leading(program: Program, chain: Sequence[int], value: int) -> int:
+    """Return the position on a residual path of the last value from which a path leads to another value, or −1."""
     return next((i for i in reversed(range(len(chain))) if leads(program.makers, chain[i], value)), -1)
 
 
