@@ -225,11 +225,12 @@ def test_a_sentence_end_to_end(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert re.search(r"1 : positive +value = +-?\d+\.\d{3}  prob = +\d+\.\d%", done.stdout)
-    assert "charming" in done.stdout
     stem = "An_utterly_charming_film_though-libragrad-positive-negative"
     assert sorted(p.name for p in out.iterdir()) == [f"{stem}.{kind}" for kind in ("html", "json", "pdf", "png", "svg")]
     page = (out / f"{stem}.html").read_text()
-    assert page.count("charming</span>") == 2
+    assert page.count("charming</span>") == 1  # the colours of the second class are opposite
+    assert "opposite for “negative”" in page
+    assert "Why “negative”?" in done.stdout
     data = json.loads((out / f"{stem}.json").read_text())
     assert [e["target"] for e in data["explanations"]] == [[1], [0]]
 
