@@ -243,10 +243,11 @@ class Sources:
         return elements
 
     def real_rows(self, key: Key, shape: Sequence[int]) -> Tensor:
-        """Return ``[B, N]`` True at rows other than padding; for rows of a single text, at its real tokens only."""
+        """Return ``[B, N]`` True at rows other than padding; for rows of a single text or sound, at those of its real
+        tokens or moments only."""
         real = torch.ones(*shape, dtype=torch.bool)
         for name, side in self.sources.items():
-            if name not in key or side.modality != "text" or side.mask is None:
+            if name not in key or side.mask is None:
                 continue
             count, elements = self.located(name, key)
             if count != shape[1]:

@@ -174,7 +174,7 @@ class CustomCalls:
             for function in (c for c in classes if issubclass(c, torch.autograd.Function)):
                 stack.enter_context(_FORWARDS.calls_of(function, self))
             if any(issubclass(c, nn.Module) for c in classes):
-                stack.enter_context(module_hooks(self._enter, self._leave))
+                stack.enter_context(module_hooks(self._enter, self._leave, with_kwargs=True))
             yield
 
     def _class_of(self, module: nn.Module) -> type | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.modules import module as module_of_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from whyformer.tape.calls import every_tensor
@@ -17,17 +18,25 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleNames", "module_hooks"]
 
+# torch leaves the entry of a removed hook here, for which compiled modules would warn for ever
+_WITH_KWARGS: dict[int, bool] = getattr(module_of_hooks, "_global_forward_hooks_with_kwargs", {})
+
 
 @contextmanager
 def module_hooks(
-    enter: Callable[[nn.Module], None], leave: Callable[..., Any], *, always: bool = False
+    enter: Callable[[nn.Module], None],
+    leave: Callable[..., Any],
+    *,
+    always: bool = False,
+    with_kwargs: bool = False,
 ) -> Iterator[None]:
     """Context manager with global hooks of torch for the modules that run in this thread.
 
     Args:
         enter: called with each module before its forward.
-        leave: called with (module, args, kwargs, output) after its forward; returns None or another output.
+        leave: called with (module, args, output) after its forward; returns None or another output.
         always: also call ``leave`` after a forward that fails.
+        with_kwargs: call ``leave`` with (module, args, kwargs, output).
     """
     thread = threading.get_ident()
 
@@ -40,13 +49,14 @@ def module_hooks(
 
     hooks = (
         register_module_forward_pre_hook(before),
-        register_module_forward_hook(after, with_kwargs=True, always_call=always),
+        register_module_forward_hook(after, with_kwargs=with_kwargs, always_call=always),
     )
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+            _WITH_KWARGS.pop(hook.id, None)
 
 
 class ModuleNames:
@@ -78,7 +88,7 @@ class ModuleNames:
             self.close(len(self.stack))
             self.stack.append((len(self.tape.calls), self.paths[id(module)]))
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         if id(module) not in self.paths:
             return
         path = self.paths[id(module)]

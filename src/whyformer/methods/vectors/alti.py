@@ -36,11 +36,8 @@ def alti(task: Task, *, block: OptionalBlock = None, aggregation: Choices = None
 
     Differs from the authors' code only in the last digits, because theirs adds 1e-6 to every difference.
     """
-    mask = task.inputs.row_mask
-
     def fuse(mixture: Mixture) -> Tensor:
         parts = contributions(mixture)
-        parts = parts if mask is None else parts * mask[:, None]
         sums = parts.sum(-1, keepdim=True)
         return parts / torch.where(sums > 0, sums, 1)
 
