@@ -239,10 +239,8 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
                 "'heads': h}) shows the map of block b and head h",
                 verdict=NOT_YET,
             )
-        work = streams.begin(task)
-        key, passed = task.structure.alone(task.inputs.name), work.passed
-        numbers = [n for n in work.wanted(Aggregation()) if work.attentions[n].queries == key]
-        observed = dict[int, Tensor]()
+        work = streams.begin(task, only_main=True)
+        passed, numbers, observed = work.passed, work.wanted(Aggregation()), dict[int, Tensor]()
         if gradient:
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
@@ -255,7 +253,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
                 observed[number] = counted(passed.map(number))
                 passed.release()
         logits = passed.logits.detach()
-        maps, row = [observed[number] for number in numbers], readouts[key]
+        maps, (row,) = [observed[number] for number in numbers if number in observed], readouts.values()
 
     def laid_out(values: Tensor) -> dict[str, Scores]:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient})

@@ -39,7 +39,8 @@ def test_one_sample(family: str) -> None:
     leaf = given["pixel_values"].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(**{**given, "pixel_values": leaf}).logits[0, -1, 70], leaf)
     wanted = (leaf.detach() * gradient).sum(1)
-    torch.testing.assert_close(e.part("pixel_values").scores, wanted)
+    # parts of the model compute in float32, whose rounding differs between processors
+    torch.testing.assert_close(e.part("pixel_values").scores, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
     ids = e.part("input_ids")
     assert ids.scores.shape == given["input_ids"].shape
     assert ids.scores[given["input_ids"] == MARK].eq(0).all() and ids.scores[given["input_ids"] != MARK].ne(0).any()

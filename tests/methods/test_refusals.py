@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import whyformer
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
+from whyformer.methods import METHODS
 from whyformer.models.readout import plain_logits
 from zoo import unseen
 
@@ -494,3 +495,50 @@ def test_a_head_that_reads_embeddings_beside_the_last_state(method: str) -> None
     with pytest.raises(MethodNotApplicable, match="reads other values"):
         whyformer.explain(model, ids, method, 0)
     assert whyformer.explain(model, ids, "attnlrp", 0).scores.any()
+
+
+def encoder(layers: int = 2) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+class Fused(nn.Module):
+    """The head reads the first token's last state and features that no attention reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.encoder, self.head = nn.Embedding(20, 12), encoder(), nn.Linear(17, 3)
+
+    def forward(self, input_ids: Tensor, features: Tensor) -> Tensor:
+        return self.head(torch.cat([self.encoder(self.words(input_ids))[:, 0], features], -1))
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution", "norm_attention"])
+def test_features_beside_a_text_do_not_bypass_its_blocks(method: str) -> None:
+    torch.manual_seed(0)
+    inputs = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "features": torch.randn(1, 5).double()}
+    e = whyformer.explain(Fused().double().eval(), inputs, method, 0)
+    assert e.part("input_ids").scores.any()
+
+
+class Beside(nn.Module):
+    """Two encoders read the same picture in patches of two sizes, neither after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stems = nn.ModuleList(nn.Conv2d(3, 12, size, size) for size in (4, 8))
+        self.encoders, self.head = nn.ModuleList(encoder() for _ in range(2)), nn.Linear(24, 3)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        stems = (stem(pixel_values).flatten(2).mT for stem in self.stems)
+        return self.head(torch.cat([own(x).mean(1) for own, x in zip(self.encoders, stems, strict=True)], -1))
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "raw_attention", "value_zeroing", "norm_attention", "gradcam_attention", "partial_lrp"])
+def test_encoders_beside_each_other_over_one_picture(method: str) -> None:
+    torch.manual_seed(0)
+    model, x = Beside().double().eval(), torch.randn(1, 3, 16, 16).double()
+    settings = {"block": -1} if "block" in METHODS[method].settings else {}
+    with pytest.raises(MethodNotApplicable, match="beside each other"):
+        whyformer.explain(model, x, method, 0, **settings)
+    assert whyformer.explain(model, x, "attnlrp", 0).scores.any()

@@ -332,7 +332,7 @@ def test_two_towers() -> None:
         torch.testing.assert_close(shared.scores[i], whyformer.explain(model, one, "gae", 1, side="text").scores[0])
 
 
-@pytest.mark.parametrize("method", ["raw_attention", "norm_attention", "value_zeroing", "alti", "globenc", "attention_flow", "gradcam_attention", "grad_sam"])
+@pytest.mark.parametrize("method", ["raw_attention", "norm_attention", "gradcam_attention", "grad_sam"])
 def test_both_towers_have_scores(method: str) -> None:
     """The scores of a text are those of its tower, which does not read the picture."""
     model, inputs = clip()
@@ -346,6 +346,34 @@ def test_both_towers_have_scores(method: str) -> None:
         row = text / text.sum(1, keepdim=True)
         other = swapped.part("input_ids").scores
         torch.testing.assert_close(other / other.sum(1, keepdim=True), row)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("raw_attention", {"block": 2}), ("grad_sam", {"start_layer": 2})])
+def test_columns_of_a_block_that_one_tower_lacks(method: str, settings: dict[str, Any]) -> None:
+    model, inputs = clip()  # with three blocks for pictures and two for texts
+    e = whyformer.explain(model, inputs, method, [0, 2], aggregation={"rows": "column_mean"}, **settings)
+    assert e.inputs == ("pixel_values",)
+    assert any("input_ids" in warning for warning in e.warnings)
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution", "norm_attention", "value_zeroing", "raw_attention"])
+def test_a_gradient_of_zero_is_no_refusal(method: str) -> None:
+    """Alone as in a batch: the head reads a saturated value."""
+
+    class Saturated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+            self.words, self.head = torch.nn.Embedding(20, 12), torch.nn.Linear(12, 3)
+            self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.head((1e4 * self.encoder(self.words(input_ids))[:, 0]).tanh())
+
+    torch.manual_seed(0)
+    e = whyformer.explain(Saturated().eval(), torch.tensor([[1, 2, 3, 4]]), method, 0)
+    assert not e.scores.any()
+    assert any("all scores are 0" in warning for warning in e.warnings)
 
 
 def test_a_side_is_refused_where_there_is_one_tower() -> None:

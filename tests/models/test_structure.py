@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.explaining import open_model
-from whyformer.explanation import views
+from whyformer.methods.maps.streams import Paths
 from whyformer.methods.task import MapWatch
 from whyformer.models.structure import find_blocks, first_bad_parameter
 from whyformer.models.walking import modules, named_modules
@@ -144,7 +144,9 @@ def test_carrying_a_row_equals_the_product_of_matrices() -> None:
                 whole = one + identity if with_identity else one
                 product = (whole / whole.sum(-1, keepdim=True) if normalised else whole) @ product
             wanted = torch.einsum("bn,bnm->bm", row, product)
-            assert torch.allclose(views.carry(row, maps, identity=with_identity, normalize_rows=normalised), wanted)
+            key = frozenset({"x"})
+            carried = Paths([{(key, key): fused} for fused in maps], {key: row}).carry(identity=with_identity, normalize_rows=normalised)
+            assert torch.allclose(carried[key], wanted)
 
 
 def test_blocks_are_looked_for_again_when_the_model_has_others() -> None:

@@ -87,26 +87,3 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> 
         pad = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
         flat = torch.nn.functional.conv2d(torch.nn.functional.pad(flat, pad, mode="reflect"), kernel)
     return flat.reshape(pictures.shape)
-
-
-def carry(row: Tensor, maps: list[Tensor], *, identity: bool = True, normalize_rows: bool = False) -> Tensor:
-    """Multiply a row with the product Ā_L ⋯ Ā_1 without forming it: O(L·N²) instead of O(L·N³).
-
-    Args:
-        row: ``[B, N]`` the readout row r (one-hot for CLS).
-        maps: Ē_b ``[B, N, N]`` of each block, from first to last.
-        identity: Ā = I + Ē (residual connection), else Ā = Ē.
-        normalize_rows: divide each row of Ā by its sum.
-
-    Returns:
-        r · Ā_L ⋯ Ā_1, ``[B, N]``.
-    """
-    for map_ in reversed(maps):
-        row = row.to(map_.dtype)
-        if normalize_rows:
-            # rows of I + Ē sum to 1 + ΣĒ; a row that sums to 0 stays 0
-            sums = map_.sum(-1) + (1 if identity else 0)
-            row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
-        moved = torch.bmm(row[:, None], map_)[:, 0]
-        row = row + moved if identity else moved
-    return row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from whyformer.inputs.feed import device_of
 from whyformer.jobs.batching import RowContent, RowResult, Session, collated
 from whyformer.jobs.rows import PAIR
 from whyformer.methods.passes import record_pass
-from whyformer.models.memory import total_memory
+from whyformer.models.memory import is_out_of_memory, total_memory
 
 TRIED = 32
 """Number of rows that are read for the trial, which explains the largest of them."""
@@ -87,12 +86,14 @@ def run_trial(
 
 
 def _pass_bytes(session: Session, read: RowContent) -> int:
-    """Return the bytes that the recorded pass of a row holds; 0 if the model cannot be recorded."""
-    with contextlib.suppress(*FOREIGN_ERRORS):  # then no method of this session needs a recorded pass
+    """Return the bytes that the recorded pass of a row holds: 0 if the model cannot be recorded, so that no method of
+    the session needs such a pass; the whole memory if it does not fit."""
+    try:
         ready, checkpoint = session.opened.prepare(collated([read.content])), session.opened.options.checkpoint
         tape = record_pass(session.model, ready.inputs.feed, ready.inputs.samples, checkpoint=checkpoint).tape
         return sum(math.prod(tape.shapes[n]) * tape.dtypes[n].itemsize for n in tape.maker if tape.holds(n))
-    return 0
+    except (MemoryError, *FOREIGN_ERRORS) as error:
+        return total_memory(device_of(session.model)) if is_out_of_memory(error) else 0
 
 
 def _check_kind(session: Session, content: Any) -> None:

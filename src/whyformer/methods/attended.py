@@ -149,7 +149,7 @@ class MapPass:
             stream, block = self.block_of(number)
             layer = sum(len(s.blocks) for s in self.layout.earlier(stream)) + stream.blocks.index(block)
             queries, keys = self.name_of(stream), names[id(attention.keys)]
-            is_merged = any(stream is s for last in self.ends.values() for s in self.layout.earlier(last))
+            is_merged = id(stream) in self.layout.merged
             attentions[number] = NamedAttention(queries, keys, attention.depth, layer, is_merged)
         return attentions
 
@@ -484,8 +484,7 @@ def map_pass(
     inputs = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
     passed = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
-    merged = {id(s) for stream in layout.streams for s in layout.earlier(stream)}
-    ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in merged)
+    ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
     return replace(passed, ends={passed.name_of(s): s for s in ends})
 
 

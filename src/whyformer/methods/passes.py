@@ -91,8 +91,15 @@ class Layout:
 
     def earlier(self, stream: Stream) -> list[Stream]:
         """Return the streams whose rows attend and are then merged into the rows of a stream."""
+        if stream.is_learned or not stream.is_mixed:
+            return []
         same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
-        return [] if stream.is_learned else same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+        return same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+
+    @cached_property
+    def merged(self) -> frozenset[int]:
+        """The streams whose rows attend and are then merged into those of another stream, by id."""
+        return frozenset(id(s) for stream in self.streams for s in self.earlier(stream))
 
     @property
     def leading(self) -> list[Attention]:

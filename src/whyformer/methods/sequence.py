@@ -40,11 +40,6 @@ class AttendedPass(MapPass):
         (stream,) = self.ends.values()
         return stream
 
-    @property
-    def tokens(self) -> int:
-        """Number of rows per sample."""
-        return int(self.stream.rows.shape[1])
-
     def features(self, value: int, tensor: Tensor) -> Tensor:
         """Return :meth:`features_of` the sequence."""
         return self.features_of(self.stream, value, tensor)

@@ -115,6 +115,9 @@ class Structure:
             return reason, "has no meaning"
         if not self.passed.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
+        inputs = [frozenset(s.names) for s in self.streams if not s.is_learned and id(s) not in layout.merged]
+        if len(set(inputs)) < len(inputs):
+            return "it processes one input in several sequences of rows beside each other", NOT_YET
         if any(map(self._is_bypassed, self.ends.values())):
             return "the target reads other values than the states of its tokens", NOT_YET
         return None if self.ends else (UNREAD, NOT_YET)
@@ -123,5 +126,5 @@ class Structure:
         """Return True if the target also reads values of a sequence before its first block."""
         if not stream.attends_to_itself or self.passed.layout.earlier(stream):
             return False
-        alone = replace(self.passed, alone=stream.names if len(self.passed.layout.streams) > 1 else ())
+        alone = replace(self.passed, alone=stream.names)
         return not any(is_passed(alone.program, block.exit) for block in stream.blocks)

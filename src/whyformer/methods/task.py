@@ -263,7 +263,7 @@ class Task(Sources):
         return None
 
     def lay_out(self, scores: Scores) -> Scores:
-        """Turn scores of a picture's token rows into scores of its cells, without those of CLS and registers; and add
+        """Turn scores of rows into those of tokens or of a picture's cells, without those of CLS and registers; and add
         the part of each picture that the model reads."""
         laid_out = self._laid_out(scores)
         parts = {n: self._with_read(part) for n, part in laid_out.parts.items()}
@@ -278,7 +278,8 @@ class Task(Sources):
             key = self.structure.alone(self.inputs.name)
             if key is None:
                 raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
-            scores = self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
+            laid_out = self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
+            scores = replace(laid_out, warnings=scores.warnings, absent=scores.absent)
         inputs = scores.inputs or self.inputs
         each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
         if scores.kind == "token" and not each:

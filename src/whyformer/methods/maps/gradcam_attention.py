@@ -49,7 +49,7 @@ def gradcam_attention(
         queries, keys = work.attentions[number].queries, work.attentions[number].keys
         if queries not in readouts:
             continue
-        row = readouts[queries].to(weights.dtype)
+        row = readouts[queries].to(weights)
         mixed = torch.einsum("bq,bhqk->bhk", row, weights)
         picture = next((n for n, side in task.sources.items() if n in keys and side.modality == "image"), None)
         if picture is not None:
@@ -63,7 +63,7 @@ def gradcam_attention(
                 for key, shape in shapes
             ]
             head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
-        maps[keys].append(mixed * head[..., None])
+        maps[keys].append((mixed * head[..., None]).to(task.inputs.tensor.device))
     if not maps:
         raise task.refuse(f"its block {block} has no recognizable attention")
     rows = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -117,13 +118,17 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = F
         )
     if how.rows == "readout":
         return _through(how, paths)
-    return {key: _columns(task, how, paths, key, row) for key, row in paths.readouts.items()}
+    columns = ((key, _columns(task, how, paths, key, row)) for key, row in paths.readouts.items())
+    return {key: scores for key, scores in columns if scores is not None}
 
 
-def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) -> Tensor:
-    """Return the mean or maximum ``[B, N]`` of the rows of all queries of a stream, except padding."""
+def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) -> Tensor | None:
+    """Return the mean or maximum ``[B, N]`` of the rows of all queries of a stream, except padding; None if none of its
+    maps is used."""
     every = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
-    matrix = _through(how, replace(paths, readouts={key: every}))[key]
+    matrix = _through(how, replace(paths, readouts={key: every})).get(key)
+    if matrix is None:
+        return None
     real = task.real_rows(key, row.shape).to(row.device)
     if how.rows == "column_max":
         return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
@@ -145,15 +150,24 @@ class StreamTask:
     Attributes:
         task: the model, the inputs and the target.
         passed: a recorded pass.
+        only: name of the rows to explain; None for those of all streams.
     """
 
     task: Task
     passed: MapPass
+    only: Key | None = None
 
-    @property
+    @cached_property
     def attentions(self) -> Mapping[int, NamedAttention]:
-        """Index of each attention -> the names of its rows, its depth and its layer."""
-        return self.passed.named
+        """Index of each attention of the streams to explain, and of rows that are merged into these -> the names of its
+        rows, its depth and its layer."""
+        if self.only is None:
+            return self.passed.named
+        return {
+            number: attention
+            for number, attention in self.passed.named.items()
+            if attention.queries == self.only or (attention.is_merged and attention.queries & self.only)
+        }
 
     def wanted(self, how: Aggregation, start: int = 0) -> list[int]:
         """Return the indices of the attentions whose maps are needed.
@@ -212,7 +226,9 @@ class StreamTask:
         for queries, keys, same in self.passed.copies:
             depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
             copies.setdefault(depth, Copies())[queries, keys] = same
-        listed = (table.get(depth) for depth in sorted({*steps, *copies}) for table in (copies, steps))
+        home = self.task.inputs.tensor.device  # blocks may be on several devices
+        moved = {depth: {pair: fused.to(home) for pair, fused in step.items()} for depth, step in steps.items()}
+        listed = (table.get(depth) for depth in sorted({*steps, *copies}) for table in (copies, moved))
         return [step for step in listed if step is not None]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
@@ -222,7 +238,7 @@ class StreamTask:
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
-        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).readouts)
+        return passed.logits, self._read(passed.walk(passed.logits, [GRADIENT]).readouts)
 
     def scores(
         self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool
@@ -234,10 +250,25 @@ class StreamTask:
     def walk(self, composite: Composite, watch: MapWatch) -> WalkResult:
         """Walk back from the target; ``watch.blocks`` are indices of attentions."""
         walked = self.task.walk_over(self.passed, composite, watch)
-        return replace(walked, readouts=_read(self.task, walked.readouts))
+        return replace(walked, readouts=self._read(walked.readouts))
+
+    def _read(self, readouts: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return the readouts of the streams to explain, without those on which the target does not depend; if it
+        depends on none, all of them.
+
+        Raises:
+            MethodNotApplicable: there are none.
+        """
+        home = self.task.inputs.tensor.device
+        rows = {key: row.to(home) for key, row in readouts.items() if self.only in (None, key)}
+        if not rows:
+            raise self.task.refuse(UNREAD, verdict=NOT_YET)
+        return {key: row for key, row in rows.items() if bool(row.any())} or rows
 
 
-def begin(task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False) -> StreamTask:
+def begin(
+    task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False, only_main: bool = False
+) -> StreamTask:
     """Return the task with the attentions of a recorded pass.
 
     Args:
@@ -245,20 +276,11 @@ def begin(task: Task, composite: Composite = GRADIENT, *, row_alone: bool = Fals
         composite: the rules of the backward walk.
         row_alone: whether the result is independent of rows after the one that the target reads, so that all steps of a
             language model can share a pass.
+        only_main: explain only the stream of the main input if it attends to itself alone, such as one tower of two:
+            for methods whose cost grows with the number of rows.
 
     Raises:
         MethodNotApplicable: some attention maps are unknown.
     """
-    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone))
-
-
-def _read(task: Task, found: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Return the streams whose rows the target reads.
-
-    Raises:
-        MethodNotApplicable: there are none.
-    """
-    rows = {key: row for key, row in found.items() if bool(row.any())}
-    if not rows:
-        raise task.refuse(UNREAD, verdict=NOT_YET)
-    return rows
+    passed = task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone)
+    return StreamTask(task, passed, task.structure.alone(task.inputs.name) if only_main else None)

@@ -54,8 +54,8 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
             f"its tokens' shares sum to {total[0].item():.4g}, but the target is {wanted[0].item():.4g}: some are lost"
         )
     figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
-    rows = passed.name_of(passed.blocks_of(task.inputs.name)[0][0])
-    return task.of_sources({rows: values}, logits, {"shares": figure})
+    name = passed.name_of(passed.blocks_of(task.inputs.name)[0][0])
+    return task.of_sources({name: values}, logits, {"shares": figure})
 
 
 def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,7 +31,8 @@ def norm_attention(
 ) -> Scores:
     """‖v_ij‖ of every block, rolled out over the blocks (rows divided by their sums), readout row.
 
-    In cross-attention, v_ij is the contribution of row j of the other stream to row i, and v_ii = x_i the residual.
+    In cross-attention, v_ij is the contribution of row j of the other stream to row i, and v_ii = x_i the residual; the
+    rows of [‖v_ii‖, ‖v_ij‖] are divided by their joint sums.
     A gate of row i behind the attention is held constant like the map, so that f depends on i: then each few tokens j
     take a pass through the operations behind the attention, and "heads" is not available.
 
@@ -103,7 +104,7 @@ def over_vectors(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
-    work = streams.begin(task)
+    work = streams.begin(task, only_main=True)
     vectors = AttentionVectors(task, work.passed)
     for number, named in work.attentions.items():
         if not vectors.is_state(number):

@@ -64,8 +64,8 @@ def value_zeroing(
     how.without_heads("value_zeroing", "zeroed all at once")
     if block is not None:
         task.layer(block, "block")
-    work = streams.begin(task)
-    _refuse_unknown(task, work.passed)
+    work = streams.begin(task, only_main=True)
+    _refuse_unknown(task, work)
     passed, (logits, readouts) = work.passed, work.read_rows()
     sides = {}
     for number in work.wanted(how):
@@ -95,12 +95,13 @@ def _values(passed: MapPass, number: int) -> list[int]:
     return [piece.value for piece in passed.attentions[number].pieces if piece.value is not None]
 
 
-def _refuse_unknown(task: Task, passed: MapPass) -> None:
+def _refuse_unknown(task: Task, work: streams.StreamTask) -> None:
     """Raise if the values of an attention are unknown, or if a block has several attentions in sequence, whose separate
     outputs are unknown because paths bypass the states between them."""
-    if any(len(_values(passed, n)) < len(a.pieces) for n, a in passed.attentions.items()):
+    passed = work.passed
+    if any(len(_values(passed, n)) < len(passed.attentions[n].pieces) for n in work.attentions):
         raise task.refuse("the values of its attention are unknown", verdict=NOT_YET)
-    blocks = (block for stream in passed.layout.streams for block in stream.blocks)
+    blocks = (passed.block_of(n)[1] for n in work.attentions)
     if any(len({a.depth for a in block.attentions if a.is_self}) > 1 for block in blocks):
         raise task.refuse("the state between two attentions of one of its blocks is unknown", verdict=NOT_YET)
 
