@@ -239,7 +239,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
                 "'heads': h}) shows the map of block b and head h",
                 verdict=NOT_YET,
             )
-        work = streams.begin(task, only_main=True)
+        work = streams.begin(task, only=task.structure.alone(task.inputs.name))
         passed, numbers, observed = work.passed, work.wanted(Aggregation()), dict[int, Tensor]()
         if gradient:
 

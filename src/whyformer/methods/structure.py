@@ -83,6 +83,14 @@ class Structure:
         matches = [key for key, stream in self.ends.items() if name in key and stream.attends_to_itself]
         return matches[0] if len(matches) == 1 else None
 
+    def tower(self, name: str) -> Key | None:
+        """Return :meth:`alone` of an input if its rows are not those of another sequence; else None.
+
+        Methods whose cost grows with the number of rows explain only the main input's tower of two.
+        """
+        key = self.alone(name)
+        return None if any(queries == key for queries, _, _ in self.passed.copies) else key
+
     @property
     def reached(self) -> set[Key]:
         """Names of the rows that attention connects with the target."""

@@ -267,7 +267,7 @@ class StreamTask:
 
 
 def begin(
-    task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False, only_main: bool = False
+    task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False, only: Key | None = None
 ) -> StreamTask:
     """Return the task with the attentions of a recorded pass.
 
@@ -276,11 +276,9 @@ def begin(
         composite: the rules of the backward walk.
         row_alone: whether the result is independent of rows after the one that the target reads, so that all steps of a
             language model can share a pass.
-        only_main: explain only the stream of the main input if it attends to itself alone, such as one tower of two:
-            for methods whose cost grows with the number of rows.
+        only: name of the rows to explain; None for those of all streams.
 
     Raises:
         MethodNotApplicable: some attention maps are unknown.
     """
-    passed = task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone)
-    return StreamTask(task, passed, task.structure.alone(task.inputs.name) if only_main else None)
+    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone), only)

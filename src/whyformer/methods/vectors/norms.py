@@ -104,7 +104,7 @@ def over_vectors(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
-    work = streams.begin(task, only_main=True)
+    work = streams.begin(task, only=task.structure.tower(task.inputs.name))
     vectors = AttentionVectors(task, work.passed)
     for number, named in work.attentions.items():
         if not vectors.is_state(number):

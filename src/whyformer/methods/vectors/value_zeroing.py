@@ -64,7 +64,7 @@ def value_zeroing(
     how.without_heads("value_zeroing", "zeroed all at once")
     if block is not None:
         task.layer(block, "block")
-    work = streams.begin(task, only_main=True)
+    work = streams.begin(task, only=task.structure.tower(task.inputs.name))
     _refuse_unknown(task, work)
     passed, (logits, readouts) = work.passed, work.read_rows()
     sides = {}
