@@ -36,8 +36,8 @@ def alti(task: Task, *, block: OptionalBlock = None, aggregation: Choices = None
 
     Differs from the authors' code only in the last digits, because theirs adds 1e-6 to every difference.
     """
-    def fuse(mixture: Mixture) -> Tensor:
-        parts = contributions(mixture)
+    def fuse(mixture: Mixture, real: Tensor) -> Tensor:
+        parts = contributions(mixture) * real[:, None]
         sums = parts.sum(-1, keepdim=True)
         return parts / torch.where(sums > 0, sums, 1)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from whyformer.methods.maps.aggregation import Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.mixtures import Mixture
 from whyformer.methods.vectors.norms import over_vectors
 
 
@@ -34,4 +33,4 @@ def globenc(task: Task, *, block: OptionalBlock = None, aggregation: Choices = N
             attention.
     """
 
-    return over_vectors(task, block, aggregation, "output", Mixture.norms)
+    return over_vectors(task, block, aggregation, "output", lambda mixture, _: mixture.norms())

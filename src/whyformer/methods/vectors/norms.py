@@ -92,9 +92,10 @@ def over_vectors(
     block: int | None,
     aggregation: Mapping[str, Any] | None,
     place: Place,
-    fuse: Callable[[Mixture], Tensor],
+    fuse: Callable[[Mixture, Tensor], Tensor],
 ) -> Scores:
-    """Return the readout row of the product of the blocks' maps ``fuse(mixture)`` ``[B, N, N]``, or of one block's map.
+    """Return the readout row of the product of the blocks' maps ``[B, N, N]``, or of one block's map: ``fuse`` of its
+    mixture and of ``[B, N]``, True at rows other than padding.
 
     Raises:
         MethodNotApplicable: several sequences, or the sum of a block's vectors is no state of the model (parallel
@@ -113,5 +114,9 @@ def over_vectors(
                 "attention, so no state of the model is the sum of these vectors"
             )
     wanted, (logits, readouts) = work.wanted(how), work.read_rows()
-    maps = {n: fuse(vectors.at(n, place)) for n in task.progress(wanted, task.method, len(wanted))}
+    maps = {}
+    for n in task.progress(wanted, task.method, len(wanted)):
+        mixture = vectors.at(n, place)
+        real = task.real_rows(work.attentions[n].queries, mixture.weights.shape[::2])
+        maps[n] = fuse(mixture, real.to(mixture.weights.device))
     return work.scores(streams.reduce(task, how, work.paths(maps, readouts), has_residual=True), logits)
