@@ -21,7 +21,7 @@ from whyformer.methods.orientation import oriented
 from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.kinds import is_contrastive
 from whyformer.models.loading import model_name, opened, processor_of
-from whyformer.models.structure import class_count, class_names
+from whyformer.models.structure import class_count, class_names, refuse_unfit
 from whyformer.options import Keywords, Options, shows_options, split
 from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
@@ -120,6 +120,7 @@ class OpenedModel:
 
     def prepare(self, inputs: Any) -> Prepared:
         """Read the inputs and check them for this model."""
+        refuse_unfit(self.model)  # it may have changed since it was opened
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)

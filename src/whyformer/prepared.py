@@ -22,7 +22,7 @@ from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
-from whyformer.models.kinds import LANGUAGE, is_contrastive
+from whyformer.models.kinds import is_contrastive, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
@@ -183,7 +183,7 @@ class Prepared:
     def _is_language_model(self) -> bool:
         with suppress(InputError):
             self.logits()
-        return LANGUAGE.get(self.model, False)
+        return is_known_language_model(self.model)
 
     def _with_appended(self, text: str, ids: list[int]) -> Prepared:
         """Append the tokens of a text to the input of a language model, to explain them as a span."""

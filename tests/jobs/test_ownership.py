@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -342,6 +343,16 @@ def test_whatever_is_damaged_a_rerun_ends_with_the_same_files_or_says_why_not(re
         assert contents(out) == ready[2]
         again += 1
     assert again >= 50
+
+
+def test_a_changed_digit_in_the_log_is_noticed(ready, tmp_path):
+    out = stopped(ready, tmp_path / "out", 2)
+    log = (out / "log.jsonl").read_text()
+    entry = next(line for line in log.splitlines() if '"written": ' in line)
+    digit = re.search('"written": ([0-9])', entry)
+    (out / "log.jsonl").write_text(log.replace(entry, entry[: digit.start(1)] + str(int(digit[1]) ^ 1) + entry[digit.end(1) :]))
+    run(ready, out)
+    assert contents(out) == ready[2]
 
 
 def test_options_that_do_not_change_the_files_may_change(ready, tmp_path):

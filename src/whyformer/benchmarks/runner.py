@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from whyformer.jobs.description import check_values
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
+from whyformer.tape.modules import module_hooks
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Todo = dict[str, list[Configuration]]
@@ -248,41 +249,32 @@ def estimated_cost(
 
     The results of the trial are discarded. The run is cheaper if methods share forward passes.
     """
-    total, shares = Counter[str](), {}
+    total, shares = 0, {}
     missing = Counter(c for cs in todo.values() for c in cs)
     for configuration, times in track(missing.items(), f"{benchmark.name}: methods on trial", len(missing)):
-        with counted(trial.study.model) as passes:
+        with forward_passes(trial.study.model) as passes:
             start = time.perf_counter()
             list(benchmark.measure(trial, [configuration]))
             shares[configuration] = (time.perf_counter() - start) / len(trial.samples)
-        total.update({kind: round(count * times / len(trial.samples)) for kind, count in passes.items()})
+        total += round(sum(passes) * times / len(trial.samples))
     needed = timedelta(seconds=1 + round(sum(shares[c] * times for c, times in missing.items())))
     slow = sorted(((share, c.label) for c, share in shares.items()), reverse=True)[:3]
     work = f"{amount(missing.total(), 'explanation')} to score ({amount(len(todo), 'sample')})"
     return (
-        f"{work}: about {total['forward']:,} forward and "
-        f"{total['backward']:,} backward passes, about {needed} (h:mm:ss), estimated on one sample (time per sample: "
+        f"{work}: about {total:,} forward passes, about {needed} (h:mm:ss), estimated on one sample (time per sample: "
         f"{', '.join(f'{label} {share:.2g} s' for share, label in slow)})"
     )
 
 
 @contextmanager
-def counted(model: nn.Module) -> Iterator[Counter[str]]:
-    """Count "forward" passes of the model and "backward" passes from its logits, in samples."""
-    passes = Counter[str]()
+def forward_passes(model: nn.Module) -> Iterator[list[int]]:
+    """Context manager that returns a list, to which each forward pass of a model adds its number of samples."""
+    passes = list[int]()
 
-    def forward(module: Any, args: Any, output: Any) -> None:
-        try:
-            logits = read_logits(output)
-        except WhyformerError:
-            return
-        batch, node = logits.shape[0], logits.grad_fn
-        passes["forward"] += batch
-        if node is not None:
-            node.register_hook(lambda *flows: passes.update(backward=batch))
+    def count(module: Any, args: Any, output: Any) -> None:
+        if module is model:
+            with suppress(WhyformerError):
+                passes.append(read_logits(output).shape[0])
 
-    handle = model.register_forward_hook(forward)
-    try:
+    with module_hooks(lambda module: None, count):
         yield passes
-    finally:
-        handle.remove()

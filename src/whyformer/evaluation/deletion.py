@@ -15,7 +15,7 @@ from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import LANGUAGE
+from whyformer.models.kinds import is_known_language_model
 from whyformer.models.output import decodes
 from whyformer.options import Keywords, shows_options
 from whyformer.targets import Target
@@ -82,7 +82,7 @@ def reranked(task: Task, scores: Scores, count: int) -> tuple[Tensor, list[dict[
     if task.inputs.modality != "text":
         kind = "a picture" if task.inputs.modality == "image" else "not text"
         raise InputError(f"token_deletion is for texts, and this input is {kind}")
-    is_language = LANGUAGE.get(task.model, False) and not task.counted and task.inputs.tensor.dim() == 2
+    is_language = is_known_language_model(task.model) and not task.counted and task.inputs.tensor.dim() == 2
     removed = _removal(task, "delete" if is_language else None)
     values, features = scores.values, removed.features
     if values.shape != features.shape:

@@ -25,7 +25,7 @@ from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.task import Scores
-from whyformer.models.kinds import LANGUAGE, is_language_model
+from whyformer.models.kinds import is_known_language_model, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
 from whyformer.prepared import Prepared
@@ -159,7 +159,7 @@ class Steps:
                 )
             return output.logits[:, -1]
 
-        if not LANGUAGE.get(self.model, False):
+        if not is_known_language_model(self.model):
             inputs = self.inputs(0)
             plain_logits(self.model, *inputs.feed, check)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
+from whyformer.jobs import lines
 from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
 
@@ -112,8 +113,8 @@ def finished_parts(folder: Path, manifest: Mapping[str, Any], job: str) -> dict[
     parts = {}
     for path in (folder / JOURNAL, folder / LOG):
         for line in path.read_bytes().splitlines() if path.is_file() else []:
-            with suppress(ValueError, KeyError, TypeError, RecursionError):  # a damaged line, or another event
-                facts = json.loads(line)
+            facts = lines.read(line) or {}  # a damaged line lists no part
+            with suppress(ValueError, KeyError):  # another event
                 part = read_part({f.name: facts[f.name] for f in fields(Part)})
                 if facts["job"] == job:
                     parts[part.file] = part
@@ -155,8 +156,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         checked(Manifest, manifest, "the manifest")
-        digest = manifest.pop(_CHECKSUM, None)  # earlier versions wrote none
-        if digest is not None and digest != _digest_of(manifest):
+        if manifest.pop(_CHECKSUM, None) != _digest_of(manifest):
             raise ValueError("its content does not match its checksum")
     except FileNotFoundError as error:
         lost = any(folder.glob("part-*.parquet"))

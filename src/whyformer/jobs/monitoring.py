@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import ExitStack
 from typing import Any
 
 from whyformer.errors import InputError, import_optional
+from whyformer.jobs import lines
 from whyformer.jobs.folder import Folder
 from whyformer.jobs.manifest import LOG
 
@@ -27,8 +27,8 @@ class Monitor(ExitStack):
         self.total, self.done, self._start, self._before = total, 0, time.monotonic(), 0
         path = folder.path / LOG
         truncated = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a kill
-        self._file = self.enter_context(path.open("a", encoding="utf-8"))
-        self._file.write("\n" * truncated)
+        self._file = self.enter_context(path.open("ab"))
+        self._file.write(b"\n" * truncated)
         self._job = folder.job
         self._figures: dict[str, Any] = {}
         if port is not None:
@@ -41,8 +41,7 @@ class Monitor(ExitStack):
     def log(self, event: str, **facts: Any) -> None:
         """Write a line with the time, the process, the event and the rate."""
         who = {"job": self._job, "time": round(time.time(), 3), "pid": os.getpid()}
-        line = {**who, "event": event, **facts, **self.rate()}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.write(lines.encoded({**who, "event": event, **facts, **self.rate()}))
         self._file.flush()
 
     def begin(self, there: int) -> None:

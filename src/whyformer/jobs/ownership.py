@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError, import_optional
+from whyformer.jobs import lines
 from whyformer.jobs.attempts import NOTES
 from whyformer.jobs.manifest import (
     FAILURES,
@@ -165,7 +166,7 @@ def _id_in_manifest(path: Path) -> str | None:
 
 
 def _id_in_lines(path: Path) -> str | None:
-    """Return the job id of the first line that is valid JSON."""
+    """Return the job id of the first line that is intact; lines of earlier versions have no checksum."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     for line in head.splitlines():
@@ -173,7 +174,10 @@ def _id_in_lines(path: Path) -> str | None:
             facts = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        return str(facts["job"]) if isinstance(facts, dict) and "job" in facts else ""
+        if not isinstance(facts, dict) or "job" not in facts:
+            return ""
+        if "check" not in facts or lines.read(line) is not None:
+            return str(facts["job"])
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from whyformer.errors import InputError
 from whyformer.models.output import Output
 from whyformer.models.readout import has_row, read_logits
 from whyformer.models.structure import class_count, class_names
+from whyformer.tape.modules import module_hooks
 from whyformer.targets import class_index
 
 _UNITS = (
@@ -49,19 +49,17 @@ class Unit:
             if has_row(Output(model, output)):
                 return read_logits(output)[0, self.neuron]
             raise InputError(f"the model's output is not a row of logits, so it has no classes: {_UNITS}")
-        module, thread = model.get_submodule(self.path), threading.get_ident()
+        module = model.get_submodule(self.path)
 
-        def stop(module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
+        def stop(ran: nn.Module, args: Any, output: Any) -> None:
+            if ran is module:
                 raise _StopForward(output)
 
-        handle = module.register_forward_hook(stop)
         try:
-            run()
+            with module_hooks(lambda ran: None, stop):
+                run()
         except _StopForward as reached:
             return self.read(module, *reached.args)
-        finally:
-            handle.remove()
         raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
 
     def read(self, module: nn.Module, output: Any) -> Tensor:

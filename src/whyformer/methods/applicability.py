@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
-
-from torch import nn
 
 from whyformer.errors import WhyformerError
 from whyformer.methods.registry import METHODS
+from whyformer.models.cache import measured
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
@@ -28,7 +26,6 @@ UNSUPPORTED = (
 )
 """Errors that a method may raise on a model that it does not support."""
 _LARGE = 3e8
-_APPLICABLE: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
 
 
 class FirstStep(Exception):  # noqa: N818 - a signal, not shown to users
@@ -44,12 +41,13 @@ def applicable(task: Task) -> list[str]:
     """
     inputs = task.inputs
     facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.options.checkpoint)
-    kind = (*facts, inputs.name, *inputs.others)
-    cached = _APPLICABLE.setdefault(task.model, {})
+    kind = ("methods", *facts, inputs.name, *inputs.others)
+    cached = measured(task.model)
     if kind not in cached:
         cached[kind] = []  # errors raised while trying name no alternatives
         cached[kind] = _tried(task)
-    return cached[kind]
+    names: list[str] = cached[kind]
+    return names
 
 
 def _tried(task: Task) -> list[str]:

@@ -22,6 +22,7 @@ from whyformer.models.ends import end_in, without_end
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
+from whyformer.models.walking import weights
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor, needed_calls
@@ -328,7 +329,7 @@ def record_pass(
     Raises:
         ModelError: the output depends on values that torch did not compute.
     """
-    weights = [*model.parameters(), *model.buffers()]  # before a hook replaces some
+    before = weights(model)  # a hook may replace some
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
@@ -338,7 +339,7 @@ def record_pass(
 
     with torch.inference_mode(False):
         recording = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
-        _refuse_values_from_nowhere(recording, weights)
+        _refuse_values_from_nowhere(recording, [*before, *weights(model)])
     return recording
 
 
@@ -387,10 +388,10 @@ def _between_blocks(
 _TRUSTED: Recent[bool] = Recent(64)
 
 
-def _refuse_values_from_nowhere(recording: ForwardPass, weights: Iterable[Tensor]) -> None:
+def _refuse_values_from_nowhere(recording: ForwardPass, own: Iterable[Tensor]) -> None:
     """Raise if the output depends on values that torch did not compute, because relevance would be lost there."""
     tape = recording.tape
-    numbers = frozenset(tape.number(w) for w in (*weights, *recording.model.parameters()) if tape.knows(w))
+    numbers = frozenset(tape.number(w) for w in own if tape.knows(w))
     others = sorted(n for n in tape.leaves - tape.inputs - numbers if tape.floating(n))
     key = tape.signature, numbers, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
     if _TRUSTED.get(key):

@@ -91,10 +91,10 @@ def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:
     if len({frozenset(s.names) for s in read_out}) != 1:
         return None
     stream = read_out[-1]
-    before = [s for s in layout.streams if s is not stream and set(s.names) == set(stream.names)]
     if not stream.attends_to_itself:
         return None
-    names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
+    names = () if len(layout.streams) == 1 else stream.names
+    first = sum(len(s.blocks) for s in layout.earlier(stream))
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
     fields = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
     return AttendedPass(*fields, names, first)

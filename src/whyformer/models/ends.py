@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from whyformer.models.cache import once
 from whyformer.models.output import End, Output
 from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
@@ -22,7 +22,6 @@ from whyformer.tape.recording import record_call
 from whyformer.tape.values import Tape
 
 _LOOKED_AT = 4096
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, str]] = WeakKeyDictionary()  # kind of input -> name, "" for none
 
 
 def forward(
@@ -34,7 +33,7 @@ def forward(
     the model is run again to record it, once per model and kind of input.
     """
     kwargs = kwargs or {}
-    known = _KNOWN.get(model, {}).get(_kind(args, kwargs))
+    known = _known(model).get(_kind(args, kwargs))
     if not known:
         with torch.no_grad():
             plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
@@ -49,7 +48,7 @@ def end_in(tape: Tape, output: Output) -> EndFunction | None:
     """Return the end function of a recorded pass, and store it for later passes; None if it has none."""
     returned = output.returned
     end = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
-    _KNOWN.setdefault(output.model, {})[_kind(output.args, output.kwargs)] = "" if end is None else end.name
+    _known(output.model)[_kind(output.args, output.kwargs)] = "" if end is None else end.name
     return end
 
 
@@ -80,12 +79,12 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the name of the model's end function for this kind of input; "" if it has none, or is unknown."""
-    return _KNOWN.get(model, {}).get(_kind(args, kwargs), "")
+    return _known(model).get(_kind(args, kwargs), "")
 
 
 def known_end_function(model: nn.Module) -> str:
     """Return the name of the model's end function for any kind of input so far; "" for none."""
-    return next((name for name in _KNOWN.get(model, {}).values() if name), "")
+    return next((name for name in _known(model).values() if name), "")
 
 
 def final_activation(model: nn.Module, end: str, outputs: int) -> str:
@@ -129,6 +128,11 @@ def _may_be_an_end(value: Tensor | None) -> bool:
 def _repeatable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a pass cannot change its arguments, as it may change a cache of keys and values or a list."""
     return all(v is None or isinstance(v, Tensor | bool | int | float | str) for v in (*args, *kwargs.values()))
+
+
+def _known(model: nn.Module) -> dict[Any, str]:
+    """Return the names of the model's end functions found so far, by kind of input; "" for none."""
+    return once(model, "end functions", dict[Any, str])
 
 
 def _kind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -6,19 +6,16 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from whyformer.models.cache import measured, once
 from whyformer.models.ends import fed
 from whyformer.models.output import Output, decodes
 
-LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-ROW_PER_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_LANGUAGE, _ROW_PER_TOKEN = "language model", "row per token"
 _ROUNDS = re.compile(r"\bquantized\b|\bbitsandbytes\b")
-_CONTRASTIVE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_BATCHED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_language_model(output: Output) -> bool:
@@ -28,22 +25,25 @@ def is_language_model(output: Output) -> bool:
     This is measured by changing the last token. If that is not possible (a decoder without tokens), and for models
     that read the prompt of a picture bidirectionally, it is whether the model can generate text.
     """
-    if output.model not in LANGUAGE:
-        LANGUAGE[output.model] = _language(output)
-    return LANGUAGE[output.model]
+    return once(output.model, _LANGUAGE, lambda: _language(output))
+
+
+def is_known_language_model(model: nn.Module) -> bool:
+    """Return True if :func:`is_language_model` returned True for an output of this model."""
+    return bool(measured(model).get(_LANGUAGE))
 
 
 def is_generative(model: nn.Module, forward: Callable[[], Any]) -> bool:
     """Return whether this is a language model; ``forward`` is called if that is not known yet."""
-    if model not in LANGUAGE:
+    if _LANGUAGE not in measured(model):
         forward()
-    return LANGUAGE.get(model, False)
+    return is_known_language_model(model)
 
 
 def last_row_only(model: nn.Module) -> dict[str, Any]:
     """Return the argument that makes a known language model compute only the logits of the last token; empty if it does
     not take it."""
-    if not LANGUAGE.get(model, False):
+    if not is_known_language_model(model):
         return {}
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
@@ -102,19 +102,27 @@ def is_row_per_token(output: Output, logits: Tensor) -> bool:
         or "Classifier" in type(output.raw).__name__
     ):
         return False
-    if output.model not in ROW_PER_TOKEN:
-        n = logits.shape[1]
-        fewer = fed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t) if n > 1 else None
-        ROW_PER_TOKEN[output.model] = fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
-    return ROW_PER_TOKEN[output.model]
+    return once(output.model, _ROW_PER_TOKEN, lambda: _row_per_token(output, logits.shape[1]))
+
+
+def is_known_row_per_token(model: nn.Module) -> bool:
+    """Return True if :func:`is_row_per_token` returned True for an output of this model."""
+    return bool(measured(model).get(_ROW_PER_TOKEN))
+
+
+def _row_per_token(output: Output, n: int) -> bool:
+    fewer = fed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t) if n > 1 else None
+    return fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
 
 
 def is_contrastive(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the model compares pictures with texts, so that either can be the classes of the other."""
-    if model not in _CONTRASTIVE:
+
+    def compares() -> bool:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
-        _CONTRASTIVE[model] = output is not None and "logits_per_image" in output.named
-    return _CONTRASTIVE[model]
+        return output is not None and "logits_per_image" in output.named
+
+    return once(model, "contrastive", compares)
 
 
 def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
@@ -126,6 +134,4 @@ def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], M
     """
     if getattr(getattr(model, "config", None), "pad_token_id", 0) is not None:
         return True
-    if model not in _BATCHED:
-        _BATCHED[model] = fed(Output(model, None, *twice()), lambda t: t) is not None
-    return _BATCHED[model]
+    return once(model, "accepts batches", lambda: fed(Output(model, None, *twice()), lambda t: t) is not None)

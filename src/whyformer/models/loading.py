@@ -12,13 +12,13 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
+from whyformer.models.cache import once
 from whyformer.models.structure import refuse_unfit, unwrapped
 
 _MOST_LAYERS = 10_000
@@ -229,15 +229,11 @@ def _stamp(name: str) -> Any:
     return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir() if file.is_file()))
 
 
-_PROCESSORS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-
-
 def processor_of(model: nn.Module) -> Any:
     """Load the processor from the folder or hub id that a module was loaded from, ``model.name_or_path``; None if there
     is none."""
-    if model not in _PROCESSORS:
-        _PROCESSORS[model] = _saved_processor(getattr(getattr(model, "config", None), "_name_or_path", None))
-    return _PROCESSORS[model]
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return once(model, ("processor", name), lambda: _saved_processor(name))
 
 
 def _saved_processor(name: Any) -> Any:

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
 from whyformer.models.ends import forward
-from whyformer.models.kinds import LANGUAGE, ROW_PER_TOKEN, is_language_model, is_row_per_token
+from whyformer.models.kinds import (
+    is_known_language_model,
+    is_known_row_per_token,
+    is_language_model,
+    is_row_per_token,
+)
 from whyformer.models.output import Output
 from whyformer.models.structure import first_bad_parameter
 
@@ -146,9 +151,9 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
         yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
-        if LANGUAGE.get(output.model):
+        if is_known_language_model(output.model):
             yield _span(output, logits)
-    elif logits is not None and logits.dim() == 2 and ROW_PER_TOKEN.get(output.model):
+    elif logits is not None and logits.dim() == 2 and is_known_row_per_token(output.model):
         yield f"targets.Token({min(5, _last(output, logits))}, 0)"
     if output.dense is not None:
         _, count, height, width = output.dense.shape

@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import nn
 
 from whyformer.errors import ModelError
 from whyformer.models import walking
-
-# model -> (its modules when they were searched, the groups of blocks), as weak references
-_GROUPS: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[str, list[ref[nn.Module]]]]] = (
-    WeakKeyDictionary()
-)
+from whyformer.models.cache import once, refresh
 
 
 def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -26,14 +22,10 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     Blocks are the children of a container if they are all of one class (or of one kind, by the last word of the class
     name) and have children themselves. A child whose attention is all inside repeated blocks is a stage (Swin); its
     blocks are used, and stages whose names differ by a number form one group. Of other nested containers, only the
-    outermost counts. The result is cached until the model's modules change.
+    outermost counts. The result is cached until the model is opened with other modules.
     """
-    modules, known = walking.modules(model), _GROUPS.get(model)
-    if known is not None and [r() for r in known[0]] == modules:
-        return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in known[1].items()}
-    groups = _groups(model)
-    _GROUPS[model] = [ref(m) for m in modules], {n: [ref(b) for b in blocks] for n, blocks in groups.items()}
-    return groups
+    groups = once(model, "blocks", lambda: {n: [ref(b) for b in blocks] for n, blocks in _groups(model).items()})
+    return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in groups.items()}
 
 
 def _groups(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -96,7 +88,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_unfit(model: Any) -> None:
-    """Raise if an explanation would be wrong or impossible.
+    """Raise if an explanation would be wrong or impossible; forget what was measured for other modules of the model.
 
     Raises:
         ModelError: not a module, TorchScript, training mode with random or batch-dependent layers, or parameters on the
@@ -111,6 +103,7 @@ def refuse_unfit(model: Any) -> None:
         cause = _changed_by_training(module) if module.training else None
         if cause is not None:
             raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
+    refresh(model, [module for _, module in modules])
     empty = _empty(modules)
     if empty is not None:
         raise ModelError(

@@ -1,0 +1,38 @@
+"""The cache of what is measured once per model, such as its kind of output and its groups of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+
+Value = TypeVar("Value")
+
+# model -> (its modules when it was opened, the values); weak references, so that models can be freed
+_MEASURED: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[Hashable, Any]]] = WeakKeyDictionary()
+
+
+def refresh(model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Forget what was measured for a model if these are not the modules that it had then."""
+    known = _MEASURED.get(model)
+    if known is None or [reference() for reference in known[0]] != [*modules]:
+        _MEASURED[model] = [ref(module) for module in modules], {}
+
+
+def measured(model: nn.Module) -> dict[Hashable, Any]:
+    """Return the values measured for a model, by key. A value must not refer to the model, which would never be freed.
+    """
+    if model not in _MEASURED:
+        refresh(model, [*model.modules()])
+    return _MEASURED[model][1]
+
+
+def once(model: nn.Module, key: Hashable, measure: Callable[[], Value]) -> Value:
+    """Return the value of a key, which is measured unless it is known."""
+    values = measured(model)
+    if key not in values:
+        values[key] = measure()
+    value: Value = values[key]
+    return value
