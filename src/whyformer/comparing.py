@@ -173,7 +173,7 @@ def each(
 ) -> Iterator[Explanation | Refusal]:  # fmt: skip
     """Yield the explanation of each method for each target, or one refusal per method that fails.
 
-    Methods share the forward pass and the gradients of a target. With one target, results are yielded as soon as they
+    Methods share the recorded forward pass. With one target, results are yielded as soon as they
     are computed; with several, after all of them, because they are computed target by target and yielded by method.
 
     Args:
