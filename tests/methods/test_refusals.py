@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import whyformer
 from snapshot import assert_unchanged, snapshot
-from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
+from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
 from whyformer.methods import METHODS
 from whyformer.models.readout import plain_logits
-from zoo import unseen
+from zoo import build, unseen
 
 WIDTH, TOKENS, CLASSES = 8, 5, 3
 RELEVANCE = ["transformer_attribution", "lrp"]
@@ -542,3 +542,25 @@ def test_encoders_beside_each_other_over_one_picture(method: str) -> None:
     with pytest.raises(MethodNotApplicable, match="beside each other"):
         whyformer.explain(model, x, method, 0, **settings)
     assert whyformer.explain(model, x, "attnlrp", 0).scores.any()
+
+
+class _NoEmptyPictures(torch.nn.Module):
+    """A classifier that takes a picture of zeros for padding, as Idefics3 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = build("hf_vit")[0]
+        self.config = self.inner.config
+
+    def forward(self, pixel_values):
+        if not pixel_values.any():
+            raise ValueError("no pictures")
+        return self.inner(pixel_values=pixel_values)
+
+
+def test_baseline_that_the_model_refuses_names_others():
+    model, inputs = _NoEmptyPictures().eval(), build("hf_vit")[1]
+    with pytest.raises(InputError, match="another baseline") as caught:
+        whyformer.explain(model, inputs, "integrated_gradients", steps=2)
+    assert "mean" in str(caught.value)
+    assert whyformer.explain(model, inputs, "integrated_gradients", steps=2, baseline="mean").scores.any()

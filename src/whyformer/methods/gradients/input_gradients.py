@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whyformer.baselines import BASELINES
+from whyformer.errors import InputError
 from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, between, method, name_or_token, summed
 from whyformer.methods.roots import RootedPass, Roots
@@ -300,6 +301,7 @@ def integrated_gradients(
     x, logits = root_values(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
+    at_baseline = _logits_at(task, start) if composite == "plain" else None
     nodes, weights, fewer = _quadrature(steps)
     total, coarse = ({name: torch.zeros_like(value) for name, value in x.items()} for _ in range(2))
 
@@ -315,10 +317,8 @@ def integrated_gradients(
             for integral, by in ((total, weights), (coarse, fewer)):
                 integral[name] += (flow * spread(by, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
-    if composite != "plain":  # not the gradient of f, so the scores need not sum to f(x) − f(x′)
+    if at_baseline is None:  # not the gradient of f, so the scores need not sum to f(x) − f(x′)
         return of_roots(task, logits, products, norm)
-    begin = {name: task.packed(name, value) for name, value in start.items()}
-    at_baseline = task.recorded(GRADIENT, begin).logits.detach()
     total_score = _total(task, products, logits)
     wanted = task.value(logits).double() - task.value(at_baseline, like=logits).double()
     figure = {"sum": total_score, "difference": wanted, "error": (total_score - wanted).abs()}
@@ -326,6 +326,18 @@ def integrated_gradients(
         half = _total(task, {name: (x[name] - start[name]) * coarse[name] for name in x}, logits)
         figure["error_of_half"] = (half - wanted).abs()
     return of_roots(task, logits, products, norm, {"completeness": {name: v.tolist() for name, v in figure.items()}})
+
+
+def _logits_at(task: Task, start: Values) -> Tensor:
+    """Return the logits at the baseline."""
+    try:
+        return task.recorded(GRADIENT, {name: task.packed(name, v) for name, v in start.items()}).logits.detach()
+    except InputError as error:  # such as a model that takes pictures of zeros for padding
+        rows = (row for row in BASELINES.values() if (row.fill or row.token) and task.inputs.modality in row.kinds)
+        raise InputError(
+            f"{task.method}, at its baseline: {error}. Choose another baseline "
+            f"({', '.join(row.name for row in rows)}), or a method without one, such as input_x_gradient"
+        ) from error
 
 
 def _quadrature(steps: int) -> tuple[Any, Any, Any]:
