@@ -137,3 +137,17 @@ def test_what_is_drawn_is_explained_as_promised_or_refused(method, data):
 @many
 def test_the_same_of_many_more(method, data):
     check(method, data)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].modality != "image"])
+def test_padded_vectors_are_explained_like_the_vectors_alone(method: str) -> None:
+    model = model_of("bert", torch.float64)
+    width = model.config.hidden_size
+    vectors, mask = torch.randn(2, 7, width, generator=torch.Generator().manual_seed(1)).double(), torch.ones(2, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    few = {name: value for name, value in FEW.items() if name in METHODS[method].settings}
+    batch = whyformer.explain(model, {"inputs_embeds": vectors, "attention_mask": mask}, method, 1, **few)
+    alone = whyformer.explain(model, {"inputs_embeds": vectors[1:, :4], "attention_mask": mask[1:, :4]}, method, 1, **few)
+    largest = alone.scores.abs().max()
+    assert (batch.scores[1, :4] - alone.scores[0]).abs().max() <= 1e-9 * largest
+    assert not batch.scores[1, 4:].any()

@@ -165,10 +165,12 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    mask = kwargs.get("attention_mask") if tensor.dim() == 2 else None
-    return Inputs(
-        (), {}, "tensor", name, mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
-    )
+    names = [name.replace(suffix, "attention_mask") for suffix in ("inputs_embeds", "embeds") if suffix in name]
+    if "input_ids" not in kwargs:  # it would be the mask of the text
+        names.append("attention_mask")
+    masks = (kwargs[mask] for mask in names if isinstance(kwargs.get(mask), Tensor))
+    mask = next((mask.bool() for mask in masks if mask.shape == tensor.shape[:2]), None)
+    return Inputs((), {}, "tensor", name, mask)
 
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
