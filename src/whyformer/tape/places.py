@@ -121,7 +121,8 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
         return _laid_out(fed, root) if is_picture else _in_order(fed, merged=not text)
-    if element_rows is None and not text and len(families) == 1 and represents_shares(tape, rows, family, root):
+    each = not text or family.numbers.shape == root.numbers.shape  # rows of a text may see the neighbours of a token
+    if element_rows is None and each and len(families) == 1 and represents_shares(tape, rows, family, root):
         element_rows = family.numbers
     if element_rows is None:
         return None
