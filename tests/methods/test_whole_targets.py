@@ -16,7 +16,7 @@ from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS
 from whyformer.targets import Contrast, LogProbability, Probability
-from zoo import HEADS, VOCABULARY, WIDTH, Choice, pixels, randomise
+from zoo import HEADS, VOCABULARY, WIDTH, Choice, build, pixels, randomise, to
 
 Given = dict[str, Tensor]
 FEW = {"samples": 2, "steps": 3, "noise": 0.0}
@@ -388,3 +388,21 @@ def test_tokens_of_each_text() -> None:
     e = whyformer.explain(pictures, fed, "input_x_gradient", Contrast(2, 1), processor=Words())
     for name, k in (("input_ids", 2), ("input_ids[1]", 1)):
         assert e.part(name).tokens == [[f"t{i}" for i in fed["input_ids"][k].tolist()]]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "partial_lrp"])
+@pytest.mark.parametrize("target", [Contrast(1, 2), LogProbability(1), Probability(1)], ids=lambda t: type(t).__name__)
+def test_opposite_logits_do_not_cancel_under_the_normalised_add_rule(name: str, method: str, target: Any) -> None:
+    """Σ ∂target/∂logits is 0, to which the rule would scale the relevance: float32 would only show its rounding."""
+    model, inputs = build(name)
+    rule = {} if method == "transformer_attribution" else {"rule": "shared"}
+    single = whyformer.explain(model.float(), to(inputs, torch.float32), method, target, **rule).scores
+    double = whyformer.explain(model.double(), to(inputs, torch.float64), method, target, **rule).scores
+    assert (single - double).abs().max() <= 0.01 * double.abs().max()
+
+
+def test_relevance_of_a_contrast_is_the_difference_of_two_classes() -> None:
+    model, inputs = build("hf_vit")
+    first, second, contrast = (whyformer.explain(model, inputs, "lrp", t, rule="shared").scores for t in (1, 2, Contrast(1, 2)))
+    torch.testing.assert_close(contrast, first - second, rtol=0, atol=1e-6 * float(first.abs().max()))
