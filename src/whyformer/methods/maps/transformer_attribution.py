@@ -33,7 +33,8 @@ def transformer_attribution(
 
     R_b is the relevance of the attention map under the deep Taylor rules, started from ∂target/∂logits (one-hot for a
     logit). The rule for sums scales relevance to its total, so positive and negative parts of the start (of a contrast,
-    a log-probability) are propagated separately, and R_b is their sum. One forward, one gradient and one relevance pass; both backward passes stop at ``start_layer``.
+    a log-probability) are propagated separately, and R_b is their sum. One forward, one gradient and one relevance
+    pass (two for such a target); both backward passes stop at ``start_layer``.
 
     Args:
         start_layer: first block used, counted from 0 at the input. The published perturbation and segmentation
