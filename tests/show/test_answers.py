@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from rich.console import Console
 
-from show.made import ATTACK
+from show.builders import ATTACK
 from whyformer.explanation.features import Features
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry

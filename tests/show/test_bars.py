@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_map

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from show.made import picture
+from show.builders import picture
 from whyformer.errors import InputError
 from whyformer.show import colours, html, overlay, panels
 

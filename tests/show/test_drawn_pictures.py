@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import Look, colours, encode, figure, html, overlay
 

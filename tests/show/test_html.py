@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer.show import html
 
 VOID = {"meta", "img", "br"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.show import layout, terminal
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import encode, figure, matrix, panels
 

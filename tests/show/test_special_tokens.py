@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
-from show.made import sentence
+from show.builders import sentence
 from whyformer import show
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation

@@ -6,7 +6,7 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer.show import terminal
 
 

@@ -10,7 +10,7 @@ from fontTools.ttLib import TTFont
 from matplotlib.text import Text
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.show import html, paper, typeface
 

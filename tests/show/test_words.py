@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import words as w
 from whyformer.show.colours import scale_of

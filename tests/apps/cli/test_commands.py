@@ -16,7 +16,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from show.made import ATTACK
+from show.builders import ATTACK
 from waiting import HANG
 from whyformer.apps import cli
 from whyformer.options import WORDS

@@ -16,7 +16,7 @@ import whyformer
 from whyformer.apps import cli
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
-from made import text_model, text_table
+from job_builders import text_model, text_table
 
 
 def asked(*arguments: str, status: int = 0):

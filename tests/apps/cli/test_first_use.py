@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import whyformer
-from show.made import sentence
+from show.builders import sentence
 from whyformer import show
 from whyformer.errors import InputError, LoadError
 from whyformer.models import loading

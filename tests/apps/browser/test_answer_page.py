@@ -1,4 +1,4 @@
-"""The page's answers as people meet them: ask, point at a word, choose one, read it by keyboard, come back."""
+"""Answers on the web page in a browser: prompt, hover, selection of words, keyboard, reload."""
 
 import re
 
@@ -17,56 +17,56 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-MAPS = "[...document.querySelectorAll('.m')].map((one) => getComputedStyle(one).visibility)"
-KEPT = """() => new MutationObserver(() => {
+MAP_VISIBILITY = "[...document.querySelectorAll('.m')].map((element) => getComputedStyle(element).visibility)"
+RECORD_ANSWER = """() => new MutationObserver(() => {
     const last = document.querySelector('.wf-writing p:last-child');
-    if (last) window.written = last.innerText;
+    if (last) window.answer = last.innerText;
 }).observe(document, {childList: true, subtree: true, characterData: true})"""
-LIT = """[...document.querySelectorAll('.wf-generated .t p label')]
-    .filter((one) => !/, 0\\)$|transparent/.test(getComputedStyle(one).backgroundColor)).map((one) => one.innerText.trim())"""
+HIGHLIGHTED = """[...document.querySelectorAll('.wf-generated .t p label')]
+    .filter((element) => !/, 0\\)$|transparent/.test(getComputedStyle(element).backgroundColor)).map((element) => element.innerText.trim())"""
 
 
 @pytest.fixture(scope="module")
 def site(shared, free_port):
-    found = []
+    urls = []
     catalogue = Catalogue([shared / "weights" / "stories260k"], hub=False)
-    close = serve(catalogue, PageLimits(), port=free_port(), started=found.append, wait=False)
-    yield found[0]
+    close = serve(catalogue, PageLimits(), port=free_port(), started=urls.append, wait=False)
+    yield urls[0]
     close()
 
 
-def asked_about_a_picture(page):
-    page.get_by_label("an answer").check()  # nothing else: the first example is explained at once
+def open_example_answer(page):
+    page.get_by_label("an answer").check()  # the first example is explained without further input
     finished(page)
     page.locator(".wf-generated").wait_for()
 
 
 @pytest.mark.parametrize(("width", "height", "dark"), [(1280, 900, False), (390, 844, True)], ids=["screen", "phone"])
-def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark):
+def test_question_about_picture_is_explained(site, visit, axe, shoot, width, height, dark):
     page = visit(site, width, height, dark)
-    asked_about_a_picture(page)
+    open_example_answer(page)
     shoot(page, f"app-answer-{width}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    written = page.locator(".wf-generated label.w")
-    assert written.first.inner_text().strip() == "8"  # what is on the left of that picture
-    assert written.count() == 1  # the token that ends the answer is no word of it
-    assert page.locator(".wf-generated .dall").is_visible()  # the whole answer is chosen
-    assert page.evaluate(MAPS) == ["visible", "hidden"]
-    written.last.hover()
-    assert page.evaluate(MAPS) == ["hidden", "visible"]  # the map of the word under the pointer
+    words = page.locator(".wf-generated label.w")
+    assert words.first.inner_text().strip() == "8"  # the digit on the left of that picture
+    assert words.count() == 1  # the end token is not a word
+    assert page.locator(".wf-generated .dall").is_visible()  # the whole answer is selected
+    assert page.evaluate(MAP_VISIBILITY) == ["visible", "hidden"]
+    words.last.hover()
+    assert page.evaluate(MAP_VISIBILITY) == ["hidden", "visible"]  # the map of the word under the pointer
     page.locator(".wf-head").hover()
-    assert page.evaluate(MAPS) == ["visible", "hidden"]
-    assert "left" in page.evaluate(LIT)
+    assert page.evaluate(MAP_VISIBILITY) == ["visible", "hidden"]
+    assert "left" in page.evaluate(HIGHLIGHTED)
     page.locator(".wf-generated label", has_text="on").first.click()
-    assert page.evaluate(MAPS) == ["hidden", "hidden"]  # a word of the prompt has no map: the picture itself
-    assert set(page.evaluate(LIT)) == {"8"}  # only words of the answer
+    assert page.evaluate(MAP_VISIBILITY) == ["hidden", "hidden"]  # a word of the prompt has no map, so the picture itself is shown
+    assert set(page.evaluate(HIGHLIGHTED)) == {"8"}  # only words of the answer
     assert not page.locator(".wf-generated .dall").is_visible()
     page.locator(".wf-generated label", has_text="Whole answer").click()
-    assert page.evaluate(MAPS) == ["visible", "hidden"]
+    assert page.evaluate(MAP_VISIBILITY) == ["visible", "hidden"]
     assert axe(page) == []
-    said = page.locator("#wf-code").inner_text()
-    assert "whyformer.explain_generation(" in said
-    assert "whyformer generate" in said and "-n 16" in said
+    code = page.locator("#wf-code").inner_text()
+    assert "whyformer.explain_generation(" in code
+    assert "whyformer generate" in code and "-n 16" in code
     address = page.url
     assert "kind=answer" in address
     page.reload()
@@ -76,7 +76,7 @@ def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark
     assert page.url == address
 
 
-def test_a_language_model_by_keyboard(site, visit):
+def test_language_model_answer_is_navigated_by_keyboard(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
     finished(page)
@@ -86,26 +86,26 @@ def test_a_language_model_by_keyboard(site, visit):
     page.locator("#wf-model input").click()
     page.get_by_role("option", name="folder:stories260k").click()
     says(page, "Ready")
-    page.evaluate(KEPT)
+    page.evaluate(RECORD_ANSWER)
     page.get_by_role("button", name="Explain", exact=True).click()
     finished(page)
-    assert page.evaluate("window.written").strip().startswith(", there was a little girl")  # it stood on the page while it was written
+    assert page.evaluate("window.answer").strip().startswith(", there was a little girl")  # the answer was shown during generation
     assert page.locator(".wf-generated .seen").count() == 0
-    written = page.locator(".wf-generated label.w")
-    assert written.count() == 16
-    assert written.evaluate_all("all => all.some((one) => getComputedStyle(one).outlineStyle === 'solid')") is False
+    words = page.locator(".wf-generated label.w")
+    assert words.count() == 16
+    assert words.evaluate_all("all => all.some((element) => getComputedStyle(element).outlineStyle === 'solid')") is False
     page.locator(".wf-generated input:checked").focus()
-    first = page.evaluate(LIT)
-    assert set(first) <= {"Once", "upon", "a", "time"}  # what made the whole answer: words of the prompt
-    page.keyboard.press("ArrowLeft")  # before the whole answer stands the last word
+    first = page.evaluate(HIGHLIGHTED)
+    assert set(first) <= {"Once", "upon", "a", "time"}  # the sources of the whole answer are words of the prompt
+    page.keyboard.press("ArrowLeft")  # the last word precedes the whole answer
     assert re.match(r"written: ", page.locator(".wf-generated input:checked").get_attribute("aria-label"))
-    assert page.evaluate(LIT) != first
+    assert page.evaluate(HIGHLIGHTED) != first
     with page.expect_download() as started:
         page.get_by_role("button", name="PNG", exact=True).click()
     assert started.value.suggested_filename == "Once_upon_a_time-attnlrp-answer.png"
 
 
-def test_what_cannot_answer_says_so(site, visit):
+def test_model_that_cannot_generate_shows_message(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
     finished(page)
