@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
-from apps.browser.test_app import clear, finished, says
+from apps.browser.test_app import clear, wait_for_status, wait_until_explained
 from whyformer.apps.web import Catalogue, PageLimits, serve
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -37,7 +37,7 @@ def site(shared, free_port):
 
 def open_example_answer(page):
     page.get_by_label("an answer").check()  # the first example is explained without further input
-    finished(page)
+    wait_until_explained(page)
     page.locator(".wf-generated").wait_for()
 
 
@@ -70,7 +70,7 @@ def test_question_about_picture_is_explained(site, visit, axe, shoot, width, hei
     address = page.url
     assert "kind=answer" in address
     page.reload()
-    finished(page)
+    wait_until_explained(page)
     assert page.locator(".wf-generated label.w").first.inner_text().strip() == "8"
     assert page.locator("#wf-sentence textarea").input_value() == "what is on the left ?"
     assert page.url == address
@@ -79,16 +79,16 @@ def test_question_about_picture_is_explained(site, visit, axe, shoot, width, hei
 def test_language_model_answer_is_navigated_by_keyboard(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
-    finished(page)
+    wait_until_explained(page)
     clear(page)  # the picture of the example
     page.get_by_label("Prompt").fill("Once upon a time")
     page.get_by_label("Prompt").blur()
     page.locator("#wf-model input").click()
     page.get_by_role("option", name="folder:stories260k").click()
-    says(page, "Ready")
+    wait_for_status(page, "Ready")
     page.evaluate(RECORD_ANSWER)
     page.get_by_role("button", name="Explain", exact=True).click()
-    finished(page)
+    wait_until_explained(page)
     assert page.evaluate("window.answer").strip().startswith(", there was a little girl")  # the answer was shown during generation
     assert page.locator(".wf-generated .seen").count() == 0
     words = page.locator(".wf-generated label.w")
@@ -108,15 +108,15 @@ def test_language_model_answer_is_navigated_by_keyboard(site, visit):
 def test_model_that_cannot_generate_shows_message(site, visit):
     page = visit(site)
     page.get_by_label("an answer").check()
-    finished(page)
+    wait_until_explained(page)
     page.get_by_label("Prompt").fill("")
     page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, "there is no text yet")
+    wait_for_status(page, "there is no text yet")
     page.get_by_label("Prompt").fill("What is on the left?")
     page.locator("#wf-model input").click()
     page.get_by_role("option", name="bundled:digits").click()
     page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, "writes nothing")
+    wait_for_status(page, "writes nothing")
     page.get_by_label("a picture").check()
     page.locator(".wf-stored").wait_for()
     page.locator("#wf-classes").wait_for()

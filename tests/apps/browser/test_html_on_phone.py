@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from show.builders import picture
-from show.test_answers import made
+from show.test_answers import generation
 from whyformer.apps.report import write_report
 from whyformer.show import page as page_of
 from whyformer.show.html import answer
@@ -24,7 +24,7 @@ def long_generation(words, scores=(1.0, -0.5)):
     matrix = torch.zeros(1, words + 1)
     matrix[0, : len(scores)] = torch.tensor(scores)
     return replace(
-        made(), pieces=pieces, tokens=pieces, ids=[0] * (words + 1), start=words, matrix=matrix, logits=torch.zeros(1, 5), value=torch.zeros(1),
+        generation(), pieces=pieces, tokens=pieces, ids=[0] * (words + 1), start=words, matrix=matrix, logits=torch.zeros(1, 5), value=torch.zeros(1),
         target=torch.zeros(1), target_names=["x"], diagnostics=[],
     )  # fmt: skip
 

@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from apps.report.builders import build_folder
-from apps.report.test_report import Page, made
-from show.test_answers import SEEING, seeing
-from show.test_answers import made as answer
+from apps.report.test_report import Page, write_page
+from show.test_answers import PICTURE_MATRIX, generation_with_picture
+from show.test_answers import generation as answer
 from whyformer import Generation
 from whyformer.apps import cli
 from whyformer.apps.report import write_report
@@ -25,8 +25,8 @@ ATTACK = ["<b>One", " two", " three", "</style><script>alert(1)</script>", "\n"]
 
 def test_answers_are_drawn_with_their_matrices_and_texts(tmp_path):
     replace(answer(), model="/some/where/tiny-lm").save(tmp_path / "a.safetensors")
-    seeing(SEEING).save(tmp_path / "b.safetensors")
-    page = made(tmp_path, tmp_path)
+    generation_with_picture(PICTURE_MATRIX).save(tmp_path / "b.safetensors")
+    page = write_page(tmp_path, tmp_path)
     assert "2 answers." in page.text
     assert "tiny-lm" in page.text
     assert "/some/where" not in page.text
@@ -40,7 +40,7 @@ def test_answers_are_drawn_with_their_matrices_and_texts(tmp_path):
 
 def test_word_matrix_is_drawn_beside_token_matrix(tmp_path):
     answer([" fr", "uit", " is", " app", "le"]).save(tmp_path / "a.safetensors")
-    page = made(tmp_path, tmp_path)
+    page = write_page(tmp_path, tmp_path)
     assert "Every word of the answer by those before it" in page.text
     assert [i["alt"] for i in page.all("img")].count("rows: what was written; columns: what stands before it") == 2
 
@@ -54,7 +54,7 @@ def test_json_answers_are_drawn_like_safetensors_answers(tmp_path, wrap):
         (tmp_path / kind).mkdir()
         file = tmp_path / kind / f"a.{kind}"
         file.write_text(json.dumps(wrap(answer()))) if kind == "json" else answer().save(file)
-        pages[kind] = made(tmp_path / kind, tmp_path / kind)
+        pages[kind] = write_page(tmp_path / kind, tmp_path / kind)
     first, second = ([i["src"] for i in page.all("img")] for page in pages.values())
     assert first == second
     for page in pages.values():
@@ -104,7 +104,7 @@ def test_damaged_dictionary_is_skipped(tmp_path, damage):
 def test_duplicate_answers_have_separate_radio_groups(tmp_path):
     for name in "ab":
         answer().save(tmp_path / f"{name}.safetensors")
-    page = made(tmp_path, tmp_path)
+    page = write_page(tmp_path, tmp_path)
     names = {i["name"] for i in page.all("input") if i.get("type") == "radio"}
     assert len(names) == 2
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from apps.cli.test_json import fits
+from apps.cli.test_json import assert_conforms
 from apps.report.builders import benchmark_report, build_folder, with_names
 from show.builders import ATTACK, picture, sentence
 from whyformer import Explanation
@@ -331,7 +331,7 @@ def test_report_command(tmp_path):
     assert result.exit_code == 0, result.output
     assert "6 maps of 4 inputs, 1 benchmark" in result.stdout
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
-    fits("report", json.loads(result.stdout))
+    assert_conforms("report", json.loads(result.stdout))
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
     assert (result.exit_code, result.output) == (0, "")
 
@@ -355,7 +355,7 @@ def test_report_command_with_damaged_files_has_status_3(tmp_path):
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
     assert result.exit_code == 3
     assert "torn.safetensors" in result.stderr
-    fits("report", json.loads(result.stdout))
+    assert_conforms("report", json.loads(result.stdout))
     assert (tmp_path / "r.html").is_file()
     result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "nowhere")])
     assert (result.exit_code, result.stdout) == (2, "")

@@ -21,11 +21,11 @@ import httpx
 import jsonschema
 import pytest
 import torch
-from pending_request import HANG, wait_for
 from PIL import Image
 from starlette.exceptions import HTTPException
 
 import whyformer
+from waiting import HANG, wait_for
 from whyformer.apps import http
 from whyformer.apps.cli.schema import make_schema
 from whyformer.apps.server import Limits, batching
