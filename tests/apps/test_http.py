@@ -54,15 +54,15 @@ class ServerThread:
         self.address = self.sock.getsockname()
         self.lines = contextlib.ExitStack()
 
-    def sent(self, data: bytes) -> socket.socket:
-        line = self.lines.enter_context(socket.create_connection(self.address, timeout=HANG))
-        line.sendall(data)
-        return line
+    def connect(self, data: bytes) -> socket.socket:
+        connection = self.lines.enter_context(socket.create_connection(self.address, timeout=HANG))
+        connection.sendall(data)
+        return connection
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         self.server.should_exit = True
 
-    def ended(self, seconds: float) -> bool:
+    def wait_for_end(self, seconds: float) -> bool:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
@@ -78,28 +78,28 @@ def start_server():
     yield run
     for server in started:
         server.lines.close()
-        server.end()
-        assert server.ended(HANG)
+        server.shut_down()
+        assert server.wait_for_end(HANG)
 
 
-def is_ok(line: socket.socket) -> bool:
-    return line.recv(1000).startswith(b"HTTP/1.1 200")
+def is_ok(connection: socket.socket) -> bool:
+    return connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def is_closed_by_server(line: socket.socket) -> bool:
+def is_closed_by_server(connection: socket.socket) -> bool:
     """True once the server has closed the connection."""
     with contextlib.suppress(ConnectionResetError):
-        while line.recv(1000):
+        while connection.recv(1000):
             pass
     return True
 
 
 def test_endless_header_closes_connection(start_server):
-    line = start_server().sent(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: ")
+    connection = start_server().connect(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: ")
     with contextlib.suppress(OSError):  # the server may close the connection during the loop
         for _ in range(100):
-            line.sendall(b"x" * 10_000)
-    assert is_closed_by_server(line)
+            connection.sendall(b"x" * 10_000)
+    assert is_closed_by_server(connection)
 
 
 def test_request_beyond_connection_limit_has_status_503(start_server, capfd):
@@ -109,29 +109,29 @@ def test_request_beyond_connection_limit_has_status_503(start_server, capfd):
     busy = []
     for _ in range(3):
         app.received.clear()
-        busy.append(server.sent(WHOLE))
+        busy.append(server.connect(WHOLE))
         assert app.received.wait(HANG)
-    assert server.sent(WHOLE).recv(1000).startswith(b"HTTP/1.1 503")
+    assert server.connect(WHOLE).recv(1000).startswith(b"HTTP/1.1 503")
     app.released.set()
-    assert all(is_ok(line) for line in busy)
+    assert all(is_ok(connection) for connection in busy)
     assert capfd.readouterr().err == ""  # refused requests are not logged
 
 
 def test_shutdown_waits_for_complete_requests_only(start_server):
     app = BlockingApp()
     server = start_server(app=app)
-    halves = [server.sent(data) for data in (b"", HALF, WHOLE + HALF)]
+    halves = [server.connect(data) for data in (b"", HALF, WHOLE + HALF)]
     assert is_ok(halves[-1])
     app.released.clear()
     app.received.clear()
-    request = server.sent(WHOLE)
+    request = server.connect(WHOLE)
     assert app.received.wait(HANG)
-    server.end()
-    assert all(is_closed_by_server(line) for line in halves)
-    assert not server.ended(0.3)
+    server.shut_down()
+    assert all(is_closed_by_server(connection) for connection in halves)
+    assert not server.wait_for_end(0.3)
     app.released.set()
     assert is_ok(request)
-    assert server.ended(HANG)
+    assert server.wait_for_end(HANG)
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["answer", "stream"])
@@ -140,10 +140,10 @@ def test_shutdown_waits_no_longer_than_grace_period(start_server, streams):
     if not streams:
         app.released.clear()
     server = start_server(grace=0.5, app=app)
-    server.sent(WHOLE)
+    server.connect(WHOLE)
     assert app.received.wait(HANG)
-    server.end()
-    assert server.ended(HANG)
+    server.shut_down()
+    assert server.wait_for_end(HANG)
 
 
 def test_occupied_port_raises_or_next_port_is_used(free_port):

@@ -316,7 +316,7 @@ def test_truncated_attempt_is_ignored(tmp_path):
     assert after.suspects == {3}
 
 
-def test_row_that_crashes_only_in_batches_is_finally_skipped(tmp_path):
+def test_row_that_crashes_only_in_batches_ends_skipped_or_in_batches_of_one(tmp_path):
     path, deaths = tmp_path / "part-000000.attempts.jsonl", 0
     state = Attempts(path, "job", 4)
     while 1 not in state.skipped:

@@ -131,8 +131,8 @@ print("finished")
 def test_run_killed_twice_has_results_of_uninterrupted_run(tmp_path: Path) -> None:
     data = picture_folder(tmp_path / "data", count=8)
     out = tmp_path / "killed"
-    here = Path(__file__).parents[1]
-    variables = {"TESTS": str(here), "SRC": str(here.parent / "src"), "DATA": str(data), "OUT": str(out)}
+    tests = Path(__file__).parents[1]
+    variables = {"TESTS": str(tests), "SRC": str(tests.parent / "src"), "DATA": str(data), "OUT": str(out)}
     script = "\n".join(f"{k} = {v!r}" for k, v in variables.items()) + SCRIPT
     records = out / "records.jsonl"
     for count in (2, 5):

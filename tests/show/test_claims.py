@@ -219,6 +219,6 @@ def test_completeness_error_is_relative_to_scores(difference, scores, error, war
     assert [line.startswith("the scores add up to") for line in messages] == [True] * warned
 
 
-def test_colours_of_tiny_map_use_full_scale():
+def test_map_of_two_cells_is_scaled_by_its_maximum():
     cells = np.array([[1.0, 2.0]])
     assert colours.scale(cells, signed=True).unit(cells).tolist() == [[0.5, 1.0]]

@@ -68,7 +68,7 @@ def clear(page):
 def enter_sentence(page, sentence=SENTENCE):
     """Enter a sentence in place of the initial example."""
     page.get_by_label("a sentence").check()
-    page.locator(".wf-word").first.wait_for()  # the example's
+    page.locator(".wf-word").first.wait_for()  # words of the example
     wait_until_explained(page)
     page.locator("#wf-sentence textarea").fill(sentence)
     page.locator("#wf-sentence textarea").blur()
@@ -457,13 +457,13 @@ def test_reload_keeps_sentence_and_settings(site, visit):
     page.locator("#wf-form summary").last.click()
     layer = page.locator("[data-key=start_layer]")
 
-    def stays():  # the prediction for the sentence may arrive in between and redraw the settings
+    def setting_is_kept():  # the prediction for the sentence may arrive in between and redraw the settings
         layer.fill("1")
         layer.dispatch_event("change")
         page.wait_for_timeout(500)
         return layer.input_value() == "1"
 
-    wait_for(stays, "the setting to stay")
+    wait_for(setting_is_kept, "the setting to stay")
     explain(page)
     page.locator("#wf-code").get_by_text("start_layer=1").first.wait_for()
     page.reload()
@@ -497,7 +497,7 @@ def test_example_is_explained_without_scrolling(site, visit, size, shoot):
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
-    page.locator(".wf-word").first.wait_for()  # the example's
+    page.locator(".wf-word").first.wait_for()  # words of the example
     wait_until_explained(page)
     page.get_by_role("button", name="Warm, funny").click()
     page.wait_for_function("document.querySelector('#wf-sentence textarea').value === 'Warm, funny, and full of life.'")
@@ -551,9 +551,9 @@ def test_progress_bar_overlaps_nothing(site, visit, monkeypatch):
       const seen = ["#wf-progress [data-testid=status-tracker]", "#wf-status p", "#wf-says h2", "#wf-explain"];
       return seen.map((one) => document.querySelector(one).getBoundingClientRect()).map((r) => [r.top, r.bottom]);
     }""").json_value()
-    (top, bottom), *areas_ = areas
+    (top, bottom), *other_areas = areas
     assert bottom > top + 20
-    for above, below in areas_:
+    for above, below in other_areas:
         assert above >= bottom or below <= top
     wait_until_explained(page)
     assert not page.locator("#wf-progress").is_visible()

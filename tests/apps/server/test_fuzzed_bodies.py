@@ -39,13 +39,13 @@ def make_client(name: str, kind: str):
 
 
 @pytest.fixture(scope="module")
-def texts():
+def text_client():
     with make_client("bundled:sst2", "text") as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def picture_client():
     with make_client("bundled:digits", "image") as client:
         yield client
 
@@ -67,38 +67,38 @@ def assert_valid_response(response) -> None:
     assert response.json()["detail"] if response.status_code != 200 else response.json()["explanations"]
 
 
-def post_fuzzed_text(texts, data) -> None:
+def post_fuzzed_text(text_client, data) -> None:
     content, kind = data.draw(st.one_of(
         st.tuples(REQUESTS.map(lambda v: json.dumps(v).encode()), st.just("application/json")),
         st.tuples(damaged(json.dumps(TEXT).encode()) | st.binary(max_size=50), TYPES),
     ))  # fmt: skip
-    assert_valid_response(texts.post("/v1/explain/text", content=content, headers={"content-type": kind}))
+    assert_valid_response(text_client.post("/v1/explain/text", content=content, headers={"content-type": kind}))
 
 
-def post_fuzzed_picture(pictures, encoded_pictures, data) -> None:
+def post_fuzzed_picture(picture_client, encoded_pictures, data) -> None:
     raw = data.draw(damaged(encoded_pictures[data.draw(st.sampled_from(sorted(encoded_pictures)))]))
     params = {"method": data.draw(st.sampled_from(["gae", "rollout"]) | st.text(max_size=4)), "target": data.draw(st.text(max_size=4) | st.integers().map(str))}
-    assert_valid_response(pictures.post("/v1/explain/picture", content=raw, params=params))
+    assert_valid_response(picture_client.post("/v1/explain/picture", content=raw, params=params))
 
 
 @given(data=st.data())
 @few
-def test_fuzzed_text_request_is_answered_or_refused_with_reason(texts, data):
-    post_fuzzed_text(texts, data)
+def test_fuzzed_text_request_is_answered_or_refused_with_reason(text_client, data):
+    post_fuzzed_text(text_client, data)
 
 
 @given(data=st.data())
 @few
-def test_fuzzed_picture_request_is_answered_or_refused_with_reason(pictures, encoded_pictures, data):
-    post_fuzzed_picture(pictures, encoded_pictures, data)
+def test_fuzzed_picture_request_is_answered_or_refused_with_reason(picture_client, encoded_pictures, data):
+    post_fuzzed_picture(picture_client, encoded_pictures, data)
 
 
 @pytest.mark.whole
 @given(data=st.data())
 @many
-def test_many_fuzzed_requests_are_answered_or_refused_with_reason(texts, pictures, encoded_pictures, data):
-    post_fuzzed_text(texts, data)
-    post_fuzzed_picture(pictures, encoded_pictures, data)
+def test_many_fuzzed_requests_are_answered_or_refused_with_reason(text_client, picture_client, encoded_pictures, data):
+    post_fuzzed_text(text_client, data)
+    post_fuzzed_picture(picture_client, encoded_pictures, data)
 
 
 LONG = "x" * 10**6
@@ -119,14 +119,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_body_is_refused(texts, name):
-    response = texts.post("/v1/explain/text", content=HOSTILE[name], headers={"content-type": "application/json"})
+def test_hostile_body_is_refused(text_client, name):
+    response = text_client.post("/v1/explain/text", content=HOSTILE[name], headers={"content-type": "application/json"})
     assert response.status_code in (400, 413, 422)
     assert_valid_response(response)
 
 
-def test_last_of_duplicate_keys_wins(texts):
-    response = texts.post("/v1/explain/text", content=b'{"text": "Dull.", "text": "Superb."}', headers={"content-type": "application/json"})
+def test_last_of_duplicate_keys_wins(text_client):
+    response = text_client.post("/v1/explain/text", content=b'{"text": "Dull.", "text": "Superb."}', headers={"content-type": "application/json"})
     assert "superb" in response.json()["explanations"][0]["tokens"][0]
 
 
@@ -139,12 +139,12 @@ def png(width: int, height: int, more: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + more + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
-def test_decompression_bombs_are_refused_without_decompression(pictures):
+def test_decompression_bombs_are_refused_without_decompression(picture_client):
     bomb = zlib.compress(b"\0" * (200 * 2**20), 9)
     bodies = [png(2**31 - 1, 2**31 - 1), png(50_000, 50_000), png(2000, 2000), png(0, 5), *(png(100, 100, chunk(name, b"x\0" + flags + bomb)) for name, flags in ((b"zTXt", b"\0"), (b"iCCP", b"\0"), (b"iTXt", b"\1\0\0\0")))]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for body in bodies:
-        response = pictures.post("/v1/explain/picture", content=body)
+        response = picture_client.post("/v1/explain/picture", content=body)
         assert response.status_code in (400, 413)
         assert_valid_response(response)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 * 1024  # kB

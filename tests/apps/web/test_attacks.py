@@ -158,14 +158,14 @@ def test_total_session_memory_is_limited(monkeypatch):
 
 
 def test_session_of_departed_visitor_is_cleared_unless_visitor_returns(monkeypatch):
-    gone, returned = VisitorSession(), VisitorSession()
-    for session in (gone, returned):
+    departed, returned = VisitorSession(), VisitorSession()
+    for session in (departed, returned):
         session.once("x", lambda: b"x" * 100)
         session.visit(here=False)
     returned.visit(here=True)
     monkeypatch.setattr(visitor_session, "GONE", 0.0)
     VisitorSession().once("y", lambda: b"y")
-    assert not gone.made
+    assert not departed.made
     assert returned.made
 
 

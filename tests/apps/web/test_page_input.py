@@ -89,7 +89,7 @@ def test_address_of_file_that_was_not_uploaded_shows_message(visitor, path):
 
 
 @pytest.mark.parametrize(("length", "message"), [("0", "1 to 64"), ("65", "1 to 64"), ("99999", "1 to 64")])
-def test_address_is_limited_in_length(visitor, length, message):
+def test_address_with_too_long_answer_shows_message(visitor, length, message):
     shown = restored(visitor, urlencode({"kind": "answer", "sentence": QUESTION, "methods": "attnlrp", "length": length}))
     assert message in shown["status"]
 

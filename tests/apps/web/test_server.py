@@ -224,9 +224,9 @@ def test_concurrent_clients_receive_their_own_results(client, site):
     other = gradio_client.Client(site, verbose=False)
     texts, results = [SENTENCE, "A dull and lifeless mess."], {}
 
-    def ask(gradio, text):
+    def ask(caller, text):
         for _ in range(3):
-            results.setdefault(text, []).append(gradio.predict(text=text, api_name="/explain")["explanations"][0]["texts"])
+            results.setdefault(text, []).append(caller.predict(text=text, api_name="/explain")["explanations"][0]["texts"])
 
     threads = [threading.Thread(target=ask, args=pair) for pair in zip((client, other), texts, strict=True)]
     for thread in threads:
