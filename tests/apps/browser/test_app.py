@@ -565,7 +565,7 @@ def test_page_reports_server_shutdown_and_restart(catalogue, visit, free_port, m
     close = serve(catalogue, port=port, started=urls.append, wait=False)
     page = visit(urls[0])
     page.locator("#wf-explain").wait_for()
-    while not any("queue/data" in url for url in page.answered):  # until no response is pending
+    while not any("queue/data" in url for url in page.finished_requests):  # until no response is pending
         page.wait_for_timeout(100)
     assert page.locator(".wf-gone").count() == 0
     close()
