@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.errors import InputError
 

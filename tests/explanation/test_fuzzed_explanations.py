@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mutations import damaged, mutated
-from show.made import explanation, picture, sentence
-from show.test_answers import made as answer
+from show.builders import explanation, picture, sentence
+from show.test_answers import generation as answer
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry

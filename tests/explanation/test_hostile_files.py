@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer.apps.report import write_report
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.result import Explanation

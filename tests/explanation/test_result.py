@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import whyformer
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.errors import InputError, LoadError, ModelError
 from whyformer.explanation.warnings import degenerate

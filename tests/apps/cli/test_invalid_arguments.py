@@ -1,4 +1,4 @@
-"""What a user gets wrong ends with status 2 and one sentence, never with a traceback or a bug's status."""
+"""Invalid arguments and unwritable output end with status 2 and a message, without a traceback."""
 
 import errno
 import os
@@ -20,10 +20,10 @@ PICTURE = "examples/pictures/digits_37.png"
     ["maximize", "²"], ["explain", "a film", "--setting", "start_layer=²"], ["explain", "a film", "--method", "smoothgrad", "--setting", "samples=1000000000"],
     ["explain", "a film", "--method", "saliency,nope"], ["explain", "\ud800"], ["explain", "a\ud800 film", "--target", "\udcff"],
 ])  # fmt: skip
-def test_a_mistake_is_a_sentence(arguments, tmp_path, monkeypatch):
+def test_invalid_argument_has_status_2_and_message(arguments, tmp_path, monkeypatch):
     out = ["--out", str(tmp_path / ("x.png" if arguments[0] == "maximize" else "out"))]
     result = CliRunner().invoke(cli.app, [*arguments, *out])
-    if result.exit_code == 0:  # some of them can be explained
+    if result.exit_code == 0:  # lone surrogates in a text can be explained
         assert "\ud800" in arguments[1]
         return
     assert result.exit_code == 2, result.output
@@ -31,7 +31,7 @@ def test_a_mistake_is_a_sentence(arguments, tmp_path, monkeypatch):
     assert "Traceback" not in result.output
 
 
-def test_a_full_disk_is_no_bug(tmp_path, monkeypatch):
+def test_full_disk_has_status_2(tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -42,15 +42,15 @@ def test_a_full_disk_is_no_bug(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_standard_output_on_a_full_disk_is_no_bug():
+def test_standard_output_on_full_disk_has_status_2():
     with open("/dev/full", "wb") as full:
-        made = subprocess.run([sys.executable, "-c", "from whyformer.apps.cli import main; main()", "schema"], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert made.returncode == 2, made.stderr
-    assert b"Traceback" not in made.stderr
+        completed = subprocess.run([sys.executable, "-c", "from whyformer.apps.cli import main; main()", "schema"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert completed.returncode == 2, completed.stderr
+    assert b"Traceback" not in completed.stderr
 
 
-def test_an_argument_that_is_no_text_is_no_bug(tmp_path):
+def test_argument_that_is_not_utf8_has_status_2(tmp_path):
     command = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", "explain", b"caf\xe9.png", "--out", str(tmp_path)]
-    made = subprocess.run(command, capture_output=True, check=False)
-    assert made.returncode == 2
-    assert b"Traceback" not in made.stderr
+    completed = subprocess.run(command, capture_output=True, check=False)
+    assert completed.returncode == 2
+    assert b"Traceback" not in completed.stderr

@@ -1,4 +1,4 @@
-"""Tiny models on disk and tables of texts and pictures for the tests of jobs; a job run in a process that may be killed."""
+"""Tiny models, tables and pictures on disk for the tests of jobs, and child processes that run a job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def text_table(path: Path, count: int = 20, bad: tuple[int, ...] = ()) -> Path:
-    """A table with the columns id, text and label, of the kind that the name says; ``bad`` rows are empty texts."""
+    """A table with the columns id, text and label, in the format of the suffix of ``path``; texts of rows ``bad`` are empty."""
     texts = ["" if i in bad else text for i, text in enumerate(sentences(count))]
     rows = [{"id": f"r{i}", "text": text, "label": i % 2} for i, text in enumerate(texts)]
     if path.suffix == ".jsonl":
@@ -67,12 +67,12 @@ def pictures(folder: Path, count: int = 5) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that a job wrote but its log."""
+    """The files of a job by relative path, without its log."""
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "log.jsonl"}
 
 
-def in_a_process(work: Callable[[], Any]) -> int:
-    """The id of a child that does the work and ends: with status 0, or 1 after an exception."""
+def run_in_child(work: Callable[[], Any]) -> int:
+    """Run ``work`` in a child process, which exits with status 0, or 1 after an exception; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -84,6 +84,6 @@ def in_a_process(work: Callable[[], Any]) -> int:
         os._exit(1)
 
 
-def ended(child: int) -> int:
-    """The status that a child ended with; negative for the signal that killed it."""
+def exit_code(child: int) -> int:
+    """Wait for a child process and return its exit code; negative: the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

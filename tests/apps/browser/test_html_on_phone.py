@@ -1,4 +1,4 @@
-"""HTML files in a real browser, on a phone and in the dark: the matrix of an answer, two classes of a picture, a report."""
+"""HTML files in a browser on a phone, light and dark: the matrix of an answer, two classes of a picture, a report."""
 
 import io
 from dataclasses import replace
@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from show.made import picture
-from show.test_answers import made
+from show.builders import picture
+from show.test_answers import generation
 from whyformer.apps.report import write_report
 from whyformer.show import page as page_of
 from whyformer.show.html import answer
@@ -18,41 +18,41 @@ pytestmark = pytest.mark.slow
 LEGEND = "orange: for what was written, blue: against it; weak rows are paler"
 
 
-def answered(words, scores=(1.0, -0.5)):
-    """One step after so many words, the first of which have these scores."""
+def long_generation(words, scores=(1.0, -0.5)):
+    """A generation of one step after ``words`` words, the first of which have the scores ``scores``."""
     pieces = ([" The", " sun", " is", " shining", " today"] * words)[: words + 1]
     matrix = torch.zeros(1, words + 1)
     matrix[0, : len(scores)] = torch.tensor(scores)
     return replace(
-        made(), pieces=pieces, tokens=pieces, ids=[0] * (words + 1), start=words, matrix=matrix, logits=torch.zeros(1, 5), value=torch.zeros(1),
+        generation(), pieces=pieces, tokens=pieces, ids=[0] * (words + 1), start=words, matrix=matrix, logits=torch.zeros(1, 5), value=torch.zeros(1),
         target=torch.zeros(1), target_names=["x"], diagnostics=[],
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_it_fits_a_phone_in_the_page_s_own_colours(visit, shoot, tmp_path, dark):
+def test_matrix_fits_phone_in_colours_of_page(visit, shoot, tmp_path, dark):
     file = tmp_path / "a.html"
-    file.write_text(answer.page(answered(12)), encoding="utf-8")
+    file.write_text(answer.page(long_generation(12)), encoding="utf-8")
     page = visit(file.as_uri(), 390, 844, dark)
     shoot(page, f"answer-matrix-{'dark' if dark else 'light'}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     legend, matrix = page.get_by_text(LEGEND), page.locator("img.matrix").first
-    placed = legend.bounding_box()
-    assert placed["x"] >= 0
-    assert placed["x"] + placed["width"] <= 390
-    seen = np.asarray(Image.open(io.BytesIO(matrix.screenshot())).convert("RGB")).astype(int)
-    ground = seen[:3, :3].mean()
-    assert ground < 40 if dark else ground > 250
-    hues = seen[..., 0] - seen[..., 2]
-    strongest = seen.reshape(-1, 3)[hues.argmax()], seen.reshape(-1, 3)[hues.argmin()]
-    assert hues.max() > 120  # orange stays orange,
-    assert hues.min() < -50  # and blue blue
-    assert all((one.mean() > ground + 60) if dark else (one.mean() < ground - 60) for one in strongest)
+    box = legend.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    pixels = np.asarray(Image.open(io.BytesIO(matrix.screenshot())).convert("RGB")).astype(int)
+    background = pixels[:3, :3].mean()
+    assert background < 40 if dark else background > 250
+    hues = pixels[..., 0] - pixels[..., 2]
+    strongest = pixels.reshape(-1, 3)[hues.argmax()], pixels.reshape(-1, 3)[hues.argmin()]
+    assert hues.max() > 120  # orange in both themes
+    assert hues.min() < -50  # blue in both themes
+    assert all((color.mean() > background + 60) if dark else (color.mean() < background - 60) for color in strongest)
 
 
-def test_a_wide_one_scrolls_in_its_own_box_below_its_legend(visit, tmp_path):
+def test_wide_matrix_scrolls_in_box_below_legend(visit, tmp_path):
     file = tmp_path / "a.html"
-    file.write_text(answer.page(answered(60)), encoding="utf-8")
+    file.write_text(answer.page(long_generation(60)), encoding="utf-8")
     page = visit(file.as_uri(), 390, 844)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     natural = page.evaluate("parseFloat(getComputedStyle(document.querySelector('img.matrix')).getPropertyValue('--wide'))")
@@ -60,7 +60,7 @@ def test_a_wide_one_scrolls_in_its_own_box_below_its_legend(visit, tmp_path):
     assert drawn == pytest.approx(0.7 * natural, abs=1)
     box = page.locator(".wide").first
     assert box.bounding_box()["width"] < drawn
-    box.evaluate("one => one.scrollTo(1e6, 0)")
+    box.evaluate("element => element.scrollTo(1e6, 0)")
     assert page.get_by_text(LEGEND).bounding_box()["x"] >= 0
 
 
@@ -71,7 +71,7 @@ def two_classes():
     return [picture(torch.randn(4, 6), method=m, target=t, diagnostics=d) for m, d in (("lrp_ah_ln", {}), ("input_x_gradient", WARNED)) for t in (0, 1)]
 
 
-def test_two_classes_of_a_picture_stand_side_by_side_on_a_phone(visit, tmp_path):
+def test_maps_of_two_classes_fit_phone(visit, tmp_path):
     file = tmp_path / "a.html"
     file.write_text(page_of(two_classes()), encoding="utf-8")
     page = visit(file.as_uri(), 390, 844, True)
@@ -83,7 +83,7 @@ def test_two_classes_of_a_picture_stand_side_by_side_on_a_phone(visit, tmp_path)
         assert box["x"] + box["width"] <= 390
 
 
-def test_maps_of_a_report_stand_in_one_line_whatever_is_written_below_them(visit, tmp_path):
+def test_maps_of_report_are_aligned(visit, tmp_path):
     for i, e in enumerate(two_classes()):
         e.save(tmp_path / f"{i}.safetensors")
     page = visit(write_report(tmp_path, tmp_path / "r.html").path.as_uri())
