@@ -1,4 +1,4 @@
-"""Methods over the attention of encoder and decoder, written out slowly: what each layer hands on, by hand."""
+"""Attention methods on an encoder-decoder model against slow reference implementations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PARTS = ("input_ids", "decoder_input_ids")
 
 
 class Layer:
-    """One layer of a BART on one sample: what enters each attention, and the maps ``[H, Q, K]``."""
+    """A layer of BART that was run on one sample, with its input and output."""
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         self.module, self.args, self.kwargs, self.output = module, args, kwargs, output[0]
         self.x = args[0] if args else kwargs["hidden_states"]
 
-    def again(self, projection: nn.Module, token: int) -> Tensor:
-        """The layer's output without one token's values."""
+    def output_without_token(self, projection: nn.Module, token: int) -> Tensor:
+        """Output of the layer with the values of one token set to 0."""
 
-        def zero(module: nn.Module, given: Any, values: Tensor) -> Tensor:
+        def zero(module: nn.Module, args: Any, values: Tensor) -> Tensor:
             return values.index_fill(1, torch.tensor([token]), 0)
 
         handle = projection.register_forward_hook(zero)
@@ -37,38 +37,38 @@ class Layer:
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, list[Layer], list[Layer], dict[Any, Tensor]]:
-    """(output, encoder's layers, decoder's layers, what comes out of each module of a decoder's layer)."""
-    found: dict[str, list[Layer]] = {"encoder": [], "decoder": []}
-    between: dict[Any, Tensor] = {}
+    """Run the model; return (output, encoder layers, decoder layers, output of each self-attention norm)."""
+    layers: dict[str, list[Layer]] = {"encoder": [], "decoder": []}
+    norm_outputs: dict[Any, Tensor] = {}
     handles = []
-    for side, kept in found.items():
+    for side, records in layers.items():
         for layer in getattr(model.model, side).layers:
 
-            def leave(module: nn.Module, args: Any, kwargs: Any, output: Any, kept: list[Layer] = kept) -> None:
-                kept.append(Layer(module, args, kwargs, output if isinstance(output, Tensor) else output[0]))
+            def record(module: nn.Module, args: Any, kwargs: Any, output: Any, records: list[Layer] = records) -> None:
+                records.append(Layer(module, args, kwargs, output if isinstance(output, Tensor) else output[0]))
 
-            handles.append(layer.register_forward_hook(leave, with_kwargs=True))
+            handles.append(layer.register_forward_hook(record, with_kwargs=True))
             norm = layer.self_attn_layer_norm
-            handles.append(norm.register_forward_hook(lambda m, a, out: between.__setitem__(m, out)))
+            handles.append(norm.register_forward_hook(lambda m, a, out: norm_outputs.__setitem__(m, out)))
     with torch.no_grad():
         out = model(**inputs, output_attentions=True)
     for handle in handles:
         handle.remove()
-    return out, found["encoder"], found["decoder"], between
+    return out, layers["encoder"], layers["decoder"], norm_outputs
 
 
 def walk(row: Tensor, decoder: list[tuple[Tensor, Tensor]], encoder: list[Tensor]) -> dict[str, Tensor]:
-    """A row of the decoder through [own | cross] maps, the source's rows through theirs."""
+    """Propagate a row of the decoder through its self- and cross-attention maps, and the source rows through the encoder's."""
     source = torch.zeros(encoder[0].shape[0], dtype=row.dtype)
-    for own, cross in reversed(decoder):
-        source = source + row @ cross
-        row = row @ own
-    for own in reversed(encoder):
-        source = source @ own
+    for self_map, cross_map in reversed(decoder):
+        source = source + row @ cross_map
+        row = row @ self_map
+    for self_map in reversed(encoder):
+        source = source @ self_map
     return {"input_ids": source, "decoder_input_ids": row}
 
 
-def one_sample() -> tuple[nn.Module, dict[str, Tensor], Tensor]:
+def single_sample() -> tuple[nn.Module, dict[str, Tensor], Tensor]:
     model, inputs = bart("eager")
     row = torch.zeros(6, dtype=torch.float64)
     row[5] = 1  # the <eos> row is classified
@@ -77,96 +77,96 @@ def one_sample() -> tuple[nn.Module, dict[str, Tensor], Tensor]:
 
 @torch.no_grad()
 def vectors(attention: nn.Module, maps: Tensor, queries: Tensor, keys: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-    """‖what query i gets from key j‖ ``[Q, K, D]`` and what it keeps ``[Q, D]``, all of them formed."""
+    """Vectors that query i receives from key j ``[Q, K, D]``, and its residual vectors ``[Q, D]``."""
     heads = attention.num_heads
     values = attention.v_proj(keys).unflatten(-1, (heads, -1))
     weight = attention.out_proj.weight.unflatten(1, (heads, -1))
-    got = torch.einsum("hqk,khd,ohd->qko", maps, values, weight)
-    kept = queries
+    received = torch.einsum("hqk,khd,ohd->qko", maps, values, weight)
+    residual = queries
     if norm is not None:
-        summed = got.sum(1) + attention.out_proj.bias + queries
+        summed = received.sum(1) + attention.out_proj.bias + queries
         deviation = (summed.var(-1, unbiased=False) + norm.eps).sqrt()
-        got = (got - got.mean(-1, keepdim=True)) * norm.weight / deviation[:, None, None]
-        kept = (kept - kept.mean(-1, keepdim=True)) * norm.weight / deviation[:, None]
-    return got, kept
+        received = (received - received.mean(-1, keepdim=True)) * norm.weight / deviation[:, None, None]
+        residual = (residual - residual.mean(-1, keepdim=True)) * norm.weight / deviation[:, None]
+    return received, residual
 
 
 @pytest.mark.parametrize("scope", ["residual", "norm"])
-def test_norms_across(scope: str) -> None:
-    model, inputs, row = one_sample()
-    out, encoder, decoder, between = run(model, inputs)
+def test_norm_attention_of_encoder_and_decoder(scope: str) -> None:
+    model, inputs, row = single_sample()
+    out, encoder, decoder, norm_outputs = run(model, inputs)
     memory = encoder[-1].output
 
-    def own(attention: nn.Module, maps: Tensor, x: Tensor, norm: nn.Module) -> Tensor:
-        got, kept = vectors(attention, maps, x, x, norm if scope == "norm" else None)
-        both = (got + torch.diag_embed(kept.T, dim1=0, dim2=1)).norm(dim=-1)
-        return both / both.sum(-1, keepdim=True)
+    def self_attention_map(attention: nn.Module, maps: Tensor, x: Tensor, norm: nn.Module) -> Tensor:
+        received, residual = vectors(attention, maps, x, x, norm if scope == "norm" else None)
+        vectors_sum = (received + torch.diag_embed(residual.T, dim1=0, dim2=1)).norm(dim=-1)
+        return vectors_sum / vectors_sum.sum(-1, keepdim=True)
 
     lower = [
-        own(layer.module.self_attn, maps[0], layer.x[0], layer.module.self_attn_layer_norm)
+        self_attention_map(layer.module.self_attn, maps[0], layer.x[0], layer.module.self_attn_layer_norm)
         for layer, maps in zip(encoder, out.encoder_attentions, strict=True)
     ]
     upper = []
     for layer, maps, across in zip(decoder, out.decoder_attentions, out.cross_attentions, strict=True):
         module = layer.module
-        mine = own(module.self_attn, maps[0], layer.x[0], module.self_attn_layer_norm)
-        behind = between[module.self_attn_layer_norm][0]
+        self_map = self_attention_map(module.self_attn, maps[0], layer.x[0], module.self_attn_layer_norm)
+        normed = norm_outputs[module.self_attn_layer_norm][0]
         norm = module.encoder_attn_layer_norm if scope == "norm" else None
-        got, kept = vectors(module.encoder_attn, across[0], behind, memory, norm)
-        sums = kept.norm(dim=-1) + got.norm(dim=-1).sum(-1)
-        upper.append((mine, torch.zeros(6, 6, dtype=torch.float64)))
-        upper.append((torch.diag(kept.norm(dim=-1) / sums), got.norm(dim=-1) / sums[:, None]))
-    wanted = walk(row, upper, lower)
+        received, residual = vectors(module.encoder_attn, across[0], normed, memory, norm)
+        sums = residual.norm(dim=-1) + received.norm(dim=-1).sum(-1)
+        upper.append((self_map, torch.zeros(6, 6, dtype=torch.float64)))
+        upper.append((torch.diag(residual.norm(dim=-1) / sums), received.norm(dim=-1) / sums[:, None]))
+    expected = walk(row, upper, lower)
     e = whyformer.explain(model, inputs, "norm_attention", scope=scope)
     for part in PARTS:
-        assert wanted[part].max() > 1e-3
-        assert torch.allclose(e.part(part).scores[0], wanted[part], rtol=1e-9)
+        assert expected[part].max() > 1e-3
+        assert torch.allclose(e.part(part).scores[0], expected[part], rtol=1e-9)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-def test_values_zeroed_across(distance: str) -> None:
-    model, inputs, row = one_sample()
+def test_value_zeroing_of_encoder_and_decoder(distance: str) -> None:
+    model, inputs, row = single_sample()
     _, encoder, decoder, _ = run(model, inputs)
 
     @torch.no_grad()
     def changes(layer: Layer, projection: nn.Module) -> Tensor:
         columns = []
         for token in range(6):
-            u, v = layer.again(projection, token), layer.output
-            far = 1 - torch.cosine_similarity(u, v, dim=-1) if distance == "cosine" else (u - v).norm(dim=-1)
-            columns.append(far)
+            u, v = layer.output_without_token(projection, token), layer.output
+            change = 1 - torch.cosine_similarity(u, v, dim=-1) if distance == "cosine" else (u - v).norm(dim=-1)
+            columns.append(change)
         return torch.stack(columns, 1)
 
     lower = [(m := changes(layer, layer.module.self_attn.v_proj)) / m.sum(-1, keepdim=True) for layer in encoder]
     upper = []
     for layer in decoder:
-        own, across = changes(layer, layer.module.self_attn.v_proj), changes(layer, layer.module.encoder_attn.v_proj)
-        sums = (own.sum(-1) + across.sum(-1))[:, None]
-        upper.append((own / sums, across / sums))
-    wanted = walk(row, upper, lower)
+        self_changes, cross_changes = changes(layer, layer.module.self_attn.v_proj), changes(layer, layer.module.encoder_attn.v_proj)
+        sums = (self_changes.sum(-1) + cross_changes.sum(-1))[:, None]
+        upper.append((self_changes / sums, cross_changes / sums))
+    expected = walk(row, upper, lower)
     e = whyformer.explain(model, inputs, "value_zeroing", distance=distance)
     for part in PARTS:
-        assert wanted[part].max() > 1e-3
-        assert torch.allclose(e.part(part).scores[0], wanted[part], rtol=1e-6)
+        assert expected[part].max() > 1e-3
+        assert torch.allclose(e.part(part).scores[0], expected[part], rtol=1e-6)
 
 
-def test_gradcam_of_the_last_attentions() -> None:
-    model, inputs, _ = one_sample()
+def test_gradcam_attention_uses_last_self_and_cross_attention() -> None:
+    model, inputs, _ = single_sample()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     out = model(**inputs, output_attentions=True)
     maps = {"input_ids": out.cross_attentions[-1], "decoder_input_ids": out.decoder_attentions[-1]}
-    flows = torch.autograd.grad(out.logits[0, 3], list(maps.values()))
+    gradients = torch.autograd.grad(out.logits[0, 3], list(maps.values()))
     e = whyformer.explain(model, inputs, "gradcam_attention", 3)
-    for (part, one), flow in zip(maps.items(), flows, strict=True):
-        heads = flow[0].mean((1, 2))
-        wanted = (heads[:, None] * one[0, :, 5]).mean(0).clamp(min=0).detach()
-        assert torch.allclose(e.part(part).scores[0], wanted, atol=1e-12)
+    for (part, attention), gradient in zip(maps.items(), gradients, strict=True):
+        heads = gradient[0].mean((1, 2))
+        expected = (heads[:, None] * attention[0, :, 5]).mean(0).clamp(min=0).detach()
+        assert torch.allclose(e.part(part).scores[0], expected, atol=1e-12)
     assert bool(e.scores.any())
 
 
 class Scaled(nn.Module):
-    """A layer whose attention is scaled on its way to the sum, as by LayerScale; with it folded into the weights."""
+    """A layer with LayerScale on its attention output, applied separately or folded into the output projection."""
 
     def __init__(self, folded: bool) -> None:
         super().__init__()
@@ -198,8 +198,8 @@ class Stack(nn.Module):
         return self.head(x[:, 0])
 
 
-def test_a_scale_is_a_part_of_the_projection() -> None:
+def test_layer_scale_equals_scaled_projection_in_norm_attention() -> None:
     ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
-    one, other = (randomise(Stack(folded)).double() for folded in (True, False))
-    scores = [whyformer.explain(model, ids, "norm_attention").scores for model in (one, other)]
+    folded, unfolded = (randomise(Stack(fold)).double() for fold in (True, False))
+    scores = [whyformer.explain(model, ids, "norm_attention").scores for model in (folded, unfolded)]
     assert torch.allclose(*scores, rtol=1e-10)

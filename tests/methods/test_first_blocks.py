@@ -1,4 +1,4 @@
-"""A picture among words, in a model whose first block does not attend, or whose blocks take several versions of each row."""
+"""Images among text tokens, in models whose first block has no attention or whose blocks process several versions of each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = torch.tensor([[1, MARK, MARK, MARK, MARK, 3, 4, 5], [2, 6, MARK, MARK, MAR
 
 
 class Block(nn.Module):
-    """Attends, or adds to each row the one before it."""
+    """A block with attention, or one that adds the previous row to each row."""
 
     def __init__(self, attends: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
         return x + self.mixed(y.mean(2))[:, :, None] * torch.arange(1, VERSIONS + 1).to(x)[:, None]
 
 
-class Reads(nn.Module):
+class ImageTextModel(nn.Module):
     def __init__(self, versions: bool) -> None:
         super().__init__()
         self.versions = versions
@@ -55,8 +55,8 @@ class Reads(nn.Module):
 
 
 @pytest.mark.parametrize("versions", [False, True])
-def test_words_get_what_is_theirs_where_they_enter(versions: bool) -> None:
-    model = randomise(Reads(versions)).double()
+def test_words_are_scored_at_block_input_and_image_at_pixels(versions: bool) -> None:
+    model = randomise(ImageTextModel(versions)).double()
     pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
     e = whyformer.explain(model, {"input_ids": IDS, "pixel_values": pixels}, "input_x_gradient", [1, 3])
     leaf = pixels.clone().requires_grad_()
@@ -64,13 +64,13 @@ def test_words_get_what_is_theirs_where_they_enter(versions: bool) -> None:
     logits = model(IDS, leaf, rows)
     by_pixels, by_rows = torch.autograd.grad(logits[[0, 1], [1, 3]].sum(), (leaf, rows[1]))
     torch.testing.assert_close(e.part("pixel_values").scores, (pixels * by_pixels).sum(1))
-    wanted = (rows[1].detach() * by_rows).flatten(2).sum(-1).masked_fill(IDS == MARK, 0)
-    torch.testing.assert_close(e.part("input_ids").scores, wanted)
+    expected = (rows[1].detach() * by_rows).flatten(2).sum(-1).masked_fill(IDS == MARK, 0)
+    torch.testing.assert_close(e.part("input_ids").scores, expected)
 
 
-def test_grad_cam_of_several_versions_has_a_score_for_each_word() -> None:
-    """Channels of all versions are channels of the token."""
-    model = randomise(Reads(True)).double()
+def test_gradcam_of_several_versions_has_one_score_per_word() -> None:
+    """The channels of all versions count as channels of the token."""
+    model = randomise(ImageTextModel(True)).double()
     e = whyformer.explain(model, {"input_ids": IDS}, "gradcam", [1, 3])
     entering: list[Tensor] = []
     handle = model.layers[1].norm.register_forward_hook(lambda m, a, normed: entering.append(normed))
@@ -83,8 +83,8 @@ def test_grad_cam_of_several_versions_has_a_score_for_each_word() -> None:
     torch.testing.assert_close(e.scores, cam)
 
 
-class Cuts(nn.Module):
-    """Blocks of its own say where the text is cut; no derivative leads through them."""
+class SegmentedModel(nn.Module):
+    """Separate blocks choose a kind for each token through a comparison, which has no derivative."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,8 +104,8 @@ class Cuts(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp_ah_ln", "saliency"])
-def test_words_enter_where_that_leads_to_the_logits(method: str) -> None:
-    model = randomise(Cuts()).double()
+def test_words_are_scored_at_blocks_with_gradient_to_logits(method: str) -> None:
+    model = randomise(SegmentedModel()).double()
     assert 0 < int((model.cutters[1](model.cutters[0](model.words(IDS))).sum(-1) > 0).sum()) < IDS.numel()
     e = whyformer.explain(model, {"input_ids": IDS}, method, [1, 3])
     assert e.scores.shape == IDS.shape and bool(e.scores.ne(0).all())

@@ -1,4 +1,4 @@
-"""What flows back arrives where it belongs: past a batch norm, to a picture that is added to words, past learned queries."""
+"""Relevance reaches the right input: through a batch norm, for images added to words, through learned queries, for joined patches."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from zoo import randomise
 
 
 class ChannelsLast(torch.autograd.Function):
-    """Hands back what flows with its channels last; of one sample with a step from sample to sample that says nothing."""
+    """Returns a channels-last gradient; for a batch of one, with an arbitrary batch stride."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, flow: Tensor) -> Tensor:
-        _, channels, _, columns = flow.shape
-        last = flow.movedim(1, -1).contiguous().movedim(-1, 1)
-        alone = len(flow) == 1
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _, channels, _, columns = gradient.shape
+        last = gradient.movedim(1, -1).contiguous().movedim(-1, 1)
+        alone = len(gradient) == 1
         return last.as_strided(last.shape, (channels, 1, columns * channels, channels)) if alone else last
 
 
-class Normed(nn.Module):
+class BatchNormModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 2, 2), nn.BatchNorm2d(8)
@@ -38,8 +38,8 @@ class Normed(nn.Module):
         return self.head(ChannelsLast.apply(self.norm(self.conv(pixel_values))).flatten(1))
 
 
-def test_a_picture_alone_has_the_scores_it_has_among_others_behind_a_batch_norm() -> None:
-    model, x = randomise(Normed()).double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+def test_single_image_equals_its_row_of_a_batch_after_batch_norm() -> None:
+    model, x = randomise(BatchNormModel()).double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     together = whyformer.explain(model, x, "input_x_gradient", [1, 3])
     alone = whyformer.explain(model, x[1:], "input_x_gradient", [3])
     assert torch.allclose(alone.scores[0], together.scores[1], rtol=1e-9)
@@ -55,8 +55,8 @@ class Block(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(q, k, v)[:, 0])
 
 
-class Added(nn.Module):
-    """The patches of a picture are added to the words they lie under or follow them in rows of their own."""
+class ImageAddedToWords(nn.Module):
+    """Adds image patches to the first words, or only appends them as rows."""
 
     def __init__(self, beside: bool) -> None:
         super().__init__()
@@ -76,32 +76,32 @@ class Added(nn.Module):
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_what_a_picture_adds_to_words_is_the_pictures(beside: bool) -> None:
-    """Gradient × input by hand at the pixels, and at the look-up of the words where their rows hold both."""
-    model = randomise(Added(beside)).double()
+def test_image_patches_added_to_words_are_attributed_to_image(beside: bool) -> None:
+    """Compared with gradient × input at the pixels and at the word embeddings."""
+    model = randomise(ImageAddedToWords(beside)).double()
     ids, pixels = torch.randint(0, 20, (2, 6)), torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    found = whyformer.explain(model, {"input_ids": ids, "pixel_values": pixels}, "input_x_gradient", [1, 3])
-    looked_up: list[Tensor] = []
+    explanation = whyformer.explain(model, {"input_ids": ids, "pixel_values": pixels}, "input_x_gradient", [1, 3])
+    embeddings: list[Tensor] = []
 
-    def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        looked_up.append(output.detach().requires_grad_())
-        return looked_up[0]
+    def make_leaf(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0]
 
-    handle, leaf = model.embed.register_forward_hook(leave), pixels.clone().requires_grad_()
+    handle, leaf = model.embed.register_forward_hook(make_leaf), pixels.clone().requires_grad_()
     logits = model(ids, leaf)
     handle.remove()
-    flows = torch.autograd.grad(logits[0, 1] + logits[1, 3], [leaf, looked_up[0]])
-    assert torch.allclose(found.part("pixel_values").scores, (pixels * flows[0]).sum(1), rtol=1e-9)
-    assert torch.allclose(found.part("input_ids").scores, (looked_up[0] * flows[1]).sum(-1).detach(), rtol=1e-9)
+    gradients = torch.autograd.grad(logits[0, 1] + logits[1, 3], [leaf, embeddings[0]])
+    assert torch.allclose(explanation.part("pixel_values").scores, (pixels * gradients[0]).sum(1), rtol=1e-9)
+    assert torch.allclose(explanation.part("input_ids").scores, (embeddings[0] * gradients[1]).sum(-1).detach(), rtol=1e-9)
 
 
-class Queries(nn.Module):
-    """Learned queries enter the blocks, the first of which holds nothing of the picture."""
+class LearnedQueryModel(nn.Module):
+    """Blocks on learned queries; the input of the first depends on no pixel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queries, self.patch = nn.Parameter(torch.randn(1, 3, 8)), nn.Conv2d(3, 8, 4, 4)
-        self.blocks = nn.ModuleList(Looks() for _ in range(2))
+        self.blocks = nn.ModuleList(CrossAttentionBlock() for _ in range(2))
         self.head = nn.Linear(8, 5)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Queries(nn.Module):
         return self.head(x.mean(1))
 
 
-class Looks(nn.Module):
+class CrossAttentionBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q, self.kv, self.out = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
@@ -121,13 +121,13 @@ class Looks(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(self.q(x)[:, None], k, v)[:, 0])
 
 
-def test_relevance_passes_blocks_that_learned_queries_enter() -> None:
-    model, x = randomise(Queries()), torch.randn(2, 3, 8, 8)
+def test_lrp_through_learned_queries_reaches_pixels() -> None:
+    model, x = randomise(LearnedQueryModel()), torch.randn(2, 3, 8, 8)
     assert whyformer.explain(model, x, "lrp", [1, 3]).scores.any()
 
 
-class Merged(nn.Module):
-    """Vectors of patches, four of which a tower joins into one row."""
+class MergedPatches(nn.Module):
+    """Averages the vectors of four patches into one row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,10 +141,10 @@ class Merged(nn.Module):
         return self.head(x.mean(1))
 
 
-def test_the_score_of_a_row_is_spread_over_the_patches_that_were_joined() -> None:
+def test_score_of_merged_row_is_shared_by_its_patches() -> None:
     inputs = {"inputs_embeds": torch.randn(2, 16, 6), "spatial_shapes": torch.full((2, 2), 4)}
-    found = whyformer.explain(randomise(Merged()), inputs, "rollout", [1, 3])
-    assert found.inputs == ("inputs_embeds",)  # the shapes are no tokens
-    square = found.scores.unflatten(1, (2, 2, 2, 2))
-    assert torch.allclose(square, square[:, :, :1, :, :1].expand_as(square))
-    assert len(found.scores[0].unique()) == 4
+    explanation = whyformer.explain(randomise(MergedPatches()), inputs, "rollout", [1, 3])
+    assert explanation.inputs == ("inputs_embeds",)  # spatial_shapes has no tokens
+    grid = explanation.scores.unflatten(1, (2, 2, 2, 2))
+    assert torch.allclose(grid, grid[:, :, :1, :, :1].expand_as(grid))
+    assert len(explanation.scores[0].unique()) == 4
