@@ -105,7 +105,7 @@ def test_decompx_without_biases_equals_secant_lrp(name: str) -> None:
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "llama"])
 def test_batch_size_does_not_change_scores(name: str) -> None:
     model, inputs = build(name)
-    one, *others = (whyformer.explain(model, inputs, method="decompx", target=0, batch_size=k).scores for k in (1, 3, 100))
+    single, *batched = (whyformer.explain(model, inputs, method="decompx", target=0, batch_size=k).scores for k in (1, 3, 100))
     for scores in batched:
         torch.testing.assert_close(single, scores)
 
