@@ -36,13 +36,13 @@ class StoringAttention(nn.Module):
         """Norms of the vectors, each row divided by its sum."""
         n, weight = self.map.shape[-1], self.out.weight.unflatten(1, (HEADS, -1))
         parts = torch.einsum("bhij,bhjd,ohd->bijo", self.map, self.values, weight)
-        whole = parts.sum(2) + self.out.bias + self.residual
+        total = parts.sum(2) + self.out.bias + self.residual
         parts = parts + torch.eye(n)[..., None].double() * self.residual[:, :, None]
         if normed:
-            deviation = (whole.var(-1, unbiased=False) + self.norm.eps).sqrt()
+            deviation = (total.var(-1, unbiased=False) + self.norm.eps).sqrt()
             parts = (parts - parts.mean(-1, keepdim=True)) * self.norm.weight / deviation[:, :, None, None]
-        sizes = parts.norm(dim=-1)
-        return sizes / sizes.sum(-1, keepdim=True)
+        norms = parts.norm(dim=-1)
+        return norms / norms.sum(-1, keepdim=True)
 
 
 class Bottleneck(nn.Module):
@@ -155,8 +155,8 @@ class RowDependentBlock(nn.Module):
         scale = self.deviation if self.way == "heads" else 1
         origin, parts = self.after(self.mixed(self.values * 0)), list[Tensor]()
         for row in torch.eye(TOKENS).double():
-            alone = self.after(self.mixed(self.values * row[:, None]) / scale) - origin
-            parts.append(alone + self.x * row[:, None])
+            contribution = self.after(self.mixed(self.values * row[:, None]) / scale) - origin
+            parts.append(contribution + self.x * row[:, None])
         return torch.stack(parts, 2)
 
 

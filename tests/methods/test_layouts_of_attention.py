@@ -29,8 +29,8 @@ class LocalAttention(nn.Module):
         q, k, v = (functional.pad(f(x), (0, 0, 0, rest)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
         k, v = (self.beside(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(2, 3) for t in (q, k, v))
-        place = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
-        outside = (place < 0) | (place >= x.shape[1])
+        position = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
+        outside = (position < 0) | (position >= x.shape[1])
         scores = (q @ k.mT / 2).masked_fill(outside[:, None, None], -torch.inf)
         self.map = scores.softmax(-1)
         mixed = (self.map @ v).transpose(2, 3).flatten(3).flatten(1, 2)
@@ -159,11 +159,11 @@ class TokenFirstModel(nn.Module):
         rows = self.embed(self.a, input_ids)
         self.row_sizes, x = rows.abs().mean(-1), self.layer(rows).tanh()
         if self.uses_experts:
-            chosen, result = (self.row_sizes > self.threshold).long(), torch.zeros_like(x)
+            chosen, outputs = (self.row_sizes > self.threshold).long(), torch.zeros_like(x)
             for i in chosen.unique().tolist():
-                own = (chosen == i).nonzero().flatten()
-                result = result.index_add(0, own, self.experts[i](x[own]))
-            x = result
+                indices = (chosen == i).nonzero().flatten()
+                outputs = outputs.index_add(0, indices, self.experts[i](x[indices]))
+            x = outputs
         x = x.view(input_ids.shape[1], -1, WIDTH).mean(0)
         y = self.layer(self.embed(self.b, other_ids)).tanh()
         return self.head(torch.cat([x, y.view(other_ids.shape[1], -1, WIDTH).mean(0)], -1))
