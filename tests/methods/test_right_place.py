@@ -1,4 +1,4 @@
-"""Where the cells of a map lie on the picture: models that read a part of it, that pad it, and whose stems overlap."""
+"""Position of patch scores on the image for models that crop or pad it, and for overlapping stems."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def torchvision_vit() -> nn.Module:
     return randomise(torchvision.models.VisionTransformer(32, 8, 2, 3, 24, 48, num_classes=5))
 
 
-class Unfolded(nn.Module):
-    """Patches cut out by ``unfold`` from within a frame of two pixels that is not read."""
+class UnfoldedPatches(nn.Module):
+    """Patches from ``unfold`` on the image without a border of two pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Unfolded(nn.Module):
         return self.head(self.block(self.patches(x)).mean(1))
 
 
-# name -> (builder, the module whose input has a row for each patch, sizes)
+# name -> (builder, module whose input has a row for each patch, image sizes)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module], list[tuple[int, int]]]] = {
     "dinov2": (dinov2, lambda m: m.dinov2.encoder.layer[0], [(28, 28), (52, 40), (34, 48)]),
     "vit": (vit, lambda m: m.vit.layers[0], [(32, 32), (45, 38)]),
@@ -84,105 +84,105 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module
     "timm": (lambda: timm_vit(dynamic_img_size=True), lambda m: m.blocks[0], [(32, 32), (40, 24)]),
     "timm pads": (lambda: timm_vit(dynamic_img_size=True, dynamic_img_pad=True), lambda m: m.blocks[0], [(45, 38), (33, 47)]),
     "torchvision": (torchvision_vit, lambda m: m.encoder.layers[0], [(32, 32)]),
-    "unfold": (lambda: randomise(Unfolded()), lambda m: m.block, [(44, 31), (29, 36)]),
+    "unfold": (lambda: randomise(UnfoldedPatches()), lambda m: m.block, [(44, 31), (29, 36)]),
     "convolutions": (lambda: randomise(Stem([(7, 4, 3), (3, 2, 1)])), lambda m: m.encoder.layers[0], [(48, 64), (43, 50)]),
     "patches in steps": (lambda: randomise(Stem([(2, 2, 0), (4, 4, 0)])), lambda m: m.encoder.layers[0], [(48, 64), (47, 51)]),
 }  # fmt: skip
 CASES = [(name, size) for name, (_, _, sizes) in MODELS.items() for size in sizes]
 
 
-def feed(name: str, x: Tensor) -> Any:
+def model_inputs(name: str, x: Tensor) -> Any:
     return {"pixel_values": x, "interpolate_pos_encoding": True} if name == "vit" and x.shape[-1] != 32 else x
 
 
-def run(model: nn.Module, given: Any) -> Tensor:
-    made = model(**given) if isinstance(given, dict) else model(given)
-    return made if isinstance(made, Tensor) else made.logits
+def run_model(model: nn.Module, inputs: Any) -> Tensor:
+    output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return output if isinstance(output, Tensor) else output.logits
 
 
-def support(model: nn.Module, module: nn.Module, name: str, x: Tensor, row: int) -> tuple[list[int], list[int]]:
-    """The lines and columns of pixels on which a row of what enters a module depends; rows are counted from the last."""
-    caught: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda _, args, kwargs: caught.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
+def receptive_field(model: nn.Module, module: nn.Module, name: str, x: Tensor, row: int) -> tuple[list[int], list[int]]:
+    """Lines and columns of the image on which a row of the module's input depends; ``row`` counts from the end."""
+    module_inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, args, kwargs: module_inputs.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
     x = x.clone().requires_grad_()
-    run(model, feed(name, x))
+    run_model(model, model_inputs(name, x))
     hook.remove()
-    (found,) = torch.autograd.grad(caught[0].reshape(-1, caught[0].shape[-1])[row].square().sum(), x)
-    read = (found != 0).any(1)[0]
-    return read.any(1).nonzero().flatten().tolist(), read.any(0).nonzero().flatten().tolist()
+    (gradient,) = torch.autograd.grad(module_inputs[0].reshape(-1, module_inputs[0].shape[-1])[row].square().sum(), x)
+    is_read = (gradient != 0).any(1)[0]
+    return is_read.any(1).nonzero().flatten().tolist(), is_read.any(0).nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
-def test_a_cell_lies_about_the_pixels_that_its_row_reads(name: str, size: tuple[int, int]) -> None:
-    """All four corners, and cells between: the middle of what a row reads is that of its cell; what the picture ends
-    before it reaches out of."""
+def test_cell_is_centered_on_receptive_field_of_its_row(name: str, size: tuple[int, int]) -> None:
+    """Corner cells and inner cells: the receptive field of a row has the same center as its cell, or is cropped by the
+    border."""
     builder, block, _ = MODELS[name]
     model, x = builder().eval(), pixels(*size)
-    structure = open_model(model).prepare(feed(name, x)).task().structure
-    found = structure.passed.elements(structure.main, structure.passed.name_of(structure.streams[0]))
-    assert found is not None
-    places = found[1]
+    structure = open_model(model).prepare(model_inputs(name, x)).task().structure
+    elements = structure.passed.elements(structure.main, structure.passed.name_of(structure.streams[0]))
+    assert elements is not None
+    places = elements[1]
     assert places.grid is not None and places.box is not None
     (high, wide), (left, top, right, bottom) = places.grid, places.box
     for r in {0, 1, high // 2, high - 1}:
         for c in {0, 1, wide // 2, wide - 1}:
-            lines = support(model, block(model), name, x, r * wide + c - high * wide)
-            for own, place, count, start, end, pixels_ in zip(lines, (r, c), (high, wide), (top, left), (bottom, right), size, strict=True):
+            fields = receptive_field(model, block(model), name, x, r * wide + c - high * wide)
+            for field, index, count, start, end, length in zip(fields, (r, c), (high, wide), (top, left), (bottom, right), size, strict=True):
                 step = (end - start) / count
-                middle = start + (place + 0.5) * step
-                if own[0] > 0 and own[-1] < pixels_ - 1:
-                    assert (own[0] + own[-1] + 1) / 2 == pytest.approx(middle)
-                else:  # some of it may be cut off by the border
-                    assert own[0] <= middle <= own[-1] + 1 or not 0 < middle < pixels_
-                    reach = max(middle - own[0], own[-1] + 1 - middle)
-                    assert max(0, middle - reach) == pytest.approx(own[0]) and min(pixels_, middle + reach) == pytest.approx(own[-1] + 1)
+                center = start + (index + 0.5) * step
+                if field[0] > 0 and field[-1] < length - 1:
+                    assert (field[0] + field[-1] + 1) / 2 == pytest.approx(center)
+                else:  # the border may crop the receptive field
+                    assert field[0] <= center <= field[-1] + 1 or not 0 < center < length
+                    reach = max(center - field[0], field[-1] + 1 - center)
+                    assert max(0, center - reach) == pytest.approx(field[0]) and min(length, center + reach) == pytest.approx(field[-1] + 1)
 
 
 @pytest.mark.part
 @pytest.mark.parametrize(("name", "size"), CASES)
 @pytest.mark.parametrize("method", ["input_x_gradient", "gradcam", "occlusion"])
-def test_what_the_model_does_not_read_has_no_score(name: str, size: tuple[int, int], method: str) -> None:
-    """A line of pixels without a score is one that may be changed without any effect on the logits, and no other is."""
+def test_unread_pixels_have_no_score(name: str, size: tuple[int, int], method: str) -> None:
+    """Exactly the lines and columns without scores can change without any effect on the logits."""
     model, x = MODELS[name][0]().eval(), pixels(*size)
-    e = whyformer.explain(model, feed(name, x), method, 0)
-    unseen, flat = e.placed().isnan(), e.heatmap()
-    assert flat.shape == (1, *size) and bool((flat[0][unseen] == 0).all())
+    e = whyformer.explain(model, model_inputs(name, x), method, 0)
+    unread, heatmap = e.placed().isnan(), e.heatmap()
+    assert heatmap.shape == (1, *size) and bool((heatmap[0][unread] == 0).all())
     with torch.no_grad():
-        logits = run(model, feed(name, x))
+        logits = run_model(model, model_inputs(name, x))
         for axis in (0, 1):
-            read = [not bool(unseen.select(axis, line).all()) for line in range(size[axis])]
+            read = [not bool(unread.select(axis, line).all()) for line in range(size[axis])]
             for line in {0, 1, 2, 3, size[axis] // 2, *range(size[axis] - 7, size[axis])}:
                 changed = x.clone()
                 changed.select(axis + 2, line).add_(3)
-                assert torch.equal(run(model, feed(name, changed)), logits) != read[line], (axis, line)
+                assert torch.equal(run_model(model, model_inputs(name, changed)), logits) != read[line], (axis, line)
 
 
 @pytest.mark.parametrize("corner", range(4))
-def test_a_bright_corner_is_hot_where_it_is(corner: int) -> None:
-    """DINOv2 on a picture that its processor enlarges, crops nothing of, and of which it reads all but the last lines."""
+def test_bright_corner_has_highest_occlusion_score(corner: int) -> None:
+    """DINOv2 with a processor that resizes without cropping, and an image of which the model ignores the last lines."""
     model = dinov2().eval()
 
     def processor(picture: Image.Image) -> Tensor:
         return torch.from_numpy(np.array(picture.resize((80, 104)))).permute(2, 0, 1) / 255
 
-    # 104 × 80 pixels, of which 98 × 77 are read; of the original 196 × 154 of 208 × 160
-    down, across = divmod(corner, 2)
-    top, left = (14 * 13 if down else 0), (14 * 10 if across else 0)
+    # the model reads 98 × 77 of 104 × 80 pixels, or 196 × 154 of 208 × 160 original pixels
+    is_bottom, is_right = divmod(corner, 2)
+    top, left = (14 * 13 if is_bottom else 0), (14 * 10 if is_right else 0)
     picture = Image.new("RGB", (160, 208))
     picture.paste((255, 255, 255), (left, top, left + 14, top + 14))
     e = whyformer.explain(model, picture, "occlusion", 0, processor, patch=7, baseline="zero")
     assert e.geometry is not None and e.read == (0, 0, 77, 98)
-    placed = e.placed()
-    assert placed.shape == (208, 160)
-    assert placed[196:].isnan().all() and placed[:, 154:].isnan().all() and not placed[:196, :154].isnan().any()
-    at = int(placed.nan_to_num(0).abs().argmax())
-    assert top <= at // 160 < top + 14 and left <= at % 160 < left + 14
+    scores = e.placed()
+    assert scores.shape == (208, 160)
+    assert scores[196:].isnan().all() and scores[:, 154:].isnan().all() and not scores[:196, :154].isnan().any()
+    peak = int(scores.nan_to_num(0).abs().argmax())
+    assert top <= peak // 160 < top + 14 and left <= peak % 160 < left + 14
     drawn = overlay(e)
-    assert len(set(map(tuple, drawn[-4].tolist()))) > 1  # hatched: a black line would have one colour
+    assert len(set(map(tuple, drawn[-4].tolist()))) > 1  # hatched; a black line would have a single colour
 
 
-def test_parts_that_are_not_read_are_kept_in_files(tmp_path: Any) -> None:
+def test_read_region_survives_serialization(tmp_path: Any) -> None:
     e = whyformer.explain(dinov2().eval(), pixels(52, 40), "gradcam")
-    for again in (whyformer.Explanation.load(e.save(tmp_path / "one.safetensors")), whyformer.Explanation.from_dict(e.to_dict())):
-        assert (again.cells, again.read) == (e.cells, e.read) == ((0, 0, 35, 49), (0, 0, 35, 49))
-        assert torch.equal(again.placed().nan_to_num(7), e.placed().nan_to_num(7))
+    for restored in (whyformer.Explanation.load(e.save(tmp_path / "one.safetensors")), whyformer.Explanation.from_dict(e.to_dict())):
+        assert (restored.cells, restored.read) == (e.cells, e.read) == ((0, 0, 35, 49), (0, 0, 35, 49))
+        assert torch.equal(restored.placed().nan_to_num(7), e.placed().nan_to_num(7))
