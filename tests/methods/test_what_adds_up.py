@@ -1,4 +1,4 @@
-"""What the scores of a text add up to, as docs/explanations.md says of each method."""
+"""Sums of text scores, as documented for each method in docs/explanations.md."""
 
 from __future__ import annotations
 
@@ -17,73 +17,73 @@ IDS = torch.tensor([[3, 14, 15, 9, 2, 6], [3, 5, 8, 2, 0, 0]])
 def bert(biases: bool) -> Any:
     torch.manual_seed(1)
     model = BertForSequenceClassification(BertConfig(vocab_size=40, num_labels=3, initializer_range=0.3, hidden_act="relu", **SIZES))
-    return _with(model, biases)
+    return _with_biases(model, biases)
 
 
 def gpt2(biases: bool) -> Any:
     torch.manual_seed(1)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2}
     config = GPT2Config(vocab_size=40, n_positions=16, num_labels=3, initializer_range=0.3, activation_function="relu", pad_token_id=0, **sizes)
-    return _with(GPT2ForSequenceClassification(config), biases)
+    return _with_biases(GPT2ForSequenceClassification(config), biases)
 
 
-def _with(model: Any, biases: bool) -> Any:
+def _with_biases(model: Any, biases: bool) -> Any:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.2 if biases else 0.0)
     return model.double().eval()
 
 
-def summed(model: Any, method: str, **settings: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """(the explanation, sums of all scores, the target) of two texts, one of them padded."""
+def explain_and_sum(model: Any, method: str, **settings: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """(explanation, sums of scores, target values) of two texts, one of them padded."""
     inputs = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
-    e = whyformer.explain(model, inputs, method, [1, 2], **settings)
-    return e, e.scores.sum(1), e.logits[torch.arange(2), torch.tensor([1, 2])]
+    explanation = whyformer.explain(model, inputs, method, [1, 2], **settings)
+    return explanation, explanation.scores.sum(1), explanation.logits[torch.arange(2), torch.tensor([1, 2])]
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
 @pytest.mark.parametrize("biases", [True, False])
-def test_decompx_adds_up_to_the_target(build: Any, biases: bool) -> None:
-    _, found, target = summed(build(biases), "decompx")
-    torch.testing.assert_close(found, target, rtol=1e-9, atol=1e-9)
+def test_decompx_sums_to_target(build: Any, biases: bool) -> None:
+    _, sums, target = explain_and_sum(build(biases), "decompx")
+    torch.testing.assert_close(sums, target, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
 @pytest.mark.parametrize(("method", "settings"), [("lrp_ah_ln", {"secant": True}), ("cp_lrp", {})])
-def test_relevance_adds_up_to_the_target_where_there_are_no_biases(build: Any, method: str, settings: dict[str, Any]) -> None:
-    _e, found, target = summed(build(False), method, **settings)
-    torch.testing.assert_close(found, target, rtol=1e-5, atol=1e-6)  # LayerNorm adds 1e-12 (GPT-2: 1e-5) to the variance
-    with_biases, found, target = summed(build(True), method, **settings)
-    assert (found - target).abs().min() > 1e-3
-    torch.testing.assert_close(torch.tensor(with_biases.diagnostics["conservation"]["error"], dtype=found.dtype), (found - target).abs())
+def test_relevance_without_biases_sums_to_target(build: Any, method: str, settings: dict[str, Any]) -> None:
+    _explanation, sums, target = explain_and_sum(build(False), method, **settings)
+    torch.testing.assert_close(sums, target, rtol=1e-5, atol=1e-6)  # LayerNorm adds 1e-12 (GPT-2: 1e-5) to the variance
+    with_biases, sums, target = explain_and_sum(build(True), method, **settings)
+    assert (sums - target).abs().min() > 1e-3
+    torch.testing.assert_close(torch.tensor(with_biases.diagnostics["conservation"]["error"], dtype=sums.dtype), (sums - target).abs())
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
-def test_libragrad_adds_up_to_the_target_in_each_block(build: Any) -> None:
-    _, found, target = summed(build(False), "libragrad")
-    torch.testing.assert_close(found, 2 * target, rtol=1e-5, atol=1e-6)
+def test_libragrad_sums_to_target_in_each_block(build: Any) -> None:
+    _, sums, target = explain_and_sum(build(False), "libragrad")
+    torch.testing.assert_close(sums, 2 * target, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
 @pytest.mark.parametrize(("method", "settings"), [
     ("lrp", {"rule": "shared"}), ("raw_attention", {}), ("rollout", {}), ("norm_attention", {}), ("alti", {}), ("value_zeroing", {}),
 ])  # fmt: skip
-def test_shares_add_up_to_one(build: Any, method: str, settings: dict[str, Any]) -> None:
-    _, found, _ = summed(build(True), method, **settings)
-    torch.testing.assert_close(found, torch.ones(2, dtype=found.dtype), rtol=1e-9, atol=1e-9)
+def test_normalised_scores_sum_to_one(build: Any, method: str, settings: dict[str, Any]) -> None:
+    _, sums, _ = explain_and_sum(build(True), method, **settings)
+    torch.testing.assert_close(sums, torch.ones(2, dtype=sums.dtype), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
 @pytest.mark.parametrize("method", ["transformer_attribution", "gae"])
-def test_what_passed_maps_comes_beside_a_1_for_the_row_that_is_read(build: Any, method: str) -> None:
-    e, found, _ = summed(build(True), method)
-    assert bool((found > 1).all())
+def test_map_relevance_includes_identity_of_readout_row(build: Any, method: str) -> None:
+    e, sums, _ = explain_and_sum(build(True), method)
+    assert bool((sums > 1).all())
     assert bool((e.scores >= 0).all())
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
-def test_integrated_gradients_add_up_to_the_difference(build: Any) -> None:
-    e, found, _target = summed(build(True), "integrated_gradients", steps=200)
-    figure = {name: torch.tensor(own, dtype=found.dtype) for name, own in e.diagnostics["completeness"].items()}
-    torch.testing.assert_close(found, figure["sum"])
-    assert bool(((found - figure["difference"]).abs() <= figure["error"] + 1e-9).all())
+def test_integrated_gradients_sum_to_difference(build: Any) -> None:
+    e, sums, _target = explain_and_sum(build(True), "integrated_gradients", steps=200)
+    figure = {name: torch.tensor(values, dtype=sums.dtype) for name, values in e.diagnostics["completeness"].items()}
+    torch.testing.assert_close(sums, figure["sum"])
+    assert bool(((sums - figure["difference"]).abs() <= figure["error"] + 1e-9).all())

@@ -1,4 +1,4 @@
-"""All that a target depends on has scores: each text of a multiple choice, and each text that a picture is compared with."""
+"""Every input that a target depends on has scores: each text of a multiple choice, and each text compared with an image."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from whyformer.methods import METHODS
 from whyformer.targets import Contrast, LogProbability, Probability
 from zoo import HEADS, VOCABULARY, WIDTH, Choice, pixels, randomise
 
-Given = dict[str, Tensor]
-FEW = {"samples": 2, "steps": 3, "noise": 0.0}
+Inputs = dict[str, Tensor]
+FAST = {"samples": 2, "steps": 3, "noise": 0.0}
 TEXT_METHODS = [m for m in sorted(METHODS) if METHODS[m].modality != "image"]
 
 
-def few(method: str) -> dict[str, Any]:
-    return {name: value for name, value in FEW.items() if name in METHODS[method].settings}
+def fast_settings(method: str) -> dict[str, Any]:
+    return {name: value for name, value in FAST.items() if name in METHODS[method].settings}
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -38,8 +38,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 ENTRIES = {"Bert": "bert.encoder.layer.0", "DebertaV2": "deberta.encoder.layer.0", "XLNet": "transformer.layer.0"}
 
 
-def choices(kind: str = "Bert", count: int = 5, length: int = 8, padded: bool = True) -> tuple[nn.Module, Given]:
-    """Two questions of five texts, which have unequal lengths."""
+def choices(kind: str = "Bert", count: int = 5, length: int = 8, padded: bool = True) -> tuple[nn.Module, Inputs]:
+    """A model and two questions with five choices of unequal length."""
     model = randomise(getattr(transformers, f"{kind}ForMultipleChoice")(CONFIGS[kind]())).double()
     ids = torch.randint(4, VOCABULARY, (2, count, length), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
@@ -49,25 +49,25 @@ def choices(kind: str = "Bert", count: int = 5, length: int = 8, padded: bool = 
     return model, {"input_ids": ids, "attention_mask": mask}
 
 
-def towers(kind: str = "CLIP", pictures: int = 1, texts: int = 3) -> tuple[nn.Module, Given]:
-    words = SIZES | {"projection_size": WIDTH, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    seen = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+def towers(kind: str = "CLIP", images: int = 1, texts: int = 3) -> tuple[nn.Module, Inputs]:
+    text = SIZES | {"projection_size": WIDTH, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vision = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
     ids = torch.randint(4, VOCABULARY, (texts, 6), generator=torch.Generator().manual_seed(3))
     ids[:, -1] = 2
     config: Any
     if kind == "CLIP":
-        config = transformers.CLIPConfig(text_config={**words, "max_position_embeddings": 20}, vision_config=seen, projection_dim=16)
+        config = transformers.CLIPConfig(text_config={**text, "max_position_embeddings": 20}, vision_config=vision, projection_dim=16)
     else:
-        config = transformers.SiglipConfig(text_config={**words, "max_position_embeddings": 6}, vision_config=seen)
+        config = transformers.SiglipConfig(text_config={**text, "max_position_embeddings": 6}, vision_config=vision)
     model = randomise(getattr(transformers, f"{kind}Model")(config)).double()
     with torch.no_grad():
         model.logit_scale.fill_(1.0)
-    return model, {"input_ids": ids, "pixel_values": pixels()[:pictures].double()}
+    return model, {"input_ids": ids, "pixel_values": pixels()[:images].double()}
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
+# -- reference implementations ---------------------------------------------------------------------------------------
 def value_of(target: Any, logits: Tensor) -> Tensor:
-    """``[B]`` the target written out."""
+    """``[B]`` value of a target, computed from logits."""
     rows = range(len(logits))
 
     def at(index: Any, values: Tensor) -> Tensor:
@@ -85,99 +85,99 @@ def value_of(target: Any, logits: Tensor) -> Tensor:
     return target(logits)
 
 
-def by_hand(model: nn.Module, inputs: Given, target: Any, entry: str, output: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(∂target/∂logits ``[B, C]``, Σ_d x ⊙ ∂target/∂x of what enters a block, that of the pictures or None)."""
-    entered: list[Tensor] = []
+def reference(model: nn.Module, inputs: Inputs, target: Any, entry: str, output: str) -> tuple[Tensor, Tensor, Tensor]:
+    """(∂target/∂logits ``[B, C]``, Σ_d x ⊙ ∂target/∂x of the input of a block, the same of the pixels or an empty tensor)."""
+    block_inputs: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make_leaf(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = (args[0] if args else kwargs["hidden_states"]).detach().requires_grad_()
-        entered.append(x)
+        block_inputs.append(x)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
-    handle = model.get_submodule(entry).register_forward_pre_hook(enter, with_kwargs=True)
-    fed = {n: v.clone().requires_grad_() if v.is_floating_point() else v for n, v in inputs.items()}
-    logits = getattr(model(**fed), output)
+    handle = model.get_submodule(entry).register_forward_pre_hook(make_leaf, with_kwargs=True)
+    inputs_ = {n: v.clone().requires_grad_() if v.is_floating_point() else v for n, v in inputs.items()}
+    logits = getattr(model(**inputs_), output)
     handle.remove()
-    (x,) = entered
+    (x,) = block_inputs
     leaf = logits.detach().requires_grad_()
     (seed,) = torch.autograd.grad(value_of(target, leaf).sum(), leaf)
-    leaves = [x, *([fed["pixel_values"]] if "pixel_values" in fed else [])]
+    leaves = [x, *([inputs_["pixel_values"]] if "pixel_values" in inputs_ else [])]
     grads = torch.autograd.grad(value_of(target, logits).sum(), leaves)
-    found = [(leaf * grad).detach() for leaf, grad in zip(leaves, grads, strict=True)]
-    return seed, found[0].sum(-1), found[1].sum(1) if len(found) > 1 else torch.zeros(0)
+    products = [(leaf * grad).detach() for leaf, grad in zip(leaves, grads, strict=True)]
+    return seed, products[0].sum(-1), products[1].sum(1) if len(products) > 1 else torch.zeros(0)
 
 
 def parts_of(e: Explanation) -> dict[str, Tensor]:
     return {name: e.part(name).scores for name in e.inputs}
 
 
-def expected(seed: Tensor, scores: Tensor, name: str = "input_ids") -> dict[str, Tensor]:
-    """The parts of texts by their scores ``[B, C, N]``."""
-    first = [max(range(len(own)), key=lambda k, own=own: (own[k] != 0, own[k])) for own in seed.tolist()]
+def expected_parts(seed: Tensor, scores: Tensor, name: str = "input_ids") -> dict[str, Tensor]:
+    """The expected parts of texts, from their scores ``[B, C, N]``."""
+    first = [max(range(len(row)), key=lambda k, row=row: (row[k] != 0, row[k])) for row in seed.tolist()]
     rows = range(len(seed))
-    found = {name: torch.stack([scores[b, first[b]] for b in rows])}
+    parts = {name: torch.stack([scores[b, first[b]] for b in rows])}
     for k in range(seed.shape[1]):
-        mine = [bool(seed[b, k] != 0) and first[b] != k for b in rows]
-        if any(mine):
-            found[f"{name}[{k}]"] = torch.stack([scores[b, k] * mine[b] for b in rows])
-    return found
+        selected = [bool(seed[b, k] != 0) and first[b] != k for b in rows]
+        if any(selected):
+            parts[f"{name}[{k}]"] = torch.stack([scores[b, k] * selected[b] for b in rows])
+    return parts
 
 
-def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    assert list(found) == list(wanted)
-    scale = max(float(v.abs().max()) for v in wanted.values())
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9 * scale)
+def assert_same_parts(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(actual) == list(expected)
+    scale = max(float(v.abs().max()) for v in expected.values())
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-6, atol=1e-9 * scale)
 
 
-CHOSEN: dict[str, Any] = {
+TARGETS: dict[str, Any] = {
     "contrast": Contrast(3, 4), "contrasts": Contrast([3, 0], [4, 1]), "crossed": Contrast([3, 4], [4, 3]), "log probability": LogProbability(2),
     "probability": Probability([1, 0]), "product": lambda logits: logits[:, 2] * logits[:, 0], "negative": lambda logits: -logits[:, 3],
     "logit": 3, "logits": [4, 0],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", CHOSEN)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_choices_by_hand(kind: str, target: str) -> None:
+def test_choices_equal_reference(kind: str, target: str) -> None:
     model, inputs = choices(kind)
-    e = whyformer.explain(model, inputs, "input_x_gradient", CHOSEN[target])
-    seed, scores, _ = by_hand(model, inputs, CHOSEN[target], ENTRIES[kind], "logits")
-    scores = scores.T if kind == "XLNet" else scores  # tokens come before samples there
+    e = whyformer.explain(model, inputs, "input_x_gradient", TARGETS[target])
+    seed, scores, _ = reference(model, inputs, TARGETS[target], ENTRIES[kind], "logits")
+    scores = scores.T if kind == "XLNet" else scores  # XLNet has the token axis first
     scores = scores.unflatten(0, (2, 5)) * inputs["attention_mask"]
-    same(parts_of(e), expected(seed, scores))
+    assert_same_parts(parts_of(e), expected_parts(seed, scores))
     torch.testing.assert_close(sum(v.sum(1) for v in parts_of(e).values()), scores.sum((1, 2)))
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_parts_are_complete_together(padded: bool) -> None:
-    """Integrated gradients: Σ over all texts is f(x) − f(x′), with x′ zero vectors into the first block."""
+def test_integrated_gradients_of_all_choices_are_complete(padded: bool) -> None:
+    """Integrated gradients over all texts sum to f(x) − f(x′), where x′ are zero vectors at the first block."""
     model, inputs = choices(padded=padded)
     target = LogProbability([1, 4])
     e = whyformer.explain(model, inputs, "integrated_gradients", target, steps=60)
 
-    def empty(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    def zero_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
         return (torch.zeros_like(args[0]), *args[1:])
 
     clean = value_of(target, model(**inputs).logits)
-    handle = model.bert.encoder.layer[0].register_forward_pre_hook(empty)
-    below = value_of(target, model(**inputs).logits)
+    handle = model.bert.encoder.layer[0].register_forward_pre_hook(zero_input)
+    at_baseline = value_of(target, model(**inputs).logits)
     handle.remove()
     real = inputs["attention_mask"].sum((1, 2))
     total = sum(v.sum(1) for v in parts_of(e).values())
     if not padded:
-        torch.testing.assert_close(total, (clean - below).detach(), rtol=1e-2, atol=1e-3)
-    assert real.shape == total.shape and len(e.parts) == 5  # every text but one of each sample; the two differ
+        torch.testing.assert_close(total, (clean - at_baseline).detach(), rtol=1e-2, atol=1e-3)
+    assert real.shape == total.shape and len(e.parts) == 5  # all texts but one of each sample, which differs between the samples
     assert not e.warnings
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("kind", ["Bert", "DebertaV2"])
 @pytest.mark.parametrize("method", TEXT_METHODS)
-def test_each_text_of_a_contrast_has_the_scores_that_it_has_alone(method: str, kind: str) -> None:
-    """What speaks against the other choice is what speaks for −1 times its logit."""
+def test_texts_of_contrast_have_scores_of_single_texts(method: str, kind: str) -> None:
+    """The second choice of a contrast has the scores of −1 times its logit."""
     model, inputs = choices(kind)
-    options = few(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
     try:
         e = whyformer.explain(model, inputs, method, Contrast(3, 4), **options)
     except whyformer.errors.MethodNotApplicable:
@@ -186,23 +186,23 @@ def test_each_text_of_a_contrast_has_the_scores_that_it_has_alone(method: str, k
     assert e.inputs == ("input_ids", "input_ids[4]")
     for b in range(2):
         for name, k, sign in (("input_ids", 3, 1), ("input_ids[4]", 4, -1)):
-            one = {n: v[b : b + 1, k] for n, v in inputs.items()}
-            length = int(one["attention_mask"].sum())
-            one = {n: v[:, :length] for n, v in one.items()}
+            sample = {n: v[b : b + 1, k] for n, v in inputs.items()}
+            length = int(sample["attention_mask"].sum())
+            sample = {n: v[:, :length] for n, v in sample.items()}
             target: Any = 0 if sign == 1 else lambda logits: -logits[:, 0]
-            alone = whyformer.explain(Choice(model).eval(), one, method, target, **options).scores[0]
-            found = e.part(name).scores[b]
-            torch.testing.assert_close(found[:length], alone, rtol=1e-6, atol=1e-9 * float(alone.abs().max()))
-            assert not found[length:].any()
+            single = whyformer.explain(Choice(model).eval(), sample, method, target, **options).scores[0]
+            result = e.part(name).scores[b]
+            torch.testing.assert_close(result[:length], single, rtol=1e-6, atol=1e-9 * float(single.abs().max()))
+            assert not result[length:].any()
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("target", ["contrasts", "log probability", "product"])
 @pytest.mark.parametrize("method", TEXT_METHODS)
-def test_a_batch_of_choices_is_single_runs(method: str, target: str) -> None:
+def test_batch_of_choices_equals_single_runs(method: str, target: str) -> None:
     model, inputs = choices()
-    options = few(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
-    check_single_runs(model, inputs, inputs.keys(), method, CHOSEN[target], options)
+    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    assert_equals_single_runs(model, inputs, inputs.keys(), method, TARGETS[target], options)
 
 
 def of_sample(target: Any, b: int) -> Any:
@@ -211,38 +211,38 @@ def of_sample(target: Any, b: int) -> Any:
     return target[b] if isinstance(target, list) else target
 
 
-def check_single_runs(model: nn.Module, inputs: Given, own: Any, method: str, target: Any, options: dict[str, Any]) -> None:
-    """Every part of each sample is what it is alone; parts of other samples are 0, are no warning, and say why."""
+def assert_equals_single_runs(model: nn.Module, inputs: Inputs, sample_inputs: Any, method: str, target: Any, options: dict[str, Any]) -> None:
+    """Assert that each sample's parts equal a single run; parts of other samples are 0, without warning, with a reason."""
     e = whyformer.explain(model, inputs, method, target, **options)
     singles = []
-    for b, shown in enumerate(e):
-        one = {n: v[b : b + 1] if n in own else v for n, v in inputs.items()}
-        alone = whyformer.explain(model, one, method, of_sample(target, b), **options)
-        singles.append(alone)
-        wanted = parts_of(alone)
-        assert set(wanted) <= set(shown.inputs)
-        for name, found in parts_of(shown).items():
-            if name in wanted:
-                scale = float(wanted[name].abs().max())
-                torch.testing.assert_close(found, wanted[name], rtol=1e-5, atol=1e-9 * scale)
+    for b, explanation in enumerate(e):
+        sample = {n: v[b : b + 1] if n in sample_inputs else v for n, v in inputs.items()}
+        single = whyformer.explain(model, sample, method, of_sample(target, b), **options)
+        singles.append(single)
+        expected = parts_of(single)
+        assert set(expected) <= set(explanation.inputs)
+        for name, scores in parts_of(explanation).items():
+            if name in expected:
+                scale = float(expected[name].abs().max())
+                torch.testing.assert_close(scores, expected[name], rtol=1e-5, atol=1e-9 * scale)
             else:
-                part = shown.part(name)
-                assert not found.any() and part.diagnostics["input"][0] and not part.warnings
-        assert shown.warnings == alone.warnings
-    again = joined(singles)
-    for name, found in parts_of(again).items():
-        torch.testing.assert_close(found, e.part(name).scores, rtol=1e-5, atol=1e-9 * float(found.abs().max()))
+                part = explanation.part(name)
+                assert not scores.any() and part.diagnostics["input"][0] and not part.warnings
+        assert explanation.warnings == single.warnings
+    rejoined = joined(singles)
+    for name, scores in parts_of(rejoined).items():
+        torch.testing.assert_close(scores, e.part(name).scores, rtol=1e-5, atol=1e-9 * float(scores.abs().max()))
 
 
 @pytest.mark.parametrize("method", TEXT_METHODS)
-def test_a_logit_of_a_choice_depends_on_its_text_alone(method: str) -> None:
+def test_logit_of_choice_depends_on_its_text_only(method: str) -> None:
     model, inputs = choices(padded=False)
-    options = few(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
     e = whyformer.explain(model, inputs, method, [3, 1], **options)
     assert e.inputs == ("input_ids",) and "unscored" not in e.diagnostics
 
 
-def test_occlusion_takes_tokens_out_of_every_text() -> None:
+def test_occlusion_replaces_tokens_of_every_text() -> None:
     model, inputs = choices()
     target = LogProbability(2)
     e = whyformer.explain(model, inputs, "occlusion", target, fill_id=7)
@@ -253,117 +253,117 @@ def test_occlusion_takes_tokens_out_of_every_text() -> None:
             ids = inputs["input_ids"].clone()
             ids[:, k, j] = 7
             drop = clean - value_of(target, model(**{**inputs, "input_ids": ids}).logits)
-            found = e.scores if k == 2 else e.part(f"input_ids[{k}]").scores
-            torch.testing.assert_close(found[:, j], drop.detach())
+            result = e.scores if k == 2 else e.part(f"input_ids[{k}]").scores
+            torch.testing.assert_close(result[:, j], drop.detach())
 
 
-def test_shares_of_all_texts_add_up() -> None:
+def test_decompx_of_all_texts_sums_to_target() -> None:
     model, inputs = choices()
     e = whyformer.explain(model, inputs, "decompx", Contrast(3, 4))
     total = sum(v.sum(1) for v in parts_of(e).values())
     torch.testing.assert_close(total, value_of(Contrast(3, 4), model(**inputs).logits).detach())
 
 
-def test_parts_of_texts_are_kept(tmp_path: Any) -> None:
+def test_parts_of_texts_survive_serialization(tmp_path: Any) -> None:
     e = whyformer.explain(*choices(), "input_x_gradient", Contrast(3, 4))
-    for kept in (Explanation.load(e.save(tmp_path / "e.safetensors")), Explanation.from_dict(e.to_dict())):
-        same({n: v.double() for n, v in parts_of(kept).items()}, {n: v.float().double() for n, v in parts_of(e).items()})
+    for restored in (Explanation.load(e.save(tmp_path / "e.safetensors")), Explanation.from_dict(e.to_dict())):
+        assert_same_parts({n: v.double() for n, v in parts_of(restored).items()}, {n: v.float().double() for n, v in parts_of(e).items()})
     assert "input_ids[4]" in e.to_dict()["parts"]
 
 
-# -- pictures and texts ----------------------------------------------------------------------------------------------
-COMPARED: dict[str, Any] = {
+# -- images and texts ------------------------------------------------------------------------------------------------
+IMAGE_TEXT_TARGETS: dict[str, Any] = {
     "contrast": Contrast(0, 1), "contrasts": Contrast([0, 1], [1, 2]), "log probability": LogProbability(2), "one text": 1, "own texts": [1, 0],
     "negative": lambda logits: -logits[:, 2],
 }  # fmt: skip
 
 
-def picked(target: Any, pictures: int) -> Any:
+def target_for(target: Any, pictures: int) -> Any:
     return target if pictures > 1 else of_sample(target, 0)
 
 
-@pytest.mark.parametrize("target", COMPARED)
+@pytest.mark.parametrize("target", IMAGE_TEXT_TARGETS)
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 @pytest.mark.parametrize("pictures", [1, 2])
-def test_compared_texts_by_hand(pictures: int, kind: str, target: str) -> None:
+def test_image_text_targets_equal_reference(pictures: int, kind: str, target: str) -> None:
     model, inputs = towers(kind, pictures)
-    e = whyformer.explain(model, inputs, "input_x_gradient", picked(COMPARED[target], pictures))
-    for b in range(pictures):  # texts are fed once for all pictures, whose gradients would add up
-        one = {**inputs, "pixel_values": inputs["pixel_values"][b : b + 1]}
-        chosen = of_sample(COMPARED[target], b)
-        seed, words, seen = by_hand(model, one, chosen, "text_model.encoder.layers.0", "logits_per_image")
-        wanted = {"pixel_values": seen, **expected(seed, words[None])}
-        found = parts_of(e[b])
-        same({n: found[n] for n in wanted}, wanted)
-        assert not any(v.any() for n, v in found.items() if n not in wanted)
+    e = whyformer.explain(model, inputs, "input_x_gradient", target_for(IMAGE_TEXT_TARGETS[target], pictures))
+    for b in range(pictures):  # texts are encoded once for all images, so gradients of several images would add up
+        sample = {**inputs, "pixel_values": inputs["pixel_values"][b : b + 1]}
+        sample_target = of_sample(IMAGE_TEXT_TARGETS[target], b)
+        seed, text_scores, image_scores = reference(model, sample, sample_target, "text_model.encoder.layers.0", "logits_per_image")
+        expected = {"pixel_values": image_scores, **expected_parts(seed, text_scores[None])}
+        result = parts_of(e[b])
+        assert_same_parts({n: result[n] for n in expected}, expected)
+        assert not any(v.any() for n, v in result.items() if n not in expected)
 
 
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("target", ["contrasts", "log probability", "one text", "own texts"])
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 @pytest.mark.parametrize("method", [m for m in sorted(METHODS) if METHODS[m].family != "perturbation"])
-def test_a_batch_of_pictures_is_single_runs(method: str, kind: str, target: str) -> None:
+def test_batch_of_images_equals_single_runs(method: str, kind: str, target: str) -> None:
     model, inputs = towers(kind, 2)
     try:
-        check_single_runs(model, inputs, ["pixel_values"], method, COMPARED[target], few(method))
+        assert_equals_single_runs(model, inputs, ["pixel_values"], method, IMAGE_TEXT_TARGETS[target], fast_settings(method))
     except whyformer.errors.MethodNotApplicable:
         return
 
 
 @pytest.mark.parametrize("target", [[1, 1], [0, 1], Contrast(0, 1), Contrast([0, 1], [1, 0])])
-def test_packed_patches_are_compared_with_texts(target: Any) -> None:
-    """Patches of two pictures of SigLIP 2, each beside the same two texts."""
+def test_packed_patches_with_texts_equal_single_runs(target: Any) -> None:
+    """Packed patches of two images of SigLIP 2, compared with the same two texts."""
     model, inputs = next(a for a in listed() if a.name == "two towers/siglip2").build()
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     assert e.inputs[:2] == ("pixel_values", "input_ids") and bool(e.parts.keys() - {"input_ids"}) == isinstance(target, Contrast)
     for b in range(2):
-        one = {n: v if n in ("input_ids", "attention_mask") else v[b : b + 1] for n, v in inputs.items()}
-        wanted = parts_of(whyformer.explain(model, one, "input_x_gradient", of_sample(target, b)))
-        assert all(bool(v.any()) for v in wanted.values())
-        for name, value in wanted.items():
+        sample = {n: v if n in ("input_ids", "attention_mask") else v[b : b + 1] for n, v in inputs.items()}
+        expected = parts_of(whyformer.explain(model, sample, "input_x_gradient", of_sample(target, b)))
+        assert all(bool(v.any()) for v in expected.values())
+        for name, value in expected.items():
             torch.testing.assert_close(e[b].part(name).scores, value, rtol=1e-4, atol=1e-6)
 
 
-def test_integrated_gradients_of_pictures_and_texts_are_complete() -> None:
+def test_integrated_gradients_of_images_and_texts_are_complete() -> None:
     model, inputs = towers(pictures=2)
     target = Contrast([0, 1], [1, 2])
     e = whyformer.explain(model, inputs, "integrated_gradients", target, steps=160)
     total = sum(v.flatten(1).sum(1) for v in parts_of(e).values())
 
-    def empty(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def zero_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return (torch.zeros_like(args[0]), *args[1:]), kwargs
 
     clean = value_of(target, model(**inputs).logits_per_image)
-    handle = model.text_model.encoder.layers[0].register_forward_pre_hook(empty, with_kwargs=True)
-    below = value_of(target, model(**{**inputs, "pixel_values": 0 * inputs["pixel_values"]}).logits_per_image)
+    handle = model.text_model.encoder.layers[0].register_forward_pre_hook(zero_input, with_kwargs=True)
+    at_baseline = value_of(target, model(**{**inputs, "pixel_values": 0 * inputs["pixel_values"]}).logits_per_image)
     handle.remove()
-    torch.testing.assert_close(total, (clean - below).detach(), rtol=0, atol=0.01)
+    torch.testing.assert_close(total, (clean - at_baseline).detach(), rtol=0, atol=0.01)
     assert not e.warnings
 
 
-def test_texts_without_scores_are_named() -> None:
-    """Occlusion takes patches of the picture out; the target depends on the texts too."""
+def test_unscored_texts_are_reported() -> None:
+    """Occlusion removes only image patches, although the target also depends on the texts."""
     model, inputs = towers()
     e = whyformer.explain(model, inputs, "occlusion", Contrast(0, 1), patch=16)
     assert e.inputs == ("pixel_values",) and e.diagnostics["unscored"] == ["input_ids"]
-    assert any("input_ids" in said and "input_x_gradient" in said for said in e.warnings)
-    whole = whyformer.explain(model, inputs, "input_x_gradient", Contrast(0, 1))
-    assert whole.inputs == ("pixel_values", "input_ids", "input_ids[1]") and "unscored" not in whole.diagnostics
+    assert any("input_ids" in message and "input_x_gradient" in message for message in e.warnings)
+    gradient = whyformer.explain(model, inputs, "input_x_gradient", Contrast(0, 1))
+    assert gradient.inputs == ("pixel_values", "input_ids", "input_ids[1]") and "unscored" not in gradient.diagnostics
 
 
 @pytest.mark.parametrize("target", [[1, 1], Contrast(0, 1)])
-def test_the_texts_alone(target: Any) -> None:
-    """Of pictures that are about one text too."""
+def test_text_side_equals_text_parts(target: Any) -> None:
+    """Also if all images have the same target text."""
     model, inputs = towers(pictures=2)
     e = whyformer.explain(model, inputs, "gae", target, side="text")
-    whole = whyformer.explain(model, inputs, "gae", target)
-    assert e.inputs == whole.inputs[1:]
+    both_sides = whyformer.explain(model, inputs, "gae", target)
+    assert e.inputs == both_sides.inputs[1:]
     for name in e.inputs:
-        torch.testing.assert_close(e.part(name).scores, whole.part(name).scores)
+        torch.testing.assert_close(e.part(name).scores, both_sides.part(name).scores)
 
 
-class Words:
-    """A tokenizer of numbers."""
+class NumberTokenizer:
+    """A tokenizer whose tokens are "t" and the id."""
 
     cls_token_id, pad_token_id, vocab_size = 2, 0, VOCABULARY
 
@@ -374,17 +374,17 @@ class Words:
         return [f"t{i}" for i in ids]
 
 
-def test_tokens_of_each_text() -> None:
+def test_each_text_has_its_tokens() -> None:
     model, inputs = choices()
     inputs["input_ids"][:, :, 0] = 2
-    e = whyformer.explain(model, inputs, "input_x_gradient", Contrast([3, 0], [4, 1]), processor=Words())
-    shown = {"input_ids": [3, 0], "input_ids[1]": [1, 1], "input_ids[4]": [4, 4]}
-    assert set(shown) == set(e.inputs)
-    for name, texts in shown.items():
+    e = whyformer.explain(model, inputs, "input_x_gradient", Contrast([3, 0], [4, 1]), processor=NumberTokenizer())
+    choice_indices = {"input_ids": [3, 0], "input_ids[1]": [1, 1], "input_ids[4]": [4, 4]}
+    assert set(choice_indices) == set(e.inputs)
+    for name, texts in choice_indices.items():
         part = e.part(name)
         assert part.tokens == [[f"t{i}" for i in inputs["input_ids"][b, k].tolist()] for b, k in enumerate(texts)]
         assert part.special == [[0], [0]]
-    pictures, fed = towers()
-    e = whyformer.explain(pictures, fed, "input_x_gradient", Contrast(2, 1), processor=Words())
+    clip, clip_inputs = towers()
+    e = whyformer.explain(clip, clip_inputs, "input_x_gradient", Contrast(2, 1), processor=NumberTokenizer())
     for name, k in (("input_ids", 2), ("input_ids[1]", 1)):
-        assert e.part(name).tokens == [[f"t{i}" for i in fed["input_ids"][k].tolist()]]
+        assert e.part(name).tokens == [[f"t{i}" for i in clip_inputs["input_ids"][k].tolist()]]
