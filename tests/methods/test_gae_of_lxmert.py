@@ -62,7 +62,7 @@ class Dense:
         self.ii, self.it = self.ii + a @ self.ii, self.it + a @ self.it
 
     def co_attend(self, a: Tensor, b: Tensor) -> None:
-        """Words attend to boxes (a) and boxes to words (b): Eq. 10, 11, co_attend from the previous values."""
+        """Words attend to boxes (a) and boxes to words (b): Eq. 10, 11, both from the previous values."""
         more = (normalised(self.tt).T @ a @ normalised(self.ii), a @ self.it, normalised(self.ii).T @ b @ normalised(self.tt), b @ self.ti)
         self.ti, self.tt, self.it, self.ii = (old + new for old, new in zip((self.ti, self.tt, self.it, self.ii), more, strict=True))
 

@@ -1,4 +1,4 @@
-"""Blocks zeroed_token attention, repeated embedding residuals, pooling by a matrix, and experts, against reference implementations."""
+"""Blocks without attention, repeated embedding residuals, pooling by a matrix, and experts, against reference implementations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import whyformer
-from tape.reading import read
+from tape.recorded_structure import read_structure
 from whyformer.errors import MethodNotApplicable
 from zoo import randomise
 
@@ -46,7 +46,7 @@ class CausalConvolution(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Linear attention with decay: q kᵀ over all rows, zeroed_token a softmax."""
+    """Linear attention with decay: q kᵀ over all rows, without a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = Fa
     ],
 )
 def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], others: int) -> None:
-    stream = read(*build_encoder(*kinds)).stream
+    stream = read_structure(*build_encoder(*kinds)).stream
     assert stream.others == others
     assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
     assert stream.all_blocks == stream.blocks or others
@@ -172,7 +172,7 @@ def gae(model: Encoder, x: Tensor, target: int) -> Tensor:
 
 def test_gae_with_embedding_residuals() -> None:
     model, x = build_encoder("am", "am", "am", embedding_residual=True)
-    blocks = read(model, x).stream.blocks
+    blocks = read_structure(model, x).stream.blocks
     assert [len(b.attentions) for b in blocks] == [1, 1, 1]
     assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
     assert torch.allclose(whyformer.explain(model, x, "gae", 2).scores, gae(model, x, 2), rtol=1e-9)
@@ -180,7 +180,7 @@ def test_gae_with_embedding_residuals() -> None:
 
 def test_matrix_pooling_has_a_row_for_each_output() -> None:
     model, x = build_encoder("am", "am", pool=True)
-    stream = read(model, x).stream
+    stream = read_structure(model, x).stream
     assert stream.rows.shape == (2, TOKENS // 2)
     assert len(stream.blocks) == 2
 
@@ -221,7 +221,7 @@ class PostNormStack(nn.Module):
 @pytest.mark.parametrize("layers", [2, 3])
 def test_post_norm_layer_of_two_branches_is_one_block(layers: int) -> None:
     model = randomise(PostNormStack(layers)).double().eval().requires_grad_(False)
-    stream = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream
+    stream = read_structure(model, torch.randn(2, TOKENS, WIDTH).double()).stream
     assert len(stream.all_blocks) == layers
 
 
@@ -243,7 +243,7 @@ class DenseHeads(nn.Module):
 
 def test_blocks_with_a_head_each_are_found() -> None:
     model = randomise(DenseHeads()).double().eval().requires_grad_(False)
-    blocks = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream.blocks
+    blocks = read_structure(model, torch.randn(2, TOKENS, WIDTH).double()).stream.blocks
     assert [len(b.attentions) for b in blocks] == [1, 1, 1]
     assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import whyformer
 from row_orders import PERMUTED, SIDE, Folded, Mixed, picture, unfolded
-from tape.test_tape_places import places
+from tape.test_tape_places import patch_elements
 from whyformer.errors import MethodNotApplicable
 from zoo import HEADS, WIDTH, randomise
 
@@ -18,7 +18,7 @@ def test_register_rows_are_not_patches() -> None:
 
     options = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "image_size": 32, "patch_size": 8}
     config = transformers.Dinov2WithRegistersConfig(**options, mlp_ratio=2, num_register_tokens=4)
-    result = places(randomise(transformers.Dinov2WithRegistersForImageClassification(config)), torch.randn(1, 3, 32, 32))
+    result = patch_elements(randomise(transformers.Dinov2WithRegistersForImageClassification(config)), torch.randn(1, 3, 32, 32))
     assert result is not None
     assert (result.grid, result.rows[0].tolist()) == ((4, 4), list(range(5, 21)))
 
@@ -28,7 +28,7 @@ def test_video_grid_has_time_axis_first() -> None:
 
     options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.VideoMAEConfig(**options, image_size=16, patch_size=8, num_frames=4, tubelet_size=2)
-    result = places(transformers.VideoMAEForVideoClassification(config), torch.randn(1, 4, 3, 16, 16))
+    result = patch_elements(transformers.VideoMAEForVideoClassification(config), torch.randn(1, 4, 3, 16, 16))
     assert result is not None
     assert (result.grid, result.rows[0].tolist()) == ((2, 2, 2), list(range(8)))
 

@@ -181,7 +181,7 @@ def test_gradcam_with_cross_attention(lengths: tuple[int, int]) -> None:
 
 
 def test_gradcam_features_exclude_positions_added_after_norm() -> None:
-    """The features of Grad-CAM are the norm output, zeroed_row position embeddings added to queries and keys only."""
+    """The features of Grad-CAM are the norm output, without position embeddings added to queries and keys only."""
 
     class PositionedBlock(nn.Module):
         def __init__(self) -> None:

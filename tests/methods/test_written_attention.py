@@ -152,10 +152,10 @@ class EinsumBlock(Block):
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         heads = self.qkv.weight.unflatten(0, (3, HEADS, -1))
-        own = self.qkv.bias.chunk(3)
+        biases = self.qkv.bias.chunk(3)
         normed = self.norm(x)
-        made = (torch.einsum("bnD,hdD->bnhd", normed, nn.Parameter(w)).flatten(2) + b for w, b in zip(heads, own, strict=True))
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in made)
+        projections = (torch.einsum("bnD,hdD->bnhd", normed, nn.Parameter(w)).flatten(2) + b for w, b in zip(heads, biases, strict=True))
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in projections)
         out = nn.Parameter(self.out.weight.unflatten(1, (HEADS, -1)))
         return x + (torch.einsum("bhnd,Dhd->bnD", self.mix(q, k, v, bias), out) + self.out.bias)
 

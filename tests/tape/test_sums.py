@@ -1,4 +1,4 @@
-"""Sums that are written as reductions of stacked values."""
+"""Sums implemented as reductions of stacked values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cumsum": lambda x, y: torch.stack([x, y]).cumsum(0)[-1],
     "constant": lambda x, y: torch.stack([x + y, torch.zeros_like(x)]).sum(0),
 }
-NO_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+NOT_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the first of a cumsum": lambda x, y: torch.stack([x, y]).cumsum(0)[0],
     "three": lambda x, y: torch.stack([x, y, x]).sum(0),
 }
@@ -36,8 +36,8 @@ class Residual(nn.Module):
         return self.head(self.way(x, self.branch(x).tanh()))
 
 
-def flows(way: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], list[Tensor]]:
-    """Kinds of the units, and what arrives at the input under three composites."""
+def kinds_and_relevance(way: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], list[Tensor]]:
+    """(kinds of the units, relevance of the input for three composites)"""
     torch.manual_seed(0)
     model, x = Residual(way).double().requires_grad_(False), torch.randn(5, 4, dtype=torch.float64)
     tape, output = record(model, x)
@@ -47,18 +47,18 @@ def flows(way: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], list[Tens
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_sum_of_a_stack_is_a_sum(way: str) -> None:
-    kinds, found = flows(WAYS[way])
+def test_sum_of_stack_is_an_add_unit(way: str) -> None:
+    kinds, results = kinds_and_relevance(WAYS[way])
     assert "add" in kinds
     assert "weighted sum" not in kinds
-    for one, wanted in zip(found, flows(torch.add)[1], strict=True):
-        assert torch.allclose(one, wanted, rtol=1e-12, atol=1e-14)
+    for actual, expected in zip(results, kinds_and_relevance(torch.add)[1], strict=True):
+        assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", NO_SUMS)
-def test_other_reductions_are_none(way: str) -> None:
-    kinds, (gradient, *_) = flows(NO_SUMS[way])
+@pytest.mark.parametrize("way", NOT_SUMS)
+def test_other_reductions_are_not_add_units(way: str) -> None:
+    kinds, (gradient, *_) = kinds_and_relevance(NOT_SUMS[way])
     assert "add" not in kinds
     torch.manual_seed(0)
-    model, x = Residual(NO_SUMS[way]).double(), torch.randn(5, 4, dtype=torch.float64).requires_grad_()
+    model, x = Residual(NOT_SUMS[way]).double(), torch.randn(5, 4, dtype=torch.float64).requires_grad_()
     assert torch.allclose(gradient, torch.autograd.grad(model(x).sum(), x)[0])
