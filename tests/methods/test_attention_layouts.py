@@ -27,7 +27,7 @@ class LocalAttention(nn.Module):
         size, count = self.block, -(-x.shape[1] // self.block)
         rest = count * size - x.shape[1]
         q, k, v = (functional.pad(f(x), (0, 0, 0, rest)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
-        k, v = (self.beside(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
+        k, v = (self.with_neighbours(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(2, 3) for t in (q, k, v))
         position = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
         outside = (position < 0) | (position >= x.shape[1])
@@ -37,7 +37,7 @@ class LocalAttention(nn.Module):
         return self.out(mixed[:, : x.shape[1]])
 
     @staticmethod
-    def beside(blocks: Tensor) -> Tensor:
+    def with_neighbours(blocks: Tensor) -> Tensor:
         return torch.cat([blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:]], 2)
 
     def full_map(self, rows: int) -> Tensor:
@@ -88,15 +88,15 @@ def test_rollout_of_local_attention(rows: int, block: int, samples: int) -> None
 class QueryDecoder(nn.Module):
     """Learned queries with self-attention, then cross-attention to the input, twice."""
 
-    def __init__(self, beside: bool) -> None:
+    def __init__(self, merge_heads: bool) -> None:
         super().__init__()
-        self.queries, self.beside = nn.Parameter(torch.randn(4, WIDTH)), beside
+        self.queries, self.merge_heads = nn.Parameter(torch.randn(4, WIDTH)), merge_heads
         self.q, self.k, self.v, self.out = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def attend(self, i: int, x: Tensor, y: Tensor) -> Tensor:
         q, k, v = (f[i](t).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f, t in ((self.q, x), (self.k, y), (self.v, y)))
-        if not self.beside:
+        if not self.merge_heads:
             return self.out[i](((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
         q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))  # [B · H, N, D]
         mixed = torch.bmm(torch.bmm(q / 2, k.mT).softmax(-1), v)
@@ -125,7 +125,7 @@ class MixingDecoder(QueryDecoder):
     """Mixes the input rows by a matrix before learned queries attend to them."""
 
     def __init__(self, mixing: bool) -> None:
-        super().__init__(beside=False)
+        super().__init__(merge_heads=False)
         self.mix, self.mixing = nn.Linear(5, 5), mixing
 
     def forward(self, x: Tensor) -> Tensor:

@@ -162,15 +162,15 @@ def test_bright_corner_has_highest_occlusion_score(corner: int) -> None:
     """DINOv2 with a processor that resizes without cropping, and an image of which the model ignores the last lines."""
     model = dinov2().eval()
 
-    def processor(picture: Image.Image) -> Tensor:
-        return torch.from_numpy(np.array(picture.resize((80, 104)))).permute(2, 0, 1) / 255
+    def processor(image: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(image.resize((80, 104)))).permute(2, 0, 1) / 255
 
     # the model reads 98 × 77 of 104 × 80 pixels, or 196 × 154 of 208 × 160 original pixels
     is_bottom, is_right = divmod(corner, 2)
     top, left = (14 * 13 if is_bottom else 0), (14 * 10 if is_right else 0)
-    picture = Image.new("RGB", (160, 208))
-    picture.paste((255, 255, 255), (left, top, left + 14, top + 14))
-    e = whyformer.explain(model, picture, "occlusion", 0, processor, patch=7, baseline="zero")
+    image = Image.new("RGB", (160, 208))
+    image.paste((255, 255, 255), (left, top, left + 14, top + 14))
+    e = whyformer.explain(model, image, "occlusion", 0, processor, patch=7, baseline="zero")
     assert e.geometry is not None and e.read == (0, 0, 77, 98)
     scores = e.placed()
     assert scores.shape == (208, 160)

@@ -278,17 +278,17 @@ IMAGE_TEXT_TARGETS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def target_for(target: Any, pictures: int) -> Any:
-    return target if pictures > 1 else of_sample(target, 0)
+def target_for(target: Any, image_count: int) -> Any:
+    return target if image_count > 1 else of_sample(target, 0)
 
 
 @pytest.mark.parametrize("target", IMAGE_TEXT_TARGETS)
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
-@pytest.mark.parametrize("pictures", [1, 2])
-def test_image_text_targets_equal_reference(pictures: int, kind: str, target: str) -> None:
-    model, inputs = towers(kind, pictures)
-    e = whyformer.explain(model, inputs, "input_x_gradient", target_for(IMAGE_TEXT_TARGETS[target], pictures))
-    for b in range(pictures):  # texts are encoded once for all images, so gradients of several images would add up
+@pytest.mark.parametrize("image_count", [1, 2])
+def test_image_text_targets_equal_reference(image_count: int, kind: str, target: str) -> None:
+    model, inputs = towers(kind, image_count)
+    e = whyformer.explain(model, inputs, "input_x_gradient", target_for(IMAGE_TEXT_TARGETS[target], image_count))
+    for b in range(image_count):  # texts are encoded once for all images, so gradients of several images would add up
         sample = {**inputs, "pixel_values": inputs["pixel_values"][b : b + 1]}
         sample_target = of_sample(IMAGE_TEXT_TARGETS[target], b)
         seed, text_scores, image_scores = reference(model, sample, sample_target, "text_model.encoder.layers.0", "logits_per_image")
@@ -325,7 +325,7 @@ def test_packed_patches_with_texts_equal_single_runs(target: Any) -> None:
 
 
 def test_integrated_gradients_of_images_and_texts_are_complete() -> None:
-    model, inputs = towers(pictures=2)
+    model, inputs = towers(images=2)
     target = Contrast([0, 1], [1, 2])
     e = whyformer.explain(model, inputs, "integrated_gradients", target, steps=160)
     total = sum(v.flatten(1).sum(1) for v in parts_of(e).values())
@@ -354,7 +354,7 @@ def test_unscored_texts_are_reported() -> None:
 @pytest.mark.parametrize("target", [[1, 1], Contrast(0, 1)])
 def test_text_side_equals_text_parts(target: Any) -> None:
     """Also if all images have the same target text."""
-    model, inputs = towers(pictures=2)
+    model, inputs = towers(images=2)
     e = whyformer.explain(model, inputs, "gae", target, side="text")
     both_sides = whyformer.explain(model, inputs, "gae", target)
     assert e.inputs == both_sides.inputs[1:]

@@ -50,8 +50,8 @@ def reference_shares(model: Any, states: Tensor, maps: list[Tensor], label: int)
         inner = with_bias(parts @ layer.intermediate.dense.weight.T, layer.intermediate.dense.bias)
         z = layer.intermediate.dense(whole)
         inner = inner * (functional.gelu(z) / z)[:, None]
-        behind = parts + with_bias(inner @ layer.output.dense.weight.T, layer.output.dense.bias)
-        parts = normed(behind, behind.sum(1), layer.output.LayerNorm)
+        summed = parts + with_bias(inner @ layer.output.dense.weight.T, layer.output.dense.bias)
+        parts = normed(summed, summed.sum(1), layer.output.LayerNorm)
     first, pooler = parts[:1], model.bert.pooler.dense
     pooled = with_bias(first @ pooler.weight.T, pooler.bias)
     pooled = pooled * (pooled.sum(1).tanh() / pooled.sum(1))[:, None]

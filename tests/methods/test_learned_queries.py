@@ -32,24 +32,24 @@ class DetectorLayer(nn.Module):
         self.own, self.across = MapStoringAttention(), MapStoringAttention() if across else None
         self.mlp, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor, positions: Tensor, memory: Tensor | None = None) -> Tensor:
-        x = self.own(x, x + positions, x + positions, x)
+    def forward(self, x: Tensor, locations: Tensor, memory: Tensor | None = None) -> Tensor:
+        x = self.own(x, x + locations, x + locations, x)
         if self.across is not None:
-            x = self.across(x, x + positions, memory, memory)
+            x = self.across(x, x + locations, memory, memory)
         return self.norm(x + self.mlp(x).tanh())
 
 
 class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.positions, self.query_input = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Embedding(QUERIES, WIDTH)
+        self.locations, self.query_input = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Embedding(QUERIES, WIDTH)
         self.encoder = nn.ModuleList(DetectorLayer(False) for _ in range(2))
         self.decoder = nn.ModuleList(DetectorLayer(True) for _ in range(2))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.encoder:
-            x = layer(x, self.positions)
+            x = layer(x, self.locations)
         query_input = self.query_input.weight[None].repeat(len(x), 1, 1)
         state = torch.zeros_like(query_input)
         for layer in self.decoder:

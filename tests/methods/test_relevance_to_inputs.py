@@ -58,9 +58,9 @@ class Block(nn.Module):
 class ImageAddedToWords(nn.Module):
     """Adds image patches to the first words, or only appends them as rows."""
 
-    def __init__(self, beside: bool) -> None:
+    def __init__(self, appended_only: bool) -> None:
         super().__init__()
-        self.beside = beside
+        self.appended_only = appended_only
         self.embed, self.patch = nn.Embedding(20, 8), nn.Conv2d(3, 8, 4, 4)
         self.blocks = nn.ModuleList(Block(8) for _ in range(2))
         self.head = nn.Linear(8, 5)
@@ -68,17 +68,17 @@ class ImageAddedToWords(nn.Module):
     def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Tensor:
         words, patches = self.embed(input_ids), self.patch(pixel_values).flatten(2).mT
         x = torch.cat([words, patches], 1)
-        if not self.beside:
+        if not self.appended_only:
             x = torch.cat([words[:, :4] + patches, words[:, 4:], patches], 1)
         for block in self.blocks:
             x = block(x)
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_image_patches_added_to_words_are_attributed_to_image(beside: bool) -> None:
+@pytest.mark.parametrize("appended_only", [True, False])
+def test_image_patches_added_to_words_are_attributed_to_image(appended_only: bool) -> None:
     """Compared with gradient × input at the pixels and at the word embeddings."""
-    model = randomise(ImageAddedToWords(beside)).double()
+    model = randomise(ImageAddedToWords(appended_only)).double()
     ids, pixels = torch.randint(0, 20, (2, 6)), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     explanation = whyformer.explain(model, {"input_ids": ids, "pixel_values": pixels}, "input_x_gradient", [1, 3])
     embeddings: list[Tensor] = []

@@ -187,11 +187,11 @@ def test_gradcam_features_exclude_positions_added_after_norm() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.v, self.k = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.positions = nn.Parameter(torch.randn(6, WIDTH))
+            self.locations = nn.Parameter(torch.randn(6, WIDTH))
 
         def forward(self, x: Tensor) -> Tensor:
             normed = self.norm(x)
-            with_positions = normed + self.positions
+            with_positions = normed + self.locations
             return x + (with_positions @ self.k(with_positions).mT / 3).softmax(-1) @ self.v(normed)
 
     class Model(nn.Module):
@@ -211,7 +211,7 @@ def test_gradcam_features_exclude_positions_added_after_norm() -> None:
     x = model.blocks[0](model.words(ids))
     block = model.blocks[1]
     normed = block.norm(x).requires_grad_()
-    with_positions = normed + block.positions
+    with_positions = normed + block.locations
     state = x + (with_positions @ block.k(with_positions).mT / 3).softmax(-1) @ block.v(normed)
     (gradient,) = torch.autograd.grad(model.head(state.mean(1))[:, 1].sum(), normed)
     expected = torch.einsum("bnd,bd->bn", normed.detach(), gradient.mean(1)).clamp(min=0)

@@ -145,10 +145,10 @@ def test_gpt2_with_decomposed_and_fused_gelu() -> None:
 def test_activation_is_recognised_without_its_name() -> None:
     """The computation matters, not the class name."""
 
-    class UnnamedGelu(nn.Module):
+    class UnnamedFunction(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
     for composite in COMPOSITES:
         expected = propagate(FunctionModule(lambda x: F.gelu(x, approximate="tanh")), composite)[1]
-        assert torch.allclose(propagate(UnnamedGelu(), composite)[1], expected, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(propagate(UnnamedFunction(), composite)[1], expected, rtol=1e-9, atol=1e-12)

@@ -82,7 +82,7 @@ def test_statistics_of_norms_are_constant_in_lrp_ln(name: str) -> None:
 
 # -- single modules ------------------------------------------------------------------------------------------------
 
-class UnnamedNorm(nn.Module):
+class UnnamedModule(nn.Module):
     """A norm with an uninformative class name, with a bias, and optionally with a power other than ½."""
 
     def __init__(self, power: float = 0.5, centred: bool = True) -> None:
@@ -114,7 +114,7 @@ def propagate(model: nn.Module, composite: Any) -> Tensor:
 def test_norm_is_recognised_without_its_name(centred: bool, carrier: str) -> None:
     """Also if it is implemented with a power, which has no rule."""
     composite = HELD if carrier == "multiplier" else deep_taylor()
-    model = randomise_norms(NormChain(UnnamedNorm(centred=centred)))
+    model = randomise_norms(NormChain(UnnamedModule(centred=centred)))
     inner: Any = model.inner
 
     class FunctionNorm(nn.Module):
@@ -145,7 +145,7 @@ def test_in_place_norm_equals_rms_norm() -> None:
 
 
 def test_user_hook_on_norm_is_a_separate_operation() -> None:
-    model, reference = randomise_norms(NormChain(UnnamedNorm())), randomise_norms(NormChain(UnnamedNorm()))
+    model, reference = randomise_norms(NormChain(UnnamedModule())), randomise_norms(NormChain(UnnamedNorm()))
     model.inner.register_forward_hook(lambda m, args, out: out * 2)
     reference.inner = nn.Sequential(reference.inner, DoubleModule())
     for composite in (HELD, deep_taylor()):
