@@ -145,7 +145,7 @@ def test_in_place_norm_equals_rms_norm() -> None:
 
 
 def test_user_hook_on_norm_is_a_separate_operation() -> None:
-    model, reference = randomise_norms(NormChain(UnnamedModule())), randomise_norms(NormChain(UnnamedNorm()))
+    model, reference = randomise_norms(NormChain(UnnamedModule())), randomise_norms(NormChain(UnnamedModule()))
     model.inner.register_forward_hook(lambda m, args, out: out * 2)
     reference.inner = nn.Sequential(reference.inner, DoubleModule())
     for composite in (HELD, deep_taylor()):
