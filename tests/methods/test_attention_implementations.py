@@ -83,7 +83,7 @@ def einsum_with_dots(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.einsum("...qk,...kd->...qd", [weights, v])
 
 
-WAYS: dict[str, Mix] = {
+VARIANTS: dict[str, Mix] = {
     f.__name__: f for f in (at, scaled_first, divided, masked_by_filling, filled_in_place, flattened_heads, added_product, einsum, einsum_other_layout, einsum_with_dots)
 }
 
@@ -125,11 +125,11 @@ def model_inputs() -> dict[str, Any]:
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("method", ["transformer_attribution", "partial_lrp", "lrp", "rollout", "raw_attention", "gae", "gradcam_attention", "lrp_ah_ln", "value_zeroing", "norm_attention"])
-def test_written_attention_has_same_scores_as_fused(method: str, way: str) -> None:
+def test_written_attention_has_same_scores_as_fused(method: str, variant: str) -> None:
     expected = whyformer.explain(AttentionModel(fused), model_inputs(), method=method, target=[0, 3])
-    result = whyformer.explain(AttentionModel(WAYS[way]), model_inputs(), method=method, target=[0, 3])
+    result = whyformer.explain(AttentionModel(VARIANTS[variant]), model_inputs(), method=method, target=[0, 3])
     assert torch.allclose(result.logits, expected.logits, atol=1e-12)
     assert torch.allclose(result.scores, expected.scores, atol=1e-8 * float(expected.scores.abs().max()))
 

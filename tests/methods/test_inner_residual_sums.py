@@ -116,13 +116,13 @@ class RowDependentBlock(nn.Module):
     """A block with an operation that differs between rows.
 
     Args:
-        way: "gate", a gate for each row; "convolution", a convolution over rows after the projection; "delayed", some
+        variant: "gate", a gate for each row; "convolution", a convolution over rows after the projection; "delayed", some
             heads use values of the previous row, as in ZAYA; "heads", each head is normalised.
     """
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, variant: str) -> None:
         super().__init__()
-        self.way = way
+        self.variant = variant
         self.q, self.k, self.v, self.out, self.gate, self.mlp = (nn.Linear(WIDTH, WIDTH) for _ in range(6))
         self.norm, self.convolution = nn.LayerNorm(WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=2, groups=WIDTH)
 
@@ -132,27 +132,27 @@ class RowDependentBlock(nn.Module):
         self.map, self.values, self.gates = (q @ k.mT / 2).softmax(-1), self.v(y), self.gate(y).sigmoid()
         mixed = self.mixed(self.values)
         self.deviation = (mixed.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        x = x + self.after(mixed / self.deviation if self.way == "heads" else mixed)
+        x = x + self.after(mixed / self.deviation if self.variant == "heads" else mixed)
         return x + self.mlp(x).relu()
 
     def mixed(self, values: Tensor) -> Tensor:
         """A·V ``[B, N, H, D]``."""
         values = values.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        if self.way == "delayed":
+        if self.variant == "delayed":
             before = torch.cat([torch.zeros_like(values[:, :, :1]), values[:, :, :-1]], 2)
             values = torch.cat([values[:, :1], before[:, 1:]], 1)
         return (self.map @ values).transpose(1, 2)
 
     def after(self, mixed: Tensor) -> Tensor:
         mixed = mixed.flatten(2)
-        added = self.out(mixed * self.gates if self.way == "gate" else mixed)
-        if self.way == "convolution":
+        added = self.out(mixed * self.gates if self.variant == "gate" else mixed)
+        if self.variant == "convolution":
             added = added + self.convolution(added.mT)[..., : added.shape[1]].mT
         return added
 
     def vectors(self) -> Tensor:
         """v_ij ``[B, N, N, W]``: the sum with only the values of row j minus the sum without values."""
-        scale = self.deviation if self.way == "heads" else 1
+        scale = self.deviation if self.variant == "heads" else 1
         origin, parts = self.after(self.mixed(self.values * 0)), list[Tensor]()
         for row in torch.eye(TOKENS).double():
             contribution = self.after(self.mixed(self.values * row[:, None]) / scale) - origin
@@ -160,9 +160,9 @@ class RowDependentBlock(nn.Module):
         return torch.stack(parts, 2)
 
 
-@pytest.mark.parametrize("way", ["gate", "convolution", "delayed", "heads"])
-def test_norm_attention_with_operations_that_differ_between_rows(way: str) -> None:
-    model = randomise(Classifier(lambda: RowDependentBlock(way))).double().eval()
+@pytest.mark.parametrize("variant", ["gate", "convolution", "delayed", "heads"])
+def test_norm_attention_with_operations_that_differ_between_rows(variant: str) -> None:
+    model = randomise(Classifier(lambda: RowDependentBlock(variant))).double().eval()
     x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
         model(x)

@@ -36,13 +36,13 @@ class ResamplerModel(nn.Module):
     """Self-attention of patches, learned vectors that attend to them, and a prompt with these, whose last row is classified.
 
     Args:
-        way: "projector", one cross-attention without residual; "resampler", two attentions over patches and vectors;
+        variant: "projector", one cross-attention without residual; "resampler", two attentions over patches and vectors;
             "queries", a Q-Former; "words", a Q-Former over queries and words, of which only queries attend to patches.
     """
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, variant: str) -> None:
         super().__init__()
-        self.way = way
+        self.variant = variant
         self.latents, self.embedding = nn.Parameter(torch.zeros(LATENTS, WIDTH)), nn.Embedding(20, WIDTH)
         self.question_embedding = nn.Embedding(20, WIDTH)
         self.tower, self.first, self.across, self.second = MapAttention(), MapAttention(), MapAttention(), MapAttention()
@@ -51,16 +51,16 @@ class ResamplerModel(nn.Module):
 
     def resample(self, x: Tensor, words: Tensor) -> Tensor:
         latents = self.latents.expand(len(x), -1, -1)
-        if self.way == "projector":
+        if self.variant == "projector":
             return self.across(latents, x)
-        if self.way == "resampler":
+        if self.variant == "resampler":
             latents = latents + self.first(latents, torch.cat([x, latents], 1))
             return latents + self.second(latents, torch.cat([x, latents], 1))
-        rows = torch.cat([latents, words], 1) if self.way == "words" else latents
+        rows = torch.cat([latents, words], 1) if self.variant == "words" else latents
         rows = rows + self.first(rows, rows)
         queries = rows[:, :LATENTS]
         queries = queries + self.across(queries, x)
-        rows = torch.cat([queries, rows[:, LATENTS:]], 1) if self.way == "words" else queries
+        rows = torch.cat([queries, rows[:, LATENTS:]], 1) if self.variant == "words" else queries
         rows = rows + self.second(rows, rows)
         return rows[:, :LATENTS]
 
@@ -78,29 +78,29 @@ class ResamplerModel(nn.Module):
         inside = torch.cat([latents, latents[-1] + 1 + indices(WORDS)])
         prompt = inside[-1] + 1 + indices(LATENTS + WORDS)
         first, across, second = (a.map if hasattr(a, "map") else None for a in (self.first, self.across, self.second))
-        rows = inside if self.way == "words" else latents
-        ways: dict[str, Callable[[], list[Step]]] = {
+        rows = inside if self.variant == "words" else latents
+        variants: dict[str, Callable[[], list[Step]]] = {
             "projector": lambda: [(latents, [(patches, across)])],
             "resampler": lambda: [
                 (latents, [(patches, m[..., :PATCHES]), (latents, m[..., PATCHES:])]) for m in (first, second)
             ],
             "queries": lambda: [(rows, [(rows, first)]), (latents, [(patches, across)]), (rows, [(rows, second)])],
         }
-        ways["words"] = ways["queries"]
+        variants["words"] = variants["queries"]
         language = [(prompt, [(prompt, a.map)]) for a in self.language]
-        return [(patches, [(patches, self.tower.map)]), *ways[self.way](), *language]
+        return [(patches, [(patches, self.tower.map)]), *variants[self.variant](), *language]
 
 
 def indices(count: int) -> Tensor:
     return torch.arange(count)
 
 
-WAYS = ("projector", "resampler", "queries", "words")
+VARIANTS = ("projector", "resampler", "queries", "words")
 ALL = PATCHES + LATENTS + WORDS + LATENTS + WORDS
 
 
-def build_model(way: str) -> tuple[ResamplerModel, dict[str, Tensor]]:
-    model = randomise(ResamplerModel(way)).double().eval()
+def build_model(variant: str) -> tuple[ResamplerModel, dict[str, Tensor]]:
+    model = randomise(ResamplerModel(variant)).double().eval()
     model.latents.data = torch.randn(LATENTS, WIDTH, generator=torch.Generator().manual_seed(2)).double()
     x = torch.randn(2, PATCHES, WIDTH, generator=torch.Generator().manual_seed(0)).double()
     ids, question = torch.tensor([[[3, 5, 7, 9], [2, 4, 6, 8]], [[8, 3, 1, 4], [5, 5, 2, 7]]])
@@ -120,9 +120,9 @@ def copy_latents_to_prompt(relevance: Tensor) -> Tensor:
     return copied
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_rollout_of_resampled_image_equals_reference(way: str) -> None:
-    model, inputs = build_model(way)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rollout_of_resampled_image_equals_reference(variant: str) -> None:
+    model, inputs = build_model(variant)
     with torch.no_grad():
         model(**inputs)
     relevance = torch.eye(ALL).double().expand(2, -1, -1)
@@ -138,10 +138,10 @@ def test_rollout_of_resampled_image_equals_reference(way: str) -> None:
     torch.testing.assert_close(scores_of("rollout", model, inputs, 0)["x"], patches, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["projector", "queries"])
+@pytest.mark.parametrize("variant", ["projector", "queries"])
 @pytest.mark.parametrize("target", range(CLASSES))
-def test_gae_of_resampled_image_equals_reference(way: str, target: int) -> None:
-    model, inputs = build_model(way)
+def test_gae_of_resampled_image_equals_reference(variant: str, target: int) -> None:
+    model, inputs = build_model(variant)
     logits = model(**inputs)
     steps = model.steps()
     gradients = torch.autograd.grad(logits[:, target].sum(), [m for _, parts in steps for _, m in parts])
@@ -155,7 +155,7 @@ def test_gae_of_resampled_image_equals_reference(way: str, target: int) -> None:
         sums = off_diagonal.sum(-1, keepdim=True)
         return torch.where(sums != 0, off_diagonal / torch.where(sums != 0, sums, 1), 0) + torch.eye(r.shape[-1]).double()
 
-    if way == "projector":
+    if variant == "projector":
         latent = inside[0] @ normalised(patches)
     else:
         self_map, cross_map, last_map = inside
@@ -167,10 +167,10 @@ def test_gae_of_resampled_image_equals_reference(way: str, target: int) -> None:
     torch.testing.assert_close(scores_of("gae", model, inputs, target)["x"], prompt[:, -1], rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution", "value_zeroing"])
-def test_batch_equals_single_samples(way: str, method: str) -> None:
-    model, inputs = build_model(way)
+def test_batch_equals_single_samples(variant: str, method: str) -> None:
+    model, inputs = build_model(variant)
     batch = scores_of(method, model, inputs, 1)
     for i in range(2):
         single = scores_of(method, model, {name: value[i : i + 1] for name, value in inputs.items()}, 1)
@@ -179,12 +179,12 @@ def test_batch_equals_single_samples(way: str, method: str) -> None:
             assert bool(scores.any())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_attended_patch_has_highest_rollout(way: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attended_patch_has_highest_rollout(variant: str) -> None:
     """Only the key of patch 3 matches the queries of the latents."""
-    model, inputs = build_model(way)
+    model, inputs = build_model(variant)
     for attention in (model.across, model.first, model.second):
-        attends_to_patches = attention is model.across or way == "resampler"
+        attends_to_patches = attention is model.across or variant == "resampler"
         attention.q.weight.data.zero_()
         attention.q.bias.data.fill_(1.0 if attends_to_patches else 0.0)
         attention.k.weight.data.zero_()

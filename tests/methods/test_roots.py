@@ -80,7 +80,7 @@ def test_input_x_gradient_of_words_and_image(fusion: str) -> None:
 INPUT_METHODS = ["integrated_gradients", "smoothgrad", "lrp_ah_ln", "lrp"]
 MAP_METHODS = ["gae", "transformer_attribution", "rollout", "partial_lrp"]
 CASES = [
-    *((way, method) for way in ("words first", "picture first") for method in (*INPUT_METHODS, *MAP_METHODS)),
+    *((variant, method) for variant in ("words first", "picture first") for method in (*INPUT_METHODS, *MAP_METHODS)),
     *(("added", method) for method in INPUT_METHODS),  # the image has no rows of its own, so there is no map over its patches
 ]
 

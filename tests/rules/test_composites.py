@@ -405,7 +405,7 @@ def squares(x: Tensor) -> Tensor:
 
 
 # x -> 1 / √(variance + ε)
-WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": lambda x: squares(x).rsqrt(),
     "sqrt": lambda x: 1 / torch.sqrt(variance(x)),
     "reciprocal of sqrt": lambda x: variance(x).sqrt().reciprocal(),
@@ -426,10 +426,10 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.part
 @pytest.mark.parametrize("composite", MULTIPLIER)
-@pytest.mark.parametrize("way", WAYS)
-def test_decomposed_norm_equals_layer_norm(way: str, composite: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decomposed_norm_equals_layer_norm(variant: str, composite: str) -> None:
     """With LN the deviation is constant for any implementation of the root; without, all have the ordinary gradient."""
-    EXAMPLES["written"] = lambda m, x: (x - x.mean(-1, keepdim=True)) * WAYS[way](x) * m.scale + m.shift
+    EXAMPLES["written"] = lambda m, x: (x - x.mean(-1, keepdim=True)) * VARIANTS[variant](x) * m.scale + m.shift
     EXAMPLES["function"] = lambda m, x: F.layer_norm(x, (D,), m.scale, m.shift, EPS)
     try:
         result, expected = (propagate(name, MULTIPLIER[composite])[1] for name in ("written", "function"))

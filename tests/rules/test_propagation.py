@@ -126,7 +126,7 @@ def test_linear_layer_with_zeros_equals_reference(rule: str) -> None:
     assert_equal(relevance(lambda x: F.linear(x, w, b), x, composite, r), reference(x, w, b, r))
 
 
-WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+VARIANTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "addmm": lambda x, w, b: torch.addmm(b, x.flatten(0, 1), w.T).unflatten(0, (B, N)),
     "convolution": lambda x, w, b: F.conv1d(x.mT, w[..., None], b).mT,
     "convolution of patches": lambda x, w, b: F.conv2d(x[:, None], w[:, None, None], b, stride=(1, D))[..., 0].mT,
@@ -145,11 +145,11 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.part
 @every_rule
-@pytest.mark.parametrize("way", WAYS)
-def test_equivalent_linear_layers_have_same_relevance(way: str, rule: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equivalent_linear_layers_have_same_relevance(variant: str, rule: str) -> None:
     composite = LAYERS[rule][0]
     x, w, b, r = random_tensor(B, N, D), random_tensor(5, D, seed=1), random_tensor(5, seed=2), random_tensor(B, N, 5, seed=3)
-    assert_equal(relevance(lambda x: WAYS[way](x, w, b), x, composite, r), relevance(lambda x: F.linear(x, w, b), x, composite, r))
+    assert_equal(relevance(lambda x: VARIANTS[variant](x, w, b), x, composite, r), relevance(lambda x: F.linear(x, w, b), x, composite, r))
 
 
 @every_rule
@@ -294,13 +294,13 @@ SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @each
-@pytest.mark.parametrize("way", SUMS)
-def test_add_equals_reference(way: str, add: str) -> None:
+@pytest.mark.parametrize("variant", SUMS)
+def test_add_equals_reference(variant: str, add: str) -> None:
     x, r = random_tensor(B, 2, D), random_tensor(B, D, seed=3)
     u, v = x.unbind(1)
-    signed = {"u + v": (u, v), "u − v": (u, -v), "v − u, by rsub": (-u, v), "u + 3 v": (u, 3 * v), "u − 3 v": (u, -3 * v)}[way]
+    signed = {"u + v": (u, v), "u − v": (u, -v), "v − u, by rsub": (-u, v), "u + 3 v": (u, 3 * v), "u − 3 v": (u, -3 * v)}[variant]
     expected = torch.stack(add_reference(*signed, r, add == "normalised"), 1)
-    result = relevance(lambda x: SUMS[way](*x.unbind(1)), x, COMPOSITES[add], r)
+    result = relevance(lambda x: SUMS[variant](*x.unbind(1)), x, COMPOSITES[add], r)
     assert_equal(result, expected)
     assert_equal(result.sum((1, 2)), r.sum(1))
 

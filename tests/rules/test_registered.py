@@ -160,15 +160,15 @@ SOFT: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", [w for w in SOFT if w != "torch function"])
-def test_registered_rule_applies_to_custom_operation(way: str, method: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", [w for w in SOFT if w != "torch function"])
+def test_registered_rule_applies_to_custom_operation(variant: str, method: str) -> None:
+    key, function = SOFT[variant]
     expected = scores(F.gelu, method)
 
     def assert_result_without_rule() -> None:
-        if method in MULTIPLIERS and way not in OUTSIDE_TORCH:  # the derivative is the rule
+        if method in MULTIPLIERS and variant not in OUTSIDE_TORCH:  # the derivative is the rule
             assert torch.allclose(scores(function, method), expected, rtol=1e-9, atol=1e-12)
-        elif way != "module":
+        elif variant != "module":
             with pytest.raises((UnknownOperation, ModelError), match=r"whyformer\.rules\.register"):
                 scores(function, method)
 
@@ -180,18 +180,18 @@ def test_registered_rule_applies_to_custom_operation(way: str, method: str) -> N
     assert torch.allclose(scores(function, method, rules={key: "activation"}), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_registered_rule_with_secant(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_registered_rule_with_secant(variant: str) -> None:
+    key, function = SOFT[variant]
     expected = scores(F.gelu, "lrp_ah_ln", secant=True)
     assert torch.allclose(scores(function, "lrp_ah_ln", secant=True, rules={key: "gelu"}), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", list(SOFT))
-def test_gradient_methods_need_no_rule(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", list(SOFT))
+def test_gradient_methods_need_no_rule(variant: str) -> None:
+    key, function = SOFT[variant]
     expected = scores(F.gelu, "input_x_gradient")
-    if way in OUTSIDE_TORCH:
+    if variant in OUTSIDE_TORCH:
         with pytest.raises(ModelError, match="outside of torch"):
             scores(function, "input_x_gradient")
     else:
@@ -213,18 +213,18 @@ def test_registering_other_function_as_norm_raises() -> None:
         scores(WrittenGelu(), "lrp_ln", rules={WrittenGelu: "layer_norm"})
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_adjoint_rule_applies_to_multipliers_only(way: str) -> None:
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_adjoint_rule_applies_to_multipliers_only(variant: str) -> None:
     """For multipliers it is the ordinary derivative; for relevance it is refused."""
-    key, function = SOFT[way]
+    key, function = SOFT[variant]
     assert torch.allclose(scores(function, "lrp_ah", rules={key: "adjoint"}), scores(F.gelu, "lrp_ah"), rtol=1e-9, atol=1e-12)
     with pytest.raises(UnknownOperation):
         scores(function, "lrp", rules={key: "adjoint"})
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_user_defined_rule(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_user_defined_rule(variant: str) -> None:
+    key, function = SOFT[variant]
 
     def twice(call: Call, flow: Tensor) -> list[Tensor]:
         return [2 * flow]
@@ -244,9 +244,9 @@ def test_user_defined_rule(way: str) -> None:
 
 
 @pytest.mark.parametrize(("composite", "method"), [("ah", "lrp_ah"), ("deep_taylor", "lrp")])
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_record_uses_registered_rule(way: str, composite: str, method: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_record_uses_registered_rule(variant: str, composite: str, method: str) -> None:
+    key, function = SOFT[variant]
     rule = Rule("mine", lambda call, flow: [3 * flow], lambda call, flow: [2 * flow])
     whyformer.rules.register(key, rule=rule)
     expected = scores(function, method, **({"rule": "shared"} if method == "lrp" else {}))
@@ -338,9 +338,9 @@ def test_invalid_registrations_raise() -> None:
             whyformer.rules.register("my_ns::op", **bad)
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_audit_lists_registered_operations(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_audit_lists_registered_operations(variant: str) -> None:
+    key, function = SOFT[variant]
     whyformer.rules.register(key, like="gelu")
     operations = whyformer.audit(FunctionModel(function), X).operations
     activations = [o for o in operations if o.kind == "activation"]

@@ -157,11 +157,11 @@ EQUIVALENT: dict[str, list[Callable[[FunctionBetweenLayers, Tensor], Tensor]]] =
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_equivalent_functions_have_same_relevance(name: str, composite: str) -> None:
     # for the plain gradient, a constant divisor differs from one that depends on x
-    ways = [w for i, w in enumerate(EQUIVALENT[name]) if (name, i, composite) != ("unit length", 5, "gradient")]
-    logits, expected = propagate(ways[0], composite)
+    variants = [w for i, w in enumerate(EQUIVALENT[name]) if (name, i, composite) != ("unit length", 5, "gradient")]
+    logits, expected = propagate(variants[0], composite)
     assert expected.abs().max() > 0
-    for way in ways[1:]:
-        value, result = propagate(way, composite)
+    for variant in variants[1:]:
+        value, result = propagate(variant, composite)
         assert torch.allclose(value, logits, rtol=1e-9, atol=1e-9)
         assert torch.allclose(result, expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()))
 

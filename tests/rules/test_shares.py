@@ -150,9 +150,9 @@ def test_operation_that_is_not_a_sum_of_shares_is_refused(x: Tensor) -> None:
 class HeadLayoutBlock(nn.Module):
     """A block with one of several implementations of attention heads, norms and an MLP."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, variant: str) -> None:
         super().__init__()
-        self.way = way
+        self.variant = variant
         self.q, self.kv, self.out = nn.Linear(12, 12), nn.Linear(12, 8), nn.Linear(12, 12)
         self.before, self.attention_norm, self.last = nn.LayerNorm(12), nn.LayerNorm(12), nn.LayerNorm(12)
         self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 12)
@@ -163,18 +163,18 @@ class HeadLayoutBlock(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         q, (k, v) = self.q(x).unflatten(-1, (3, 4)), self.kv(x).chunk(2, -1)  # three heads share one key and value
-        if self.way == "one by one":
+        if self.variant == "one by one":
             mixed = torch.cat([(q[:, :, h] @ k.mT / 2).softmax(-1) @ v for h in range(3)], -1)
-        elif self.way == "folded into queries":
+        elif self.variant == "folded into queries":
             maps = (q.transpose(1, 2).flatten(1, 2) @ k.mT / 2).softmax(-1)
             mixed = (maps @ v).unflatten(1, (3, -1)).transpose(1, 2).flatten(2)
         else:
             q, k, v = q.transpose(1, 2), k[:, None].expand(-1, 3, -1, -1), v[:, None].expand(-1, 3, -1, -1)
-            if self.way == "fused":
+            if self.variant == "fused":
                 mixed = F.scaled_dot_product_attention(q, k, v)
-            elif self.way == "values first":
+            elif self.variant == "values first":
                 mixed = (v.mT @ (k @ q.mT / 2).softmax(-2)).mT
-            elif self.way == "samples last":
+            elif self.variant == "samples last":
                 q, k, v = (t.movedim(0, 1).flatten(0, 1) for t in (q, k, v))
                 mixed = ((q @ k.mT / 2).softmax(-1) @ v).unflatten(0, (3, -1)).movedim(1, 0)
             else:
@@ -184,10 +184,10 @@ class HeadLayoutBlock(nn.Module):
 
 
 class HeadLayoutModel(nn.Module):
-    def __init__(self, way: str) -> None:
+    def __init__(self, variant: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.blocks = nn.Embedding(20, 12), nn.ModuleList([HeadLayoutBlock(way), HeadLayoutBlock(way)])
+        self.words, self.blocks = nn.Embedding(20, 12), nn.ModuleList([HeadLayoutBlock(variant), HeadLayoutBlock(variant)])
         self.head = nn.Linear(12, 3)
         self.double().eval()
 
@@ -202,13 +202,13 @@ IDS = {"input_ids": torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])}
 VECTORS = ["norm_attention", "globenc", "alti", "decompx", "value_zeroing", "legrad", "gradcam"]
 
 
-WAYS = ["fused", "folded into queries", "values first", "samples last"]
+VARIANTS = ["fused", "folded into queries", "values first", "samples last"]
 ONE_BY_ONE = ["norm_attention", "value_zeroing", "gradcam"]
 
 
 @pytest.mark.parametrize(
-    ("method", "way"), [*((m, w) for m in VECTORS for w in WAYS), *((m, "one by one") for m in ONE_BY_ONE)]
+    ("method", "variant"), [*((m, w) for m in VECTORS for w in VARIANTS), *((m, "one by one") for m in ONE_BY_ONE)]
 )
-def test_equivalent_head_layouts_have_same_scores(method: str, way: str) -> None:
-    plain, result = (whyformer.explain(HeadLayoutModel(w), IDS, method, 1) for w in ("plain", way))
+def test_equivalent_head_layouts_have_same_scores(method: str, variant: str) -> None:
+    plain, result = (whyformer.explain(HeadLayoutModel(w), IDS, method, 1) for w in ("plain", variant))
     torch.testing.assert_close(result.scores, plain.scores)

@@ -15,7 +15,7 @@ from whyformer.tape.recording import record, record_call
 from whyformer.tape.walking import GRADIENT, replay, walk_back
 
 TABLE = torch.randn(5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
+VARIANTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
     "glu": (functional.glu, lambda x: x[..., :3] * torch.sigmoid(x[..., 3:]), "activated gate"),
     "glu along another axis": (lambda x: functional.glu(x, 1), lambda x: x[:, :2] * torch.sigmoid(x[:, 2:]), "activated gate"),
     "addcmul": (
@@ -39,9 +39,9 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], st
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_composite_call_equals_its_decomposition(way: str) -> None:
-    function, written, kind = WAYS[way]
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_composite_call_equals_its_decomposition(variant: str) -> None:
+    function, written, kind = VARIANTS[variant]
     x = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     results = []
     for f in (function, written):
@@ -69,22 +69,22 @@ def test_gradient_of_product_over_axis() -> None:
 DECOMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: functional.scaled_dot_product_attention(x, x.sin(), x.cos()).exp(),
     "attention of fewer keys": lambda x: functional.scaled_dot_product_attention(x, x[:, :1], x[:, 1:2], enable_gqa=True).exp(),
-    **{way: (lambda x, f=functions[0]: f(x).exp()) for way, functions in WAYS.items()},  # type: ignore[misc]
+    **{variant: (lambda x, f=functions[0]: f(x).exp()) for variant, functions in VARIANTS.items()},  # type: ignore[misc]
 }
 
 
-@pytest.mark.parametrize("way", DECOMPOSED)
-def test_intervention_on_inner_value_of_composite_call(way: str) -> None:
+@pytest.mark.parametrize("variant", DECOMPOSED)
+def test_intervention_on_inner_value_of_composite_call(variant: str) -> None:
     """An intervention on each inner value of a composite call equals the replay of its parts."""
     x = torch.randn(2, 4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tape, y = record(DECOMPOSED[way], x)
+    tape, y = record(DECOMPOSED[variant], x)
     root, end = tape.number(x), tape.number(y)
     program = read_program(tape, [root], end)
     inner = [u.exit for u in program.units if u.exit != end]
     assert len(inner) > 2
     for n in inner:
         (expected,) = replay(tape, {n: tape[n] * 1.5}, [end])
-        changed, result = record_call(DECOMPOSED[way], (x,), change={n: lambda t: t * 1.5})
+        changed, result = record_call(DECOMPOSED[variant], (x,), change={n: lambda t: t * 1.5})
         torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(changed[n], tape[n] * 1.5)
         torch.testing.assert_close(changed[end], result)

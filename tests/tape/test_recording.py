@@ -285,7 +285,7 @@ def with_hook(x: Tensor) -> Tensor:
     return layer(x)
 
 
-WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+VARIANTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "script": (torch.jit.script(scripted), scripted) if not hasattr(torch, "_no_jit") else (scripted, scripted),
     "traced": (torch.jit.trace(scripted, torch.randn(4, 3, dtype=torch.float64)), scripted),
     "checkpoint": (lambda x: checkpoint(scripted, x, use_reentrant=False), scripted),
@@ -307,10 +307,10 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_execution_modes_are_recorded(way: str) -> None:
-    function, plain = WAYS[way]
+def test_execution_modes_are_recorded(variant: str) -> None:
+    function, plain = VARIANTS[variant]
     x = torch.randn(4, 3, dtype=torch.float64)
     out, result = gradient(function, x)
     expected, expected_gradient = autograd_gradient(plain, x)
