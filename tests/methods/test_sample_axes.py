@@ -39,7 +39,7 @@ def heads_first_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixed.transpose(0, 1).transpose(1, 2).flatten(2)
 
 
-def shuffled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def scattered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """In a mixed order of samples and heads."""
     flat = [split(t).flatten(0, 1) for t in (q, k, v)]
     order = torch.tensor([3, 0, 5, 1, 4, 2]) if len(q) == SAMPLES else torch.arange(len(flat[0]))
@@ -79,7 +79,7 @@ def inputs() -> Tensor:
 
 
 @pytest.mark.parametrize("method", ["rollout", "raw_attention", "transformer_attribution", "gae", "value_zeroing", "decompx"])
-@pytest.mark.parametrize("product", [heads_first, heads_first_fused, shuffled])
+@pytest.mark.parametrize("product", [heads_first, heads_first_fused, scattered])
 def test_batch_with_any_order_of_samples_and_heads_equals_single_samples(product: Product, method: str) -> None:
     x = inputs()
     result = whyformer.explain(model_of(product), x, method, [0, 1, 2]).scores
