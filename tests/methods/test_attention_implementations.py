@@ -88,7 +88,7 @@ VARIANTS: dict[str, Mix] = {
 }
 
 
-class Block(nn.Module):
+class MixBlock(nn.Module):
     def __init__(self, mix: Mix) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -104,7 +104,7 @@ class AttentionModel(nn.Module):
     def __init__(self, mix: Mix) -> None:
         super().__init__()
         self.words = nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList([Block(mix) for _ in range(2)])
+        self.blocks = nn.ModuleList([MixBlock(mix) for _ in range(2)])
         self.head = nn.Linear(WIDTH, CLASSES)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -137,17 +137,17 @@ def test_written_attention_has_same_scores_as_fused(method: str, variant: str) -
 def test_softmax_gate_is_not_an_attention_map() -> None:
     """A gate over features, which is not followed by a product with values."""
 
-    class Gated(Block):
+    class GatedInputBlock(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             return super().forward(x * x.softmax(-1), bias)
 
     model = AttentionModel(at)
-    model.blocks = nn.ModuleList([Gated(at) for _ in range(2)]).double().eval()
+    model.blocks = nn.ModuleList([GatedInputBlock(at) for _ in range(2)]).double().eval()
     scores = whyformer.explain(model, model_inputs(), method="rollout").scores
     assert scores.shape == (2, TOKENS)
 
 
-class EinsumBlock(Block):
+class EinsumBlock(MixBlock):
     """A block whose projections are einsums with parameters ``[H, d, D]``."""
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
@@ -175,12 +175,12 @@ def test_einsum_with_parameter_has_same_scores_as_linear(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["norm_attention", "value_zeroing"])
 def test_blocks_that_return_their_input_in_place_have_same_scores(method: str) -> None:
-    class InPlace(Block):
+    class CopyingBlock(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             return x.copy_(super().forward(x, bias))
 
     model = AttentionModel(at)
-    blocks = nn.ModuleList([InPlace(at) for _ in range(2)]).double().eval()
+    blocks = nn.ModuleList([CopyingBlock(at) for _ in range(2)]).double().eval()
     blocks.load_state_dict(model.blocks.state_dict())
     expected = whyformer.explain(AttentionModel(at), model_inputs(), method=method)
     model.blocks = blocks
@@ -190,7 +190,7 @@ def test_blocks_that_return_their_input_in_place_have_same_scores(method: str) -
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp", "lrp_ah_ln", "integrated_gradients", "smoothgrad"])
 def test_first_block_that_changes_its_input_in_place_has_same_scores(method: str) -> None:
-    class Scaling(Block):
+    class Scaling(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             x *= 1.0
             return super().forward(x, bias)

@@ -118,12 +118,12 @@ def test_vectors_sum_to_a_hidden_state(name: str) -> None:
     model, inputs = build(name)
     task, states = open_model(model).prepare(inputs).task(name="test"), list[Tensor]()
 
-    class Spy(TorchDispatchMode):
+    class DispatchRecorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             states.append(func(*args, **(kwargs or {})))
             return states[-1]
 
-    with Spy():
+    with DispatchRecorder():
         task.forward()
     vectors = vectors_of(task)
     for block in vectors.passed.attentions:

@@ -178,7 +178,7 @@ def test_methods_that_support_checkpoint() -> None:
     assert all("checkpoint" in reason for reason in diagnostics["passed_over"].values())
 
 
-class Block(nn.Module):
+class SharingBlock(nn.Module):
     """x + W x, with a list of values that blocks may share."""
 
     def __init__(self, number: int, kind: str, stored: list[Tensor]) -> None:
@@ -195,14 +195,14 @@ class Block(nn.Module):
         return x + y
 
 
-class SharingBlocks(nn.Module):
+class SharingModel(nn.Module):
     """Blocks that pass values to later blocks, or to the head, besides their outputs."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.stored: list[Tensor] = []
         self.kind, self.words = kind, nn.Embedding(20, 8)
-        self.blocks = nn.ModuleList(Block(i, kind, self.stored) for i in range(3))
+        self.blocks = nn.ModuleList(SharingBlock(i, kind, self.stored) for i in range(3))
         self.head = nn.Linear(8, 4)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class SharingBlocks(nn.Module):
 
 @pytest.mark.parametrize("kind", ["shares", "counts", "reads"])
 def test_checkpoint_of_blocks_with_side_effects(kind: str) -> None:
-    model, ids = SharingBlocks(kind).double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
+    model, ids = SharingModel(kind).double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
     expected = whyformer.explain(model, ids, "input_x_gradient", 1).scores
     assert expected.abs().max() > 0
     assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, expected)
@@ -241,7 +241,7 @@ def test_cache_from_user_is_filled_once() -> None:
 
 
 def test_checkpoint_of_block_that_changes_its_input_in_place() -> None:
-    class InPlace(nn.Module):
+    class InPlaceBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(8, 8)
@@ -251,8 +251,8 @@ def test_checkpoint_of_block_that_changes_its_input_in_place() -> None:
             x += y
             return x
 
-    model = SharingBlocks("")
-    model.blocks = nn.ModuleList(InPlace() for _ in range(3))
+    model = SharingModel("")
+    model.blocks = nn.ModuleList(InPlaceBlock() for _ in range(3))
     model, ids = model.double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
     expected = whyformer.explain(model, ids, "input_x_gradient", 1)
     assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, expected.scores)

@@ -111,7 +111,7 @@ def test_batch_size_does_not_change_scores(name: str) -> None:
 
 
 # -- equivalent implementations -------------------------------------------------------------------------------------
-class Block(nn.Module):
+class VariantBlock(nn.Module):
     """Attention with one or three layers for queries, keys and values; fused or not; GELU as F.gelu or as a formula."""
 
     def __init__(self, *, joint: bool, fused: bool, by_hand: bool, in_place: bool) -> None:
@@ -143,12 +143,12 @@ class Block(nn.Module):
         return x + self.down(z)
 
 
-class Small(nn.Module):
+class VariantModel(nn.Module):
     def __init__(self, **how: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words, self.head = nn.Embedding(20, 12), nn.Linear(12, 3)
-        self.blocks = nn.ModuleList([Block(**how) for _ in range(2)])
+        self.blocks = nn.ModuleList([VariantBlock(**how) for _ in range(2)])
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.words(input_ids)
@@ -164,13 +164,13 @@ PLAIN = {"joint": False, "fused": False, "by_hand": False, "in_place": False}
 def test_equivalent_implementation_has_same_scores(how: str) -> None:
     inputs = {"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}
     plain, variant = (
-        whyformer.explain(Small(**{**PLAIN, how: value}).double().eval(), inputs, method="decompx", target=1).scores
+        whyformer.explain(VariantModel(**{**PLAIN, how: value}).double().eval(), inputs, method="decompx", target=1).scores
         for value in (False, True)
     )
     torch.testing.assert_close(plain, variant)
 
 
-class Sorted(Small):
+class Sorted(VariantModel):
     """Sorts before pooling, which is not a sum of shares."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class Sorted(Small):
         return self.head(x.sort(1).values[:, 0])
 
 
-class Detached(Small):
+class Detached(VariantModel):
     """Detaches half of the pooled sum, which changes no value."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Detached(Small):
         return self.head(x.mean(1) + x.detach().mean(1))
 
 
-class SortedInside(Small):
+class SortedInside(VariantModel):
     """Sorts between the blocks."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class SortedInside(Small):
 
 
 @pytest.mark.parametrize(("kind", "message"), [(Sorted, "operation 'sort'"), (SortedInside, "no recognizable blocks")])
-def test_operation_without_shares_is_refused(kind: type[Small], message: str) -> None:
+def test_operation_without_shares_is_refused(kind: type[VariantModel], message: str) -> None:
     with pytest.raises(MethodNotApplicable, match=f"decompx has no meaning.*{message}"):
         whyformer.explain(kind(**PLAIN).eval(), {"input_ids": torch.arange(5)[None]}, method="decompx")
 
@@ -209,7 +209,7 @@ def test_operation_without_shares_is_refused(kind: type[Small], message: str) ->
 def test_detached_operations_are_included() -> None:
     """f(x) + f(x).detach() equals 2 f(x)."""
     inputs, model = {"input_ids": torch.arange(5)[None]}, Detached(**PLAIN).double().eval()
-    doubled = Small(**PLAIN).double().eval()
+    doubled = VariantModel(**PLAIN).double().eval()
     with torch.no_grad():
         doubled.head.weight *= 2
     detached_scores, doubled_scores = (whyformer.explain(m, inputs, method="decompx", target=1).scores for m in (model, doubled))

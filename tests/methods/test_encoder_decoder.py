@@ -15,7 +15,7 @@ from zoo import randomise
 PARTS = ("input_ids", "decoder_input_ids")
 
 
-class Layer:
+class RecordedLayer:
     """A layer of BART that was run on one sample, with its input and output."""
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
@@ -36,16 +36,16 @@ class Layer:
         return (output if isinstance(output, Tensor) else output[0])[0]
 
 
-def run(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, list[Layer], list[Layer], dict[Any, Tensor]]:
+def run(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, list[RecordedLayer], list[RecordedLayer], dict[Any, Tensor]]:
     """Run the model; return (output, encoder layers, decoder layers, output of each self-attention norm)."""
-    layers: dict[str, list[Layer]] = {"encoder": [], "decoder": []}
+    layers: dict[str, list[RecordedLayer]] = {"encoder": [], "decoder": []}
     norm_outputs: dict[Any, Tensor] = {}
     handles = []
     for side, records in layers.items():
         for layer in getattr(model.model, side).layers:
 
-            def record(module: nn.Module, args: Any, kwargs: Any, output: Any, records: list[Layer] = records) -> None:
-                records.append(Layer(module, args, kwargs, output if isinstance(output, Tensor) else output[0]))
+            def record(module: nn.Module, args: Any, kwargs: Any, output: Any, records: list[RecordedLayer] = records) -> None:
+                records.append(RecordedLayer(module, args, kwargs, output if isinstance(output, Tensor) else output[0]))
 
             handles.append(layer.register_forward_hook(record, with_kwargs=True))
             norm = layer.self_attn_layer_norm
@@ -129,7 +129,7 @@ def test_value_zeroing_of_encoder_and_decoder(distance: str) -> None:
     _, encoder, decoder, _ = run(model, inputs)
 
     @torch.no_grad()
-    def changes(layer: Layer, projection: nn.Module) -> Tensor:
+    def changes(layer: RecordedLayer, projection: nn.Module) -> Tensor:
         columns = []
         for token in range(6):
             u, v = layer.output_without_token(projection, token), layer.output
@@ -185,7 +185,7 @@ class Scaled(nn.Module):
         return x + inner.mlp(inner.second(x)).tanh()
 
 
-class Stack(nn.Module):
+class ScaledStack(nn.Module):
     def __init__(self, folded: bool) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(50, 24), nn.Linear(24, 5)
@@ -200,6 +200,6 @@ class Stack(nn.Module):
 
 def test_layer_scale_equals_scaled_projection_in_norm_attention() -> None:
     ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
-    folded, unfolded = (randomise(Stack(fold)).double() for fold in (True, False))
+    folded, unfolded = (randomise(ScaledStack(fold)).double() for fold in (True, False))
     scores = [whyformer.explain(model, ids, "norm_attention").scores for model in (folded, unfolded)]
     assert torch.allclose(*scores, rtol=1e-10)

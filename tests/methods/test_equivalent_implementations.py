@@ -18,7 +18,7 @@ class EquivalentModel(nn.Module):
     def __init__(self, part: str, alternative: bool) -> None:
         super().__init__()
         self.part, self.alternative, self.words = part, alternative, nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList(Block(part, alternative) for _ in range(2))
+        self.blocks = nn.ModuleList(EquivalentBlock(part, alternative) for _ in range(2))
         self.head = nn.Linear(WIDTH, 3)
         self.eval()
 
@@ -29,7 +29,7 @@ class EquivalentModel(nn.Module):
         return self.head(x[:, 0])
 
 
-class Block(nn.Module):
+class EquivalentBlock(nn.Module):
     def __init__(self, part: str, alternative: bool) -> None:
         super().__init__()
         self.part, self.alternative = part, alternative

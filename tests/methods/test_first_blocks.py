@@ -13,7 +13,7 @@ MARK, VERSIONS = 7, 3
 IDS = torch.tensor([[1, MARK, MARK, MARK, MARK, 3, 4, 5], [2, 6, MARK, MARK, MARK, MARK, 5, 4]])
 
 
-class Block(nn.Module):
+class OptionalAttentionBlock(nn.Module):
     """A block with attention, or one that adds the previous row to each row."""
 
     def __init__(self, attends: bool) -> None:
@@ -39,7 +39,7 @@ class ImageTextModel(nn.Module):
         super().__init__()
         self.versions = versions
         self.words, self.patches, self.head = nn.Embedding(10, WIDTH), nn.Conv2d(3, WIDTH, 4, 4), nn.Linear(WIDTH, CLASSES)
-        self.layers = nn.ModuleList([Block(False), Block(True)])
+        self.layers = nn.ModuleList([OptionalAttentionBlock(False), OptionalAttentionBlock(True)])
 
     def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None, rows: list[Tensor] | None = None) -> Tensor:
         x = self.words(input_ids) if rows is None else rows[0]
@@ -89,8 +89,8 @@ class SegmentedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.kinds, self.head = nn.Embedding(10, WIDTH), nn.Embedding(2, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.cutters = nn.ModuleList([Block(True), Block(True)])
-        self.layers = nn.ModuleList([Block(True), Block(True)])
+        self.cutters = nn.ModuleList([OptionalAttentionBlock(True), OptionalAttentionBlock(True)])
+        self.layers = nn.ModuleList([OptionalAttentionBlock(True), OptionalAttentionBlock(True)])
 
     def forward(self, input_ids: Tensor) -> Tensor:
         words = self.words(input_ids)

@@ -57,7 +57,7 @@ class LinearAttention(nn.Module):
         return (self.q(x) @ self.k(x).mT * decay.tril().to(x)) @ self.v(x)
 
 
-class Experts(nn.Module):
+class RoutedExperts(nn.Module):
     """Routes each row to its top expert. Experts are called in a loop, or on rows sorted by expert."""
 
     def __init__(self, *, sort: bool = False) -> None:
@@ -120,7 +120,7 @@ def mlp() -> nn.Module:
 
 def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
     """``kinds``: branches of each layer: a attention, c convolution, d linear attention, m MLP, e experts, s sorted experts."""
-    make = {"a": HybridAttention, "c": CausalConvolution, "d": LinearAttention, "m": mlp, "e": Experts, "s": partial(Experts, sort=True)}
+    make = {"a": HybridAttention, "c": CausalConvolution, "d": LinearAttention, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
     layers = [HybridLayer(*(make[kind]() for kind in branches)) for branches in kinds]
     model = randomise(Encoder(layers, embedding_residual=embedding_residual, pool=pool)).double().eval().requires_grad_(False)
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()

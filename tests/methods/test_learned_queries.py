@@ -39,7 +39,7 @@ class DetectorLayer(nn.Module):
         return self.norm(x + self.mlp(x).tanh())
 
 
-class Detector(nn.Module):
+class QueryDetector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.locations, self.query_input = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Embedding(QUERIES, WIDTH)
@@ -57,12 +57,12 @@ class Detector(nn.Module):
         return self.head(state[:, 1])
 
 
-def build_detector() -> tuple[Detector, Tensor]:
-    model = randomise(Detector()).double().eval()
+def build_detector() -> tuple[QueryDetector, Tensor]:
+    model = randomise(QueryDetector()).double().eval()
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
 
 
-def maps_and_gradients(model: Detector, x: Tensor, target: int) -> tuple[list[Tensor], list[Tensor]]:
+def maps_and_gradients(model: QueryDetector, x: Tensor, target: int) -> tuple[list[Tensor], list[Tensor]]:
     """Attention maps in order of execution, and ∂logit/∂A of each."""
     logits = model(x)
     maps = [a.map for layer in (*model.encoder, *model.decoder) for a in (layer.own, layer.across) if a is not None]

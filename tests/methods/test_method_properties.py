@@ -94,14 +94,14 @@ def test_mixed_vectors_sum_to_layer_output(name: str) -> None:
     task = task_of(model, inputs)
     vectors = vectors_of(task)
 
-    class Spy(torch.overrides.TorchFunctionMode):
+    class LinearRecorder(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func is original or getattr(func, "__name__", "") in ("linear", "addmm"):
                 outputs.append(result)
             return result
 
-    with Spy():
+    with LinearRecorder():
         task.forward()
     for block in vectors.passed.attentions:
         total = vectors.at(block, "sum").of_attention.total()

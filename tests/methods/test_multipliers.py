@@ -35,7 +35,7 @@ class HalfTemperatureSoftmax(torch.autograd.Function):
         return torch.diag_embed(p).sub(p[..., :, None] * p[..., None, :]).matmul(g[..., None])[..., 0]
 
 
-class Block(nn.Module):
+class GatedMlpBlock(nn.Module):
     """Pre-norm attention and a gated MLP; ``rules`` is the composite to implement, None for the plain model."""
 
     def __init__(self, width, fused):
@@ -89,7 +89,7 @@ class ToyModel(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(20, 8, dtype=torch.float64)
-        self.blocks = nn.ModuleList(Block(8, fused) for _ in range(3))
+        self.blocks = nn.ModuleList(GatedMlpBlock(8, fused) for _ in range(3))
         self.head = nn.Linear(8, 3, bias=False, dtype=torch.float64)
 
     def forward(self, input_ids):

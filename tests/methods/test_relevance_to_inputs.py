@@ -45,7 +45,7 @@ def test_single_image_equals_its_row_of_a_batch_after_batch_norm() -> None:
     assert torch.allclose(alone.scores[0], together.scores[1], rtol=1e-9)
 
 
-class Block(nn.Module):
+class SingleHeadBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -62,7 +62,7 @@ class ImageAddedToWords(nn.Module):
         super().__init__()
         self.appended_only = appended_only
         self.embed, self.patch = nn.Embedding(20, 8), nn.Conv2d(3, 8, 4, 4)
-        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
+        self.blocks = nn.ModuleList(SingleHeadBlock(8) for _ in range(2))
         self.head = nn.Linear(8, 5)
 
     def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class MergedPatches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.blocks = nn.Linear(6, 8), nn.ModuleList(Block(8) for _ in range(2))
+        self.patch, self.blocks = nn.Linear(6, 8), nn.ModuleList(SingleHeadBlock(8) for _ in range(2))
         self.head = nn.Linear(8, 5)
 
     def forward(self, inputs_embeds: Tensor, spatial_shapes: Tensor) -> Tensor:

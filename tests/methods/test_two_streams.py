@@ -37,7 +37,7 @@ class ResidualAttention(nn.Module):
         return x + self.out((self.map(normed, y) @ values).transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class StreamBlock(nn.Module):
     """Self-attention, optional cross-attention, and an MLP."""
 
     def __init__(self, across: bool) -> None:
@@ -58,8 +58,8 @@ class MemoryReader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(40, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.lower = nn.ModuleList(Block(False) for _ in range(2))
-        self.upper = nn.ModuleList(Block(True) for _ in range(2))
+        self.lower = nn.ModuleList(StreamBlock(False) for _ in range(2))
+        self.upper = nn.ModuleList(StreamBlock(True) for _ in range(2))
 
     def forward(self, input_ids: Tensor, memory_ids: Tensor) -> Tensor:
         return self.head(self.states(input_ids, memory_ids)[1][-1][:, -1])
@@ -108,7 +108,7 @@ def test_value_zeroing_with_cross_attention(lengths: tuple[int, int]) -> None:
     model, inputs = build_reader(lengths)
     y, x = model.states(**inputs)
 
-    def far(block: Block, before: Tensor, after: Tensor, which: str, count: int) -> Tensor:
+    def far(block: StreamBlock, before: Tensor, after: Tensor, which: str, count: int) -> Tensor:
         changed = [block(before, y[-1], **{which: t}) for t in range(count)]
         return torch.stack([1 - torch.cosine_similarity(u, after, dim=-1) for u in changed], -1)
 
@@ -194,7 +194,7 @@ def test_gradcam_features_exclude_positions_added_after_norm() -> None:
             with_positions = normed + self.locations
             return x + (with_positions @ self.k(with_positions).mT / 3).softmax(-1) @ self.v(normed)
 
-    class Model(nn.Module):
+    class PositionedModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.head = nn.Embedding(40, WIDTH), nn.Linear(WIDTH, CLASSES)
@@ -206,7 +206,7 @@ def test_gradcam_features_exclude_positions_added_after_norm() -> None:
                 x = block(x)
             return self.head(x.mean(1))
 
-    model = randomise(Model()).double().eval().requires_grad_(False)
+    model = randomise(PositionedModel()).double().eval().requires_grad_(False)
     ids = torch.randint(2, 40, (2, 6), generator=torch.Generator().manual_seed(0))
     x = model.blocks[0](model.words(ids))
     block = model.blocks[1]

@@ -179,7 +179,7 @@ def test_operations_before_attention_are_computed_once(name: str) -> None:
     assert counter.rows == {"values": 2 * tokens, "after": 2 * tokens * (1 + tokens)}
 
 
-class Block(nn.Module):
+class VmapTestBlock(nn.Module):
     """A pre-norm block in equivalent implementations, some of which vmap cannot run."""
 
     def __init__(self, implementation: str) -> None:
@@ -205,7 +205,7 @@ class VmapTestModel(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(zoo.VOCABULARY, 12)
-        self.blocks = nn.ModuleList(Block(implementation) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(VmapTestBlock(implementation) for _ in range(BLOCKS))
         self.head = nn.Linear(12, 4)
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -447,7 +447,7 @@ def test_deep_taylor_of_small_network_by_hand(biased: bool) -> None:
     6/7. Linear 1, first unit: 1/3 and 2/3 of 6/7 = 2/7 and 4/7. With the skip: x₁ = 3/7, x₂ = 4/7.
     """
 
-    class Small(nn.Module):
+    class SkipNetwork(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Linear(2, 2, bias=biased)
@@ -456,7 +456,7 @@ def test_deep_taylor_of_small_network_by_hand(biased: bool) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(torch.relu(self.first(x))) + x[:, :1]
 
-    model = Small().double().eval()
+    model = SkipNetwork().double().eval()
     with torch.no_grad():
         model.first.weight.copy_(torch.tensor([[1.0, 1.0], [-2.0, 1.0]]))
         model.second.weight.copy_(torch.tensor([[2.0, 5.0]]))

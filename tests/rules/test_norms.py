@@ -135,12 +135,12 @@ def test_in_place_norm_equals_rms_norm() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.mul_(torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
 
-    class FunctionNorm(nn.Module):
+    class FunctionRMSNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.rms_norm(x, (WIDTH,), None, 1e-6)
 
     for composite in (HELD, deep_taylor()):
-        result, expected = (propagate(randomise_norms(NormChain(inner)), composite) for inner in (InPlaceNorm(), FunctionNorm()))
+        result, expected = (propagate(randomise_norms(NormChain(inner)), composite) for inner in (InPlaceNorm(), FunctionRMSNorm()))
         assert torch.allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -113,7 +113,7 @@ class DecomposedBlock(FunctionBlock):
         return x + self.second(self.function(self.first(x)))
 
 
-class FunctionModel(nn.Module):
+class CustomFunctionModel(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module, block: type[FunctionBlock] = FunctionBlock) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([block(function) for _ in range(2)])
@@ -135,7 +135,7 @@ X = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1), dt
 
 
 def scores(function: Any, method: str, **options: Any) -> Tensor:
-    return whyformer.explain(FunctionModel(function), X, method, **options).scores
+    return whyformer.explain(CustomFunctionModel(function), X, method, **options).scores
 
 
 @pytest.fixture(autouse=True)
@@ -250,9 +250,9 @@ def test_record_uses_registered_rule(variant: str, composite: str, method: str) 
     rule = Rule("mine", lambda call, flow: [3 * flow], lambda call, flow: [2 * flow])
     whyformer.rules.register(key, rule=rule)
     expected = scores(function, method, **({"rule": "shared"} if method == "lrp" else {}))
-    record = whyformer.record(FunctionModel(function), X)
+    record = whyformer.record(CustomFunctionModel(function), X)
     (vectors,) = record.roots
-    target = FunctionModel(function)(X).argmax(-1).tolist()
+    target = CustomFunctionModel(function)(X).argmax(-1).tolist()
     result = torch.stack([record.relevance(vectors, t, composite)[i] for i, t in enumerate(target)]).sum(-1)
     torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-10)
     assert not torch.allclose(scores(F.gelu, method, **({"rule": "shared"} if method == "lrp" else {})), result)
@@ -342,7 +342,7 @@ def test_invalid_registrations_raise() -> None:
 def test_audit_lists_registered_operations(variant: str) -> None:
     key, function = SOFT[variant]
     whyformer.rules.register(key, like="gelu")
-    operations = whyformer.audit(FunctionModel(function), X).operations
+    operations = whyformer.audit(CustomFunctionModel(function), X).operations
     activations = [o for o in operations if o.kind == "activation"]
     assert [o.count for o in activations] == [2]
     assert set(activations[0].rules.values()) == {"identity", "adjoint"}
@@ -369,7 +369,7 @@ def test_rules_of_a_call_do_not_apply_to_other_threads() -> None:
 @pytest.mark.parametrize("rule", ["separate", "shared", "alpha_beta", "epsilon", "gamma"])
 def test_multihead_attention_has_scores_of_its_parts(rule: str) -> None:
     """The rule of the input layer applies to the projections of the input, not to the output projection."""
-    models = [FunctionModel(WrittenGelu(), block) for block in (FunctionBlock, DecomposedBlock)]
+    models = [CustomFunctionModel(WrittenGelu(), block) for block in (FunctionBlock, DecomposedBlock)]
     rules = {WrittenGelu: "gelu"}
     fused, decomposed = (whyformer.explain(m, X, "lrp", rules=rules, rule=rule).scores for m in models)
     torch.testing.assert_close(fused, decomposed, rtol=1e-8, atol=1e-10)

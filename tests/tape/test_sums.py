@@ -27,7 +27,7 @@ NOT_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class Residual(nn.Module):
+class ResidualModel(nn.Module):
     def __init__(self, variant: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.variant, self.branch, self.head = variant, nn.Linear(4, 4), nn.Linear(4, 3)
@@ -39,7 +39,7 @@ class Residual(nn.Module):
 def kinds_and_relevance(variant: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], list[Tensor]]:
     """(kinds of the units, relevance of the input for three composites)"""
     torch.manual_seed(0)
-    model, x = Residual(variant).double().requires_grad_(False), torch.randn(5, 4, dtype=torch.float64)
+    model, x = ResidualModel(variant).double().requires_grad_(False), torch.randn(5, 4, dtype=torch.float64)
     tape, output = record(model, x)
     program = read_program(tape, [tape.number(x)], tape.number(output))
     runs = [(c, {program.output: torch.ones_like(output)}) for c in (GRADIENT, deep_taylor(), layerwise())]
@@ -60,5 +60,5 @@ def test_other_reductions_are_not_add_units(variant: str) -> None:
     kinds, (gradient, *_) = kinds_and_relevance(NOT_SUMS[variant])
     assert "add" not in kinds
     torch.manual_seed(0)
-    model, x = Residual(NOT_SUMS[variant]).double(), torch.randn(5, 4, dtype=torch.float64).requires_grad_()
+    model, x = ResidualModel(NOT_SUMS[variant]).double(), torch.randn(5, 4, dtype=torch.float64).requires_grad_()
     assert torch.allclose(gradient, torch.autograd.grad(model(x).sum(), x)[0])

@@ -279,7 +279,7 @@ def test_learned_query_attention() -> None:
 
 
 def test_expert_router_is_not_an_attention() -> None:
-    class Experts(nn.Module):
+    class ExpertHead(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.choice, self.experts = zoo.encoder()[0], nn.Linear(zoo.WIDTH, 2), nn.Linear(zoo.WIDTH, 2 * zoo.CLASSES)
@@ -289,7 +289,7 @@ def test_expert_router_is_not_an_attention() -> None:
             outputs = self.experts(hidden).unflatten(-1, (2, -1))
             return (self.choice(hidden).softmax(-1)[:, None] @ outputs)[:, 0]
 
-    structure = read_structure(Experts().double().eval(), {"input_ids": zoo.text()["input_ids"]})
+    structure = read_structure(ExpertHead().double().eval(), {"input_ids": zoo.text()["input_ids"]})
     assert len(structure.attentions) == 3
 
 
