@@ -25,8 +25,8 @@ class LocalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         size, count = self.block, -(-x.shape[1] // self.block)
-        rest = count * size - x.shape[1]
-        q, k, v = (functional.pad(f(x), (0, 0, 0, rest)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
+        padding = count * size - x.shape[1]
+        q, k, v = (functional.pad(f(x), (0, 0, 0, padding)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
         k, v = (self.with_neighbours(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(2, 3) for t in (q, k, v))
         position = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
@@ -159,9 +159,9 @@ class TokenFirstModel(nn.Module):
         rows = self.embed(self.a, input_ids)
         self.row_sizes, x = rows.abs().mean(-1), self.layer(rows).tanh()
         if self.uses_experts:
-            chosen, outputs = (self.row_sizes > self.threshold).long(), torch.zeros_like(x)
-            for i in chosen.unique().tolist():
-                indices = (chosen == i).nonzero().flatten()
+            expert_of_row, outputs = (self.row_sizes > self.threshold).long(), torch.zeros_like(x)
+            for i in expert_of_row.unique().tolist():
+                indices = (expert_of_row == i).nonzero().flatten()
                 outputs = outputs.index_add(0, indices, self.experts[i](x[indices]))
             x = outputs
         x = x.view(input_ids.shape[1], -1, WIDTH).mean(0)

@@ -100,7 +100,7 @@ def test_norm_of_a_branch_is_not_a_post_norm() -> None:
     for name, expected in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
         vectors = vectors_of(prepared(*build(name)).task(name="test"))
         for block in vectors.passed.attentions:
-            summed, normed, output = (vectors.at(block, place).total() for place in ("sum", "norm", "output"))
+            summed, normed, output = (vectors.at(block, position).total() for position in ("sum", "norm", "output"))
             assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not expected, not expected]
 
 
@@ -141,8 +141,8 @@ def test_vectors_sum_to_a_hidden_state(name: str) -> None:
 def test_lengths_equal_norms_of_vectors(name: str) -> None:
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
     for block in vectors.passed.attentions:
-        for place in ("sum", "norm"):
-            mixture, lengths = vectors.at(block, place), vectors.lengths(block, place)
+        for position in ("sum", "norm"):
+            mixture, lengths = vectors.at(block, position), vectors.lengths(block, position)
             assert lengths is not None
             for mixture_part, lengths_part in ((mixture, lengths), (mixture.of_attention, lengths.of_attention)):
                 torch.testing.assert_close(mixture_part.norms(), lengths_part.norms(), rtol=1e-6, atol=1e-9)

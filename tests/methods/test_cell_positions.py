@@ -121,9 +121,9 @@ def test_cell_is_centered_on_receptive_field_of_its_row(name: str, size: tuple[i
     structure = open_model(model).prepare(model_inputs(name, x)).task().structure
     elements = structure.passed.elements(structure.main, structure.passed.name_of(structure.streams[0]))
     assert elements is not None
-    places = elements[1]
-    assert places.grid is not None and places.box is not None
-    (high, wide), (left, top, right, bottom) = places.grid, places.box
+    layout = elements[1]
+    assert layout.grid is not None and layout.box is not None
+    (high, wide), (left, top, right, bottom) = layout.grid, layout.box
     for r in {0, 1, high // 2, high - 1}:
         for c in {0, 1, wide // 2, wide - 1}:
             fields = receptive_field(model, block(model), name, x, r * wide + c - high * wide)

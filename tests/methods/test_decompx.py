@@ -22,8 +22,8 @@ def with_bias(parts: Tensor, bias: Tensor) -> Tensor:
     return parts + (sizes / sizes.sum(-1, keepdim=True))[..., None] * bias
 
 
-def normed(parts: Tensor, whole: Tensor, norm: nn.LayerNorm) -> Tensor:
-    deviation = (whole.var(-1, unbiased=False) + norm.eps).sqrt()
+def normed(parts: Tensor, total: Tensor, norm: nn.LayerNorm) -> Tensor:
+    deviation = (total.var(-1, unbiased=False) + norm.eps).sqrt()
     return with_bias((parts - parts.mean(-1, keepdim=True)) / deviation[:, None, None] * norm.weight, norm.bias)
 
 
@@ -39,16 +39,16 @@ def reference_shares(model: Any, states: Tensor, maps: list[Tensor], label: int)
             value, bias, out = attention.value.weight[rows], attention.value.bias[rows], output.dense.weight[:, rows]
             for i in range(n):
                 for k in range(n):
-                    moved = parts[k] @ value.T
+                    values = parts[k] @ value.T
                     if b == 0:
-                        moved[k] += bias
-                    mixed[i] += maps[b][h, i, k] * moved @ out.T
+                        values[k] += bias
+                    mixed[i] += maps[b][h, i, k] * values @ out.T
         bias = output.dense.bias + (0 if b == 0 else output.dense.weight @ attention.value.bias)
         parts = with_bias(mixed + parts, bias)
         parts = normed(parts, parts.sum(1), output.LayerNorm)
-        whole = parts.sum(1)
+        total = parts.sum(1)
         inner = with_bias(parts @ layer.intermediate.dense.weight.T, layer.intermediate.dense.bias)
-        z = layer.intermediate.dense(whole)
+        z = layer.intermediate.dense(total)
         inner = inner * (functional.gelu(z) / z)[:, None]
         summed = parts + with_bias(inner @ layer.output.dense.weight.T, layer.output.dense.bias)
         parts = normed(summed, summed.sum(1), layer.output.LayerNorm)
@@ -132,12 +132,12 @@ class VariantBlock(nn.Module):
             mixed = functional.scaled_dot_product_attention(q, k, v)
         else:
             mixed = torch.einsum("bhqk,bhkd->bhqd", (q @ k.mT / 6**0.5).softmax(-1), v)
-        moved = self.out(mixed.transpose(1, 2).flatten(2))
+        attended = self.out(mixed.transpose(1, 2).flatten(2))
         if self.in_place:
-            moved += x
-            x = moved
+            attended += x
+            x = attended
         else:
-            x = moved + x
+            x = attended + x
         z = self.up(self.second(x))
         z = z * (1 + torch.erf(z / 2**0.5)) / 2 if self.by_hand else functional.gelu(z)
         return x + self.down(z)

@@ -44,8 +44,8 @@ class ImageTextModel(nn.Module):
     def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None, rows: list[Tensor] | None = None) -> Tensor:
         x = self.words(input_ids) if rows is None else rows[0]
         if pixel_values is not None:
-            seen = self.patches(pixel_values).flatten(2).transpose(1, 2)
-            x = x.masked_scatter((input_ids == MARK)[..., None], seen)
+            image_rows = self.patches(pixel_values).flatten(2).transpose(1, 2)
+            x = x.masked_scatter((input_ids == MARK)[..., None], image_rows)
         x = x[:, :, None] * torch.linspace(1, 2, VERSIONS).to(x)[:, None] if self.versions else x
         if rows is not None:
             rows.append(x)

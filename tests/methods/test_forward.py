@@ -126,9 +126,9 @@ def test_batch_axis_is_known_when_sizes_are_equal(batch: int) -> None:
         many = {k: torch.cat([v] * (batch // 2)) for k, v in inputs.items()}
         targets = [i % 5 for i in range(batch)]
         for method in ("transformer_attribution", "rollout", "lrp", "input_x_gradient", "gae"):
-            whole = whyformer.explain(model, many, method=method, target=targets).scores
+            batch_scores = whyformer.explain(model, many, method=method, target=targets).scores
             single = whyformer.explain(model, rows(many, 3), method=method, target=targets[3]).scores
-            assert torch.allclose(whole[3:4], single, atol=1e-7 * float(whole.abs().max())), (name, method)
+            assert torch.allclose(batch_scores[3:4], single, atol=1e-7 * float(batch_scores.abs().max())), (name, method)
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

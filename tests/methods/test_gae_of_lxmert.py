@@ -73,15 +73,15 @@ def test_co_attention_equals_dense_reference(language: int, image: int, cross: i
     model, inputs = lxmert(language, image, cross)
     maps, logits = weighted(model, inputs, answer, monkeypatch)
     assert len(maps) == language + image + 4 * cross
-    dense, rest = Dense(), iter(maps)
+    dense, remaining = Dense(), iter(maps)
     for _ in range(language):
-        dense.words(next(rest))
+        dense.words(next(remaining))
     for _ in range(image):
-        dense.boxes(next(rest))
+        dense.boxes(next(remaining))
     for _ in range(cross):
-        dense.co_attend(next(rest), next(rest))
-        dense.words(next(rest))
-        dense.boxes(next(rest))
+        dense.co_attend(next(remaining), next(remaining))
+        dense.words(next(remaining))
+        dense.boxes(next(remaining))
     e = whyformer.explain(model, inputs, "gae", answer)
     torch.testing.assert_close(e.logits, logits, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(e.part("input_ids").scores[0], dense.tt[0], rtol=1e-9, atol=1e-13)  # the row of [CLS] is classified

@@ -67,15 +67,15 @@ class RoutedExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        share, chosen = self.router(rows).softmax(-1).max(-1)
+        share, expert_of_row = self.router(rows).softmax(-1).max(-1)
         out = torch.zeros_like(rows)
         if self.sort:
-            order, counts = chosen.argsort(stable=True), functional.one_hot(chosen, 3).sum(0).tolist()
-            outputs = [expert(own) for expert, own in zip(self.experts, rows[order].split(counts), strict=True)]
+            order, counts = expert_of_row.argsort(stable=True), functional.one_hot(expert_of_row, 3).sum(0).tolist()
+            outputs = [expert(expert_rows) for expert, expert_rows in zip(self.experts, rows[order].split(counts), strict=True)]
             return out.index_add(0, order, torch.cat(outputs).tanh() * share[order, None]).view_as(x)
         for i, expert in enumerate(self.experts):
-            own = (chosen == i).nonzero().flatten()
-            out = out.index_add(0, own, expert(rows[own]).tanh() * share[own, None])
+            expert_rows = (expert_of_row == i).nonzero().flatten()
+            out = out.index_add(0, expert_rows, expert(rows[expert_rows]).tanh() * share[expert_rows, None])
         return out.view_as(x)
 
 
@@ -127,7 +127,7 @@ def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = Fa
 
 
 @pytest.mark.parametrize(
-    ("kinds", "others"),
+    ("kinds", "count"),
     [
         (("am", "am"), 0),
         (("cm", "am"), 1),
@@ -139,11 +139,11 @@ def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = Fa
         (("ae", "ae"), 0),
     ],
 )
-def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], others: int) -> None:
+def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int) -> None:
     stream = read_structure(*build_encoder(*kinds)).stream
-    assert stream.others == others
+    assert stream.others == count
     assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
-    assert stream.all_blocks == stream.blocks or others
+    assert stream.all_blocks == stream.blocks or count
     ends = [b.exit for b in stream.all_blocks]
     assert [b.entry for b in stream.all_blocks[1:]] == ends[:-1]
 

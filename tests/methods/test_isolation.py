@@ -23,7 +23,7 @@ MODULES = {
 }  # fmt: skip
 
 
-def call_in_hook(model: nn.Module, place: str, action: Callable[[], Any], before: bool) -> list[Any]:
+def call_in_hook(model: nn.Module, path: str, action: Callable[[], Any], before: bool) -> list[Any]:
     """Call ``action`` in a forward hook, but not in forward passes of the action itself."""
     results: list[Any] = []
     busy = False
@@ -37,7 +37,7 @@ def call_in_hook(model: nn.Module, place: str, action: Callable[[], Any], before
             finally:
                 busy = False
 
-    module = model.get_submodule(place)
+    module = model.get_submodule(path)
     module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
     return results
 
@@ -49,7 +49,7 @@ def scores(model: nn.Module, inputs: Any, method: str) -> Tensor:
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize(("name", "position"), [(n, p) for n, places in MODULES.items() for p in places])
+@pytest.mark.parametrize(("name", "position"), [(n, p) for n, modules in MODULES.items() for p in modules])
 def test_forward_in_user_hook_does_not_change_scores(name: str, position: str, before: bool, method: str) -> None:
     model, inputs = build(name)
     expected = scores(model, inputs, method)

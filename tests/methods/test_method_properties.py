@@ -122,7 +122,7 @@ def test_post_norm_vectors_sum_to_normalised_output() -> None:
 def test_gram_norms_equal_norms_of_explicit_vectors() -> None:
     model, inputs = ZOO["bert"]()
     task = task_of(model.double(), inputs)
-    mixture, normed = (vectors_of(task).at(1, place) for place in ("sum", "norm"))
+    mixture, normed = (vectors_of(task).at(1, position) for position in ("sum", "norm"))
     vectors = torch.einsum("bhij,bhjd->bijd", mixture.weights, mixture.parts)
     assert mixture.residual is not None
     index = torch.arange(vectors.shape[1])

@@ -24,8 +24,8 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.15}
 # few repetitions, to save time
 FEW = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "draws": 2, "components": 3}
-few = settings(max_examples=3, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+few_examples = settings(max_examples=3, suppress_health_check=list(HealthCheck))
+more_examples = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 @cache
@@ -126,7 +126,7 @@ def check(method: str, data: Any) -> None:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @given(data=st.data())
-@few
+@few_examples
 def test_random_arguments_give_valid_result_or_error(method, data):
     check(method, data)
 
@@ -134,6 +134,6 @@ def test_random_arguments_give_valid_result_or_error(method, data):
 @pytest.mark.whole
 @pytest.mark.parametrize("method", sorted(METHODS))
 @given(data=st.data())
-@many
+@more_examples
 def test_more_random_arguments_give_valid_result_or_error(method, data):
     check(method, data)

@@ -531,7 +531,7 @@ class ParallelEncoders(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         stems = (stem(pixel_values).flatten(2).mT for stem in self.stems)
-        return self.head(torch.cat([own(x).mean(1) for own, x in zip(self.encoders, stems, strict=True)], -1))
+        return self.head(torch.cat([encoder_(x).mean(1) for encoder_, x in zip(self.encoders, stems, strict=True)], -1))
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "raw_attention", "value_zeroing", "norm_attention", "gradcam_attention", "partial_lrp"])

@@ -24,8 +24,8 @@ class ChannelsLast(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         _, channels, _, columns = gradient.shape
         last = gradient.movedim(1, -1).contiguous().movedim(-1, 1)
-        alone = len(gradient) == 1
-        return last.as_strided(last.shape, (channels, 1, columns * channels, channels)) if alone else last
+        is_single = len(gradient) == 1
+        return last.as_strided(last.shape, (channels, 1, columns * channels, channels)) if is_single else last
 
 
 class BatchNormModel(nn.Module):
@@ -40,9 +40,9 @@ class BatchNormModel(nn.Module):
 
 def test_single_image_equals_its_row_of_a_batch_after_batch_norm() -> None:
     model, x = randomise(BatchNormModel()).double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    together = whyformer.explain(model, x, "input_x_gradient", [1, 3])
-    alone = whyformer.explain(model, x[1:], "input_x_gradient", [3])
-    assert torch.allclose(alone.scores[0], together.scores[1], rtol=1e-9)
+    batch = whyformer.explain(model, x, "input_x_gradient", [1, 3])
+    single = whyformer.explain(model, x[1:], "input_x_gradient", [3])
+    assert torch.allclose(single.scores[0], batch.scores[1], rtol=1e-9)
 
 
 class SingleHeadBlock(nn.Module):

@@ -217,8 +217,8 @@ def test_vector_norms_of_projector_without_residual() -> None:
         parts = torch.einsum("bhij,bjhd,ohd->bijo", attention.map, values, weight)
         if attention is not model.across:
             parts = parts + torch.eye(x.shape[1]).double()[..., None] * x[:, :, None]
-        for place in ("sum", "norm"):
-            mixture = AttentionVectors(task, passed).at(number, place)
+        for position in ("sum", "norm"):
+            mixture = AttentionVectors(task, passed).at(number, position)
             mixture = mixture if x is y else mixture.of_attention
             torch.testing.assert_close(mixture.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
     assert not AttentionVectors(task, passed).at(1, "norm").own_norms().any()

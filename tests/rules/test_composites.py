@@ -266,8 +266,8 @@ def _assign(x: Tensor) -> Tensor:
     return output
 
 
-def _add_in_place(x: Tensor, other: Tensor) -> Tensor:
-    x += other
+def _add_in_place(x: Tensor, increment: Tensor) -> Tensor:
+    x += increment
     return x
 
 

@@ -107,9 +107,9 @@ class DecomposedBlock(FunctionBlock):
     """The same block with decomposed attention."""
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self.attention
-        q, k, v = F.linear(x, own.in_proj_weight, own.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        x = x + own.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        attention = self.attention
+        q, k, v = F.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        x = x + attention.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.second(self.function(self.first(x)))
 
 

@@ -111,9 +111,9 @@ def _two_halves(m: InPlaceTestModel, x: Tensor) -> Tensor:
     for part in buffer.unbind(1):
         part.zero_()
     halves = torch.zeros(2, *y.shape, dtype=y.dtype)
-    one = halves[0]
-    one.add_(y)
-    halves[1].copy_(one)
+    first = halves[0]
+    first.add_(y)
+    halves[1].copy_(first)
     return m.norm(halves.sum(0) + buffer)
 
 
@@ -166,8 +166,8 @@ def test_in_place_equals_out_of_place(case: str, composite: str) -> None:
 
 @pytest.mark.parametrize("exponent", [-0.5, torch.tensor(-0.5, dtype=torch.float64)])
 def test_replayed_in_place_power_uses_new_operand(exponent: float | Tensor) -> None:
-    x, other = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64)
+    x, operand = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64)
     tape, _ = record(lambda x: x.exp().pow_(exponent), x)
     call = tape.calls[-1]
-    (result,) = call([other, *(tape[o] for o in call.operands[1:])])
-    torch.testing.assert_close(result, other.pow(exponent))
+    (result,) = call([operand, *(tape[o] for o in call.operands[1:])])
+    torch.testing.assert_close(result, operand.pow(exponent))

@@ -413,12 +413,12 @@ def test_names_of_modules_and_their_outputs() -> None:
 
 def test_replaced_value_is_stored_on_tape() -> None:
     """Although the value would be cheap to recompute."""
-    x, other = torch.randn(2, 3), torch.randn(2, 3)
+    x, replacement = torch.randn(2, 3), torch.randn(2, 3)
     tape, _ = record(lambda x: (x * 2).tanh(), x)
     (product,) = (c.results[0] for c in tape.calls if c.name == "mul")
-    changed, output = record_call(lambda x: (x * 2).tanh(), (x,), change={product: lambda _: other})
-    assert torch.equal(changed[product], other)
-    assert torch.equal(output, other.tanh())
+    changed, output = record_call(lambda x: (x * 2).tanh(), (x,), change={product: lambda _: replacement})
+    assert torch.equal(changed[product], replacement)
+    assert torch.equal(output, replacement.tanh())
 
 
 @pytest.mark.parametrize("samples", [1, 2])

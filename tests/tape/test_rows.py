@@ -54,9 +54,9 @@ def assert_rows_match_replay(tape: Tape, rows: Rows, root: int, values: list[int
             assert bool(changed_elements.any()) == bool(labelled.any())
 
 
-@pytest.mark.parametrize("way", [*layouts.PRODUCTS, *ways.PRODUCTS])
-def test_rows_of_values_before_first_softmax(way: str) -> None:
-    product = {**ways.PRODUCTS, **layouts.PRODUCTS}[way]
+@pytest.mark.parametrize("variant", [*layouts.PRODUCTS, *ways.PRODUCTS])
+def test_rows_of_values_before_first_softmax(variant: str) -> None:
+    product = {**ways.PRODUCTS, **layouts.PRODUCTS}[variant]
     reading = read_structure(layouts._plain("ids", product), torch.randint(1, base.VOCABULARY, (2, 6)))
     first = next(c.number for c in reading.tape.calls if "softmax" in c.name or c.name in ("exp", "amax"))
     values = [n for c in reading.tape.calls[:first] for n in c.results if n in reading.rows.labels and reading.tape.floating(n)]
@@ -101,13 +101,13 @@ def experts(x: Tensor) -> Tensor:
     return out.view(x.shape)
 
 
-@pytest.mark.parametrize("way", VIEWS)
-def test_rows_through_views_and_features(way: str) -> None:
-    tape, rows, n = rows_of(VIEWS[way], X)
+@pytest.mark.parametrize("variant", VIEWS)
+def test_rows_through_views_and_features(variant: str) -> None:
+    tape, rows, n = rows_of(VIEWS[variant], X)
     label, root = rows.of(n), next(iter(tape.inputs))
     for row in range(1, 13):
         changed = X + (rows.of(root) == row) * 0.01
-        changed_elements = VIEWS[way](changed) != tape[n]
+        changed_elements = VIEWS[variant](changed) != tape[n]
         assert not bool((changed_elements & (label != row)).any())
         assert bool(changed_elements.any()) == bool((label == row).any())
 
@@ -193,9 +193,9 @@ def test_feature_axes_of_sources_are_inferred_from_calls() -> None:
 
 
 # -- errors --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("way", [lambda x: torch.fft.fft(x, dim=1).real, lambda x: x.sort(1)[0]], ids=["fft", "sort"])
-def test_unknown_rows_raise(way: Any) -> None:
-    _, rows, n = rows_of(way, X)
+@pytest.mark.parametrize("function", [lambda x: torch.fft.fft(x, dim=1).real, lambda x: x.sort(1)[0]], ids=["fft", "sort"])
+def test_unknown_rows_raise(function: Any) -> None:
+    _, rows, n = rows_of(function, X)
     with pytest.raises(ModelError, match="unknown"):
         rows.of(n)
     with pytest.raises(ModelError, match="unknown"):
@@ -286,23 +286,23 @@ def test_padded_convolution_over_time_keeps_samples() -> None:
 
 
 def test_constants_scattered_by_index_are_accepted() -> None:
-    places = torch.zeros(2, 6, 1, dtype=torch.long)
-    result = row_numbers(lambda x: x.scatter(-1, places, -torch.inf), X)
+    indices = torch.zeros(2, 6, 1, dtype=torch.long)
+    result = row_numbers(lambda x: x.scatter(-1, indices, -torch.inf), X)
     assert result.shape == X.shape
 
 
 def test_grid_sample_results_have_rows_of_their_positions() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    places = torch.rand(2, 5, 1, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5
+    positions = torch.rand(2, 5, 1, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5
 
     def sample_grid(x: Tensor, p: Tensor) -> Tensor:
         return F.grid_sample(x, p.tanh(), align_corners=False)
 
-    tape, output = record(sample_grid, x, places)
-    rows = find_rows(tape, [Source("map", tape.number(x), 1), Source("places", tape.number(places), 3)])
+    tape, output = record(sample_grid, x, positions)
+    rows = find_rows(tape, [Source("map", tape.number(x), 1), Source("places", tape.number(positions), 3)])
     label = rows.of(tape.number(output))
-    assert torch.equal(label, rows.of(tape.number(places))[..., :1].permute(0, 3, 1, 2).expand(label.shape))
-    tape, rows, n = rows_of(lambda x: F.grid_sample(x, places, align_corners=False), x, features=1)
+    assert torch.equal(label, rows.of(tape.number(positions))[..., :1].permute(0, 3, 1, 2).expand(label.shape))
+    tape, rows, n = rows_of(lambda x: F.grid_sample(x, positions, align_corners=False), x, features=1)
     label = rows.of(n)
     assert torch.equal(rows.sample[label], torch.arange(2).view(2, 1, 1, 1).expand(label.shape))
     assert len(label.unique()) == 10

@@ -223,14 +223,14 @@ def test_causal_mask_is_not_an_activation() -> None:
 
 
 def test_similar_formulas_are_not_norms() -> None:
-    ways: list[Callable[[Tensor], Tensor]] = [
+    functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x * x.square().mean(-1, keepdim=True).sqrt(),
         lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
         lambda x: (x - x.mean(0, keepdim=True)) / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: x.exp() / (x.square().sum(-1, keepdim=True) + 1),
     ]
-    for way in ways:
-        assert not {"norm", "softmax"} & set(decomposed_kinds(read(way, torch.randn(4, 5, 6))[1]))
+    for function in functions:
+        assert not {"norm", "softmax"} & set(decomposed_kinds(read(function, torch.randn(4, 5, 6))[1]))
 
 
 # -- shapes and axes ---------------------------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ SHAPES = st.lists(st.integers(3, 6), min_size=2, max_size=4)
 @given(SHAPES, st.data())
 def test_norms_and_softmaxes_along_any_axis(shape: list[int], data: st.DataObject) -> None:
     axis = data.draw(st.integers(-len(shape), -1))
-    expected, ways = data.draw(st.sampled_from([("softmax", softmaxes), ("log softmax", log_softmaxes), ("norm", norms)]))
-    way = data.draw(st.sampled_from(ways(axis)))
-    (unit,) = read(way, torch.randn(shape))[1].units
+    expected, functions = data.draw(st.sampled_from([("softmax", softmaxes), ("log softmax", log_softmaxes), ("norm", norms)]))
+    function = data.draw(st.sampled_from(functions(axis)))
+    (unit,) = read(function, torch.randn(shape))[1].units
     assert (unit.kind, unit.axes) == (expected, (axis,))
 
 

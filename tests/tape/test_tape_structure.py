@@ -317,15 +317,15 @@ def assert_same_structure(model: nn.Module, plain: nn.Module, shape: tuple[int, 
 
 @pytest.mark.part
 @pytest.mark.parametrize("shape", [(3, 5), (2, 6), (1, 4), (4, 4)], ids=str)
-@pytest.mark.parametrize("way", LAYOUTS)
-def test_layouts_have_same_structure(way: str, shape: tuple[int, int]) -> None:
-    assert_same_structure(layouts._plain("ids", LAYOUTS[way]), layouts._plain("ids", ways.plain), shape)
+@pytest.mark.parametrize("variant", LAYOUTS)
+def test_layouts_have_same_structure(variant: str, shape: tuple[int, int]) -> None:
+    assert_same_structure(layouts._plain("ids", LAYOUTS[variant]), layouts._plain("ids", ways.plain), shape)
 
 
-@pytest.mark.parametrize("way", OTHERS)
-def test_shared_and_talking_heads_have_same_structure(way: str) -> None:
-    plain = ways.SHARED["repeat_interleave"] if way.startswith("shared") else ways.TALKING["einsum"]
-    assert_same_structure(layouts._plain("ids", OTHERS[way]), layouts._plain("ids", plain), (2, 6))
+@pytest.mark.parametrize("variant", OTHERS)
+def test_shared_and_talking_heads_have_same_structure(variant: str) -> None:
+    plain = ways.SHARED["repeat_interleave"] if variant.startswith("shared") else ways.TALKING["einsum"]
+    assert_same_structure(layouts._plain("ids", OTHERS[variant]), layouts._plain("ids", plain), (2, 6))
 
 
 @pytest.mark.parametrize("layer", layouts._layers())
