@@ -187,9 +187,9 @@ def test_feature_axes_of_sources_are_inferred_from_calls() -> None:
     def model(images: Tensor, sound: Tensor, vectors: Tensor, ids: Tensor) -> Tensor:
         return F.conv1d(sound, torch.randn(1, 4, 1)).sum() + vectors.sum() + images.sum() + ids.sum()
 
-    inputs = {"pictures": images, "sound": sound, "vectors": vectors, "ids": ids}
+    inputs = {"images": images, "sound": sound, "vectors": vectors, "ids": ids}
     tape, _ = record(model, **inputs)
-    assert {s.name: s.features for s in find_sources(tape, inputs)} == {"pictures": -3, "sound": 1, "vectors": -1, "ids": None}
+    assert {s.name: s.features for s in find_sources(tape, inputs)} == {"images": -3, "sound": 1, "vectors": -1, "ids": None}
 
 
 # -- errors --------------------------------------------------------------------------------------------------------------
