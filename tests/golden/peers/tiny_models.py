@@ -1,4 +1,4 @@
-"""Tiny seeded models that the zoo does not have: a two-tower model and a detector, each with a batch of two inputs."""
+"""Tiny seeded models that are not in the zoo, with inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOWER = {"intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads"
 
 
 def clip(attention: str = "sdpa") -> tuple[nn.Module, dict[str, Tensor]]:
-    """CLIP with two pictures and two texts of unequal length."""
+    """CLIP with two images and two texts of unequal length."""
     text = {**_TOWER, "hidden_size": 24, "vocab_size": 50, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
     vision = {**_TOWER, "hidden_size": 36, "image_size": 32, "patch_size": 8}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
@@ -28,8 +28,8 @@ def clip(attention: str = "sdpa") -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {**words, "pixel_values": zoo.pixels()}
 
 
-class OneQuery(nn.Module):
-    """The class logits of one of a detector's queries."""
+class QueryLogits(nn.Module):
+    """Class logits of one query of a detector."""
 
     def __init__(self, model: nn.Module, query: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class OneQuery(nn.Module):
 
 
 def detr(attention: str = "sdpa") -> tuple[nn.Module, Tensor]:
-    """DETR with 4 × 4 places; with this seed a row of one picture's queries receives no positive gradient."""
+    """DETR with 4 × 4 positions; with this seed, a row of one image's queries has no positive gradient."""
     backbone: Any = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"])
     config = transformers.DetrConfig(
         use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=24, encoder_layers=2,
@@ -53,8 +53,8 @@ def detr(attention: str = "sdpa") -> tuple[nn.Module, Tensor]:
     return zoo.randomise(model, seed=1), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-class Pooled(nn.Module):
-    """A picture's mean colours in 4 × 4 cells, linearly: the class depends on which pixels are gone."""
+class PooledModel(nn.Module):
+    """A linear model of the mean colours of an image in 4 × 4 cells."""
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Pooled(nn.Module):
 
 
 def photographs() -> Tensor:
-    """``[6, 3, 224, 224]`` smooth seeded pictures in 0 .. 1, as the published protocols take them."""
+    """``[6, 3, 224, 224]`` smooth seeded images in 0 .. 1, as in the published protocols."""
     coarse = torch.rand(6, 3, 7, 7, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     return nn.functional.interpolate(coarse, size=224, mode="bicubic").clamp(0, 1)
 
 
 class FirstClasses(nn.Module):
-    """The logits of a text model's first classes."""
+    """Logits of the first classes of a text model."""
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ class FirstClasses(nn.Module):
 
 
 class AttentionOnly(nn.Module):
-    """The classifier that Ali et al. explain: attention without scaling or feed-forward layers, and a LayerNorm without weights.
+    """The classifier of Ali et al.: attention without scaling, no feed-forward layers, and a LayerNorm without weights.
 
-    Parts are named as in their code, which takes these weights.
+    Modules are named as in their code, which loads these weights.
     """
 
     def __init__(self, blocks: int = 3, width: int = 24) -> None:
@@ -121,5 +121,5 @@ class _AttentionOnlyBlock(nn.Module):
 
 
 def attention_only() -> tuple[nn.Module, dict[str, Tensor]]:
-    """It, and two sentences of ten tokens."""
+    """The classifier of Ali et al., and two sentences of ten tokens."""
     return zoo.randomise(AttentionOnly()), {"input_ids": torch.randint(4, zoo.VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(3))}

@@ -1,4 +1,4 @@
-"""The same function written in two ways has the same scores: experts, softmaxes that are shifted, norms behind a product."""
+"""Equivalent implementations have the same scores: experts, softmax with a shift, norm after a product, class tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WIDTH, HEADS, EXPERTS = 16, 2, 3
 METHODS = ["transformer_attribution", "lrp", "gae", "rollout", "attnlrp"]
 
 
-class Reads(nn.Module):
-    """Two blocks of attention and something else, written in one of two ways."""
+class EquivalentModel(nn.Module):
+    """Two blocks with attention and ``part``, in one of two implementations."""
 
-    def __init__(self, part: str, other: bool) -> None:
+    def __init__(self, part: str, alternative: bool) -> None:
         super().__init__()
-        self.part, self.other, self.words = part, other, nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList(Block(part, other) for _ in range(2))
+        self.part, self.alternative, self.words = part, alternative, nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList(EquivalentBlock(part, alternative) for _ in range(2))
         self.head = nn.Linear(WIDTH, 3)
         self.eval()
 
@@ -29,10 +29,10 @@ class Reads(nn.Module):
         return self.head(x[:, 0])
 
 
-class Block(nn.Module):
-    def __init__(self, part: str, other: bool) -> None:
+class EquivalentBlock(nn.Module):
+    def __init__(self, part: str, alternative: bool) -> None:
         super().__init__()
-        self.part, self.other = part, other
+        self.part, self.alternative = part, alternative
         self.joint, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.router, self.sink = nn.Linear(WIDTH, EXPERTS), nn.Parameter(torch.randn(1, HEADS, 1, 1))
         self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * WIDTH) / 4)
@@ -49,68 +49,68 @@ class Block(nn.Module):
         if self.part != "sinks":
             return scores.softmax(-1)
         scores = torch.cat([scores, self.sink.expand(len(scores), -1, scores.shape[2], 1)], -1)
-        if self.other:
+        if self.alternative:
             scores = scores - scores.max(-1, keepdim=True).values
         return scores.softmax(-1)[..., :-1]
 
     def normed(self, x: Tensor) -> Tensor:
         inverse = (x.pow(2).mean(-1, keepdim=True) + 0.5).rsqrt()
-        return self.mixes(x) * inverse if self.other and self.part == "norm" else self.mixes(x * inverse)
+        return self.mixes(x) * inverse if self.alternative and self.part == "norm" else self.mixes(x * inverse)
 
     def experts(self, x: Tensor) -> Tensor:
-        weight, chosen = self.router(x).softmax(-1).topk(1)
-        if not self.other:
+        weight, expert = self.router(x).softmax(-1).topk(1)
+        if not self.alternative:
             rows = []
             for i in range(len(x)):
-                e = int(chosen[i])
+                e = int(expert[i])
                 rows.append(torch.nn.functional.linear(x[i], self.up[e].T, self.bias[e]).relu() @ self.down[e])
             return torch.stack(rows) * weight
-        order = chosen[:, 0].argsort(stable=True)
-        ends = torch.histc(chosen.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
-        hidden = torch._grouped_mm(x[order], self.up, offs=ends) + self.bias[chosen[order, 0]]
-        made = torch._grouped_mm(hidden.relu(), self.down, offs=ends)
-        return made[order.argsort()] * weight
+        order = expert[:, 0].argsort(stable=True)
+        ends = torch.histc(expert.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+        hidden = torch._grouped_mm(x[order], self.up, offs=ends) + self.bias[expert[order, 0]]
+        outputs = torch._grouped_mm(hidden.relu(), self.down, offs=ends)
+        return outputs[order.argsort()] * weight
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("part", ["experts", "sinks", "norm"])
-def test_the_same_function_has_the_same_scores(part: str, method: str) -> None:
-    found = []
-    for other in (False, True):
+def test_equivalent_implementations_have_same_scores(part: str, method: str) -> None:
+    results = []
+    for alternative in (False, True):
         torch.manual_seed(0)
-        model, ids = Reads(part, other), {"input_ids": torch.randint(1, 20, (2, 8))}
-        found.append(whyformer.explain(model, ids, method, 1))
-    plain, other_way = found
-    torch.testing.assert_close(other_way.logits, plain.logits, rtol=1e-5, atol=1e-5)
-    assert (other_way.scores - plain.scores).abs().max() < 1e-4 * plain.scores.abs().max()
+        model, ids = EquivalentModel(part, alternative), {"input_ids": torch.randint(1, 20, (2, 8))}
+        results.append(whyformer.explain(model, ids, method, 1))
+    plain, alternative_result = results
+    torch.testing.assert_close(alternative_result.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    assert (alternative_result.scores - plain.scores).abs().max() < 1e-4 * plain.scores.abs().max()
 
 
 class ClassToken(nn.Module):
-    """A class token attends to the other rows and is added to what it gets: kept apart, or as a row beside the others."""
+    """A class token with attention to all rows and a residual, stored separately or as one of the rows."""
 
-    def __init__(self, apart: bool) -> None:
+    def __init__(self, separate_token: bool) -> None:
         super().__init__()
-        self.apart = apart
+        self.separate_token = separate_token
         self.token = nn.Parameter(torch.randn(1, 1, 8))
         self.query, self.key, self.value, self.head = (nn.Linear(8, n) for n in (8, 8, 8, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         token = self.token.expand(len(x), -1, -1)
         rows = torch.cat([token, x], 1)
-        if not self.apart:
+        if not self.separate_token:
             token = rows[:, :1]
         weights = (self.query(rows[:, :1]) @ self.key(rows).mT).softmax(-1)
         return self.head((token + weights @ self.value(rows))[:, 0])
 
 
 @pytest.mark.parametrize("rule", ["separate", "shared", "epsilon"])
-def test_a_class_token_takes_its_share_wherever_it_is_kept(rule: str) -> None:
-    """One row of each sample is no bias, although it is the same for all rows that there are."""
-    found, x = [], torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for apart in (True, False):
+def test_class_token_has_same_relevance_separate_or_as_row(rule: str) -> None:
+    """The class token is not a bias, although it is equal in all samples."""
+    results, x = [], torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for separate_token in (True, False):
         torch.manual_seed(0)
-        model = ClassToken(apart).double().eval()
-        found.append(whyformer.explain(model, x, "lrp", target=1, rule=rule).scores)
+        model = ClassToken(separate_token).double().eval()
+        results.append(whyformer.explain(model, x, "lrp", target=1, rule=rule).scores)
         single = whyformer.explain(model, x[1:], "lrp", target=1, rule=rule).scores
-        torch.testing.assert_close(single, found[-1][1:], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(single, results[-1][1:], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)

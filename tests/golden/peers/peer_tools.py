@@ -1,4 +1,4 @@
-"""What the scripts beside this file share: a peer's checkout, stand-ins for packages it imports, and where arrays go."""
+"""Helpers of the scripts in this folder: the peer's checkout, stand-ins for packages that it imports, and storing arrays."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))  # for zoo, whose tiny seeded models are explained
-importlib.import_module("conftest")  # no network, and a torchvision that imports
-small = importlib.import_module("small")
+sys.path.insert(0, str(HERE.parents[1]))  # for zoo, which has the tiny seeded models
+importlib.import_module("conftest")  # disables the network and makes torchvision importable
+tiny_models = importlib.import_module("tiny_models")
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
 
 
 def checkout() -> Path:
-    """The checkout of the peer's repository, the script's only argument."""
+    """Checkout of the peer's repository, from the script's only argument."""
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit(f"usage: {sys.argv[0]} CHECKOUT")
     return Path(sys.argv[1]).resolve()
 
 
 class StandIn(types.ModuleType):
-    """A package that a peer imports and that nothing computed here needs: classes are empty, functions decorate."""
+    """A package that a peer imports without need: its classes are empty, its functions return decorators."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -43,7 +43,7 @@ class StandIn(types.ModuleType):
 
 @contextmanager
 def stand_ins(*names: str, **attributes: Any) -> Iterator[None]:
-    """While a peer is loaded, a stand-in in the place of each package; ``attributes`` are what these must really have."""
+    """Replace packages by stand-ins while a peer is loaded; ``attributes`` are set on these."""
     before = {name: sys.modules.get(name) for name in names}
     for name in names:
         module = StandIn(name)
@@ -61,7 +61,7 @@ def stand_ins(*names: str, **attributes: Any) -> Iterator[None]:
 
 
 def load(path: Path, name: str) -> types.ModuleType:
-    """One file of a peer as a module; with a dotted name its relative imports are looked up in that package."""
+    """Load a file of a peer as a module; with a dotted name, relative imports refer to that package."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -71,29 +71,29 @@ def load(path: Path, name: str) -> types.ModuleType:
     return module
 
 
-def function(path: Path, name: str, **given: Any) -> Any:
-    """One function of a script that cannot be imported; ``given`` are the names that it uses."""
+def function(path: Path, name: str, **names: Any) -> Any:
+    """Load a function of a script that cannot be imported; ``names`` are the globals that it uses."""
     import ast
 
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    exec(compile(tree, str(path), "exec"), given)
-    return given[name]
+    exec(compile(tree, str(path), "exec"), names)
+    return names[name]
 
 
-def cell(notebook: Path, function: str, **given: Any) -> Any:
-    """A function that a notebook defines, without the rest of the notebook but for what is ``given``."""
+def cell(notebook: Path, function: str, **extra: Any) -> Any:
+    """Load a function that a notebook cell defines, with additional globals ``extra``."""
     import json
 
     source = ["".join(c["source"]) for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
-    names: dict[str, Any] = {"torch": torch, "np": np, "nn": nn, **given}
+    names: dict[str, Any] = {"torch": torch, "np": np, "nn": nn, **extra}
     exec(next(s for s in source if f"def {function}(" in s), names)
     return names[function]
 
 
 @contextmanager
-def single() -> Iterator[None]:
-    """The zoo's weights and inputs are drawn in single precision."""
+def float32() -> Iterator[None]:
+    """Set the default dtype to float32, in which the zoo draws its weights and inputs."""
     torch.set_default_dtype(torch.float32)
     try:
         yield
@@ -101,20 +101,20 @@ def single() -> Iterator[None]:
         torch.set_default_dtype(torch.float64)
 
 
-def text(model: str = "bert") -> tuple[nn.Module, dict[str, Tensor]]:
-    """A text model of the zoo with written-out attention, in float64, and its two sentences."""
+def text_model(model: str = "bert") -> tuple[nn.Module, dict[str, Tensor]]:
+    """A text model of the zoo with eager attention, in float64, and its two sentences."""
     import zoo
 
-    with single():
-        built, inputs = getattr(zoo, model)("eager")
-    return built.double(), inputs
+    with float32():
+        module, inputs = getattr(zoo, model)("eager")
+    return module.double(), inputs
 
 
-def picture() -> tuple[nn.Module, Tensor]:
-    """The zoo's timm ViT with written-out attention, in float64, and its two pictures."""
+def image_model() -> tuple[nn.Module, Tensor]:
+    """The zoo's timm ViT without fused attention, in float64, and its two images."""
     import zoo
 
-    with single():
+    with float32():
         model, inputs = zoo.timm_vit()
     for module in model.modules():
         if hasattr(module, "fused_attn"):
@@ -123,20 +123,20 @@ def picture() -> tuple[nn.Module, Tensor]:
 
 
 def save(name: str, **arrays: Any) -> None:
-    """``NAME.npz`` beside the scripts."""
+    """Save arrays as ``NAME.npz`` in this folder."""
     numbers = {key: np.asarray(value.detach() if isinstance(value, Tensor) else value) for key, value in arrays.items()}
     np.savez_compressed(HERE / f"{name}.npz", **numbers)
     print(name, {key: value.shape for key, value in numbers.items()})  # noqa: T201
 
 
-def layers_of(model: nn.Module, layer: Any, **more: Any) -> nn.ModuleList:
-    """A peer's own BERT layers with the weights of the zoo's BERT."""
-    config = types.SimpleNamespace(**{**model.config.to_dict(), **more})
-    made = nn.ModuleList(layer(config) for _ in model.bert.encoder.layer).eval()
-    made.load_state_dict(model.bert.encoder.layer.state_dict())
-    return made
+def layers_of(model: nn.Module, layer: Any, **options: Any) -> nn.ModuleList:
+    """The peer's BERT layers with the weights of the zoo's BERT."""
+    config = types.SimpleNamespace(**{**model.config.to_dict(), **options})
+    layers = nn.ModuleList(layer(config) for _ in model.bert.encoder.layer).eval()
+    layers.load_state_dict(model.bert.encoder.layer.state_dict())
+    return layers
 
 
-def masked(mask: Tensor) -> Tensor:
-    """What BERT code of that time adds to the attention's scores."""
+def additive_mask(mask: Tensor) -> Tensor:
+    """Additive attention mask as in early BERT code."""
     return (1.0 - mask[:, None, None, :].double()) * -10000.0

@@ -1,4 +1,4 @@
-"""The same function written in two ways gets the same relevance: norms in parts, routers, sinks, rotations, scatters."""
+"""Equivalent implementations have the same relevance: norms, routers, attention sinks, rotations, scatters."""
 
 from __future__ import annotations
 
@@ -31,74 +31,74 @@ COMPOSITES = {
 }
 
 
-def random(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class Model(nn.Module):
-    """A layer, the function, a layer."""
+class FunctionBetweenLayers(nn.Module):
+    """A linear layer, a function and a linear layer."""
 
-    def __init__(self, function: Callable[[Model, Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[FunctionBetweenLayers, Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
-        self.first, self.last = nn.Parameter(random(D, D, seed=1)), nn.Parameter(random(3, D, seed=2))
-        self.router, self.experts = nn.Parameter(random(E, D, seed=3)), nn.Parameter(random(E, D, D, seed=4))
-        self.sinks = nn.Parameter(random(1, seed=5))
+        self.first, self.last = nn.Parameter(random_tensor(D, D, seed=1)), nn.Parameter(random_tensor(3, D, seed=2))
+        self.router, self.experts = nn.Parameter(random_tensor(E, D, seed=3)), nn.Parameter(random_tensor(E, D, D, seed=4))
+        self.sinks = nn.Parameter(random_tensor(1, seed=5))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.function(self, F.linear(x, self.first)), self.last).flatten(1)
 
 
-def flow(function: Callable[[Model, Tensor], Tensor], composite: str) -> tuple[Tensor, Tensor]:
-    return walked(Model(function), random(B, N, D, seed=6), COMPOSITES[composite])
+def propagate(function: Callable[[FunctionBetweenLayers, Tensor], Tensor], composite: str) -> tuple[Tensor, Tensor]:
+    return walked(FunctionBetweenLayers(function), random_tensor(B, N, D, seed=6), COMPOSITES[composite])
 
 
 # -- experts ---------------------------------------------------------------------------------------------------------
-def routed(m: Model, x: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
+def routed(m: FunctionBetweenLayers, x: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens [T, D], weights [T, 2], chosen experts [T, 2])"""
     tokens = x.flatten(0, 1)
-    weights, chosen = F.linear(tokens, m.router).softmax(-1).topk(2)
+    weights, experts = F.linear(tokens, m.router).softmax(-1).topk(2)
     if in_place:
         weights /= weights.sum(-1, keepdim=True)
     else:
         weights = weights / weights.sum(-1, keepdim=True)
-    return tokens, weights, chosen
+    return tokens, weights, experts
 
 
-def experts_by_loop(m: Model, x: Tensor) -> Tensor:
-    tokens, weights, chosen = routed(m, x, in_place=True)
+def experts_by_loop(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
+    tokens, weights, experts = routed(m, x, in_place=True)
     mixed = torch.zeros_like(tokens)
     for expert in range(E):
-        rows, which = (chosen == expert).nonzero(as_tuple=True)
+        rows, which = (experts == expert).nonzero(as_tuple=True)
         mixed.index_add_(0, rows, F.linear(tokens[rows], m.experts[expert]) * weights[rows, which, None])
     return mixed.view_as(x)
 
 
-def experts_all(m: Model, x: Tensor) -> Tensor:
-    tokens, weights, chosen = routed(m, x, in_place=False)
+def experts_all(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
+    tokens, weights, experts = routed(m, x, in_place=False)
     every = torch.stack([F.linear(tokens, m.experts[e]) for e in range(E)], 1)
-    taken = every.gather(1, chosen[..., None].expand(-1, -1, D))
+    taken = every.gather(1, experts[..., None].expand(-1, -1, D))
     return (taken * weights[..., None]).sum(1).view_as(x)
 
 
 # -- rotations ---------------------------------------------------------------------------------------------------------
-ANGLES = random(N, D // 2, seed=8)
+ANGLES = random_tensor(N, D // 2, seed=8)
 
 
-def rotated_as_complex(m: Model, x: Tensor) -> Tensor:
+def rotated_as_complex(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).flatten(-2)
 
 
-def rotated_by_hand(m: Model, x: Tensor) -> Tensor:
+def rotated_as_pairs(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
     a, b = x[..., ::2], x[..., 1::2]
     cos, sin = ANGLES.cos(), ANGLES.sin()
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
 # -- sinks -------------------------------------------------------------------------------------------------------------
-def sinks(m: Model, x: Tensor, shift: Callable[[Tensor], Tensor]) -> Tensor:
+def sinks(m: FunctionBetweenLayers, x: Tensor, shift: Callable[[Tensor], Tensor]) -> Tensor:
     scores = torch.cat([x @ x.mT, m.sinks.expand(B, N, 1)], -1)
     return shift(scores).softmax(-1)[..., :-1] @ x
 
@@ -107,7 +107,7 @@ def square(x: Tensor) -> Tensor:
     return x.pow(2).mean(-1, keepdim=True) + 1e-6
 
 
-SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
+EQUIVALENT: dict[str, list[Callable[[FunctionBetweenLayers, Tensor], Tensor]]] = {
     "RMSNorm": [
         lambda m, x: F.rms_norm(x, (D,), None, 1e-6),
         lambda m, x: x * torch.rsqrt(square(x)),
@@ -124,7 +124,7 @@ SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
         lambda m, x: x.div(x.detach().norm(dim=-1, keepdim=True) + 0 * x.norm(dim=-1, keepdim=True)),
     ],
     "experts": [experts_by_loop, experts_all],
-    "rotation": [rotated_as_complex, rotated_by_hand],
+    "rotation": [rotated_as_complex, rotated_as_pairs],
     "sinks": [lambda m, x: sinks(m, x, lambda s: s), lambda m, x: sinks(m, x, lambda s: s - s.max(-1, keepdim=True).values)],
     "sum at places": [
         lambda m, x: x.new_zeros(B, 2, D).index_add(1, torch.tensor([0, 1, 1, 0]), x).repeat(1, 2, 1),
@@ -154,59 +154,59 @@ SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
 
 @pytest.mark.part
 @pytest.mark.parametrize("composite", COMPOSITES)
-@pytest.mark.parametrize("name", SAME)
-def test_same_function_same_relevance(name: str, composite: str) -> None:
-    # with the plain gradient a constant divisor is another function than one that moves with x
-    ways = [w for i, w in enumerate(SAME[name]) if (name, i, composite) != ("unit length", 5, "gradient")]
-    logits, wanted = flow(ways[0], composite)
-    assert wanted.abs().max() > 0
-    for way in ways[1:]:
-        value, got = flow(way, composite)
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_equivalent_functions_have_same_relevance(name: str, composite: str) -> None:
+    # for the plain gradient, a constant divisor differs from one that depends on x
+    variants = [w for i, w in enumerate(EQUIVALENT[name]) if (name, i, composite) != ("unit length", 5, "gradient")]
+    logits, expected = propagate(variants[0], composite)
+    assert expected.abs().max() > 0
+    for variant in variants[1:]:
+        value, result = propagate(variant, composite)
         assert torch.allclose(value, logits, rtol=1e-9, atol=1e-9)
-        assert torch.allclose(got, wanted, rtol=1e-7, atol=1e-9 * float(wanted.abs().max()))
+        assert torch.allclose(result, expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()))
 
 
-def test_an_expert_and_its_weight_share_by_halves() -> None:
-    """y = w · e, two branches: R/2 each; the weight's half goes back through quotient, choice and softmax whole."""
+def test_expert_and_its_weight_receive_half_each() -> None:
+    """y = w · e has two branches with R/2 each; the half of w passes quotient, choice and softmax unchanged."""
     for composite in ("deep Taylor", "epsilon"):
-        arrived: list[tuple[Tensor, list[Tensor]]] = []
+        records: list[tuple[Tensor, list[Tensor]]] = []
 
-        def on_unit(run: int, step: Step, flows: dict[int, Tensor], parts: list[tuple[int, Tensor]], kept: list[Any] = arrived) -> None:
+        def on_unit(run: int, step: Step, flows: dict[int, Tensor], parts: list[tuple[int, Tensor]], gates: list[Any] = records) -> None:
             if step.unit.kind == "gate":
-                kept.append((flows[step.unit.exit], [part for _, part in parts]))
+                gates.append((flows[step.unit.exit], [part for _, part in parts]))
 
-        tape, value = record(Model(experts_by_loop), random(B, N, D, seed=6))
+        tape, value = record(FunctionBetweenLayers(experts_by_loop), random_tensor(B, N, D, seed=6))
         program = read_program(tape, tape.inputs, tape.number(value))
-        seed = {program.output: random(*value.shape, seed=7)}
+        seed = {program.output: random_tensor(*value.shape, seed=7)}
         walk_back(program, tape, [(COMPOSITES[composite], seed)], wanted=program.roots, on_unit=on_unit)
-        assert len(arrived) == E
-        for flow, parts in arrived:
-            assert torch.allclose(parts[0].sum(), flow.sum() / 2)
-            assert torch.allclose(parts[1].sum(), flow.sum() / 2)
+        assert len(records) == E
+        for gate_relevance, parts in records:
+            assert torch.allclose(parts[0].sum(), gate_relevance.sum() / 2)
+            assert torch.allclose(parts[1].sum(), gate_relevance.sum() / 2)
 
 
-def test_what_was_read_is_kept_from_a_later_change() -> None:
-    """A rule that read a tensor works with what it read, however the tensor is written to afterwards by torch functions."""
+def test_rules_use_values_before_in_place_changes() -> None:
+    """A rule uses the value of a tensor before later in-place changes."""
 
-    def in_place(m: Model, x: Tensor) -> Tensor:
+    def in_place(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
         y = x * 1
         z = F.linear(y, m.first) + y.sum(-1, keepdim=True)
         y[:, 1:].mul_(3)
         y.view(-1)[::2] += 1
         return z + y
 
-    def written(m: Model, x: Tensor) -> Tensor:
+    def out_of_place(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
         z = F.linear(x, m.first) + x.sum(-1, keepdim=True)
         y = torch.cat([x[:, :1], x[:, 1:] * 3], 1)
         return z + (y + torch.tensor([1.0, 0.0] * (D // 2), dtype=y.dtype))
 
     for composite in COMPOSITES:
-        if composite != "deep Taylor":  # what is written into a part is a branch of its own, and shares differ
-            assert torch.allclose(flow(in_place, composite)[1], flow(written, composite)[1], rtol=1e-7)
+        if composite != "deep Taylor":  # the changed part is a separate branch, so shares differ
+            assert torch.allclose(propagate(in_place, composite)[1], propagate(out_of_place, composite)[1], rtol=1e-7)
 
 
-def test_a_change_beside_torch_functions_is_seen_too() -> None:
-    def hidden(m: Model, x: Tensor) -> Tensor:
+def test_in_place_change_with_torch_functions_disabled_is_recorded() -> None:
+    def hidden(m: FunctionBetweenLayers, x: Tensor) -> Tensor:
         y = x * 1
         z = F.linear(y, m.first)
         with torch._C.DisableTorchFunction():
@@ -214,16 +214,16 @@ def test_a_change_beside_torch_functions_is_seen_too() -> None:
         return z + y
 
     for composite in COMPOSITES:
-        wanted = flow(lambda m, x: F.linear(x * 1, m.first) + 2 * (x * 1), composite)
-        assert all(torch.allclose(*both) for both in zip(flow(hidden, composite), wanted, strict=True))
+        expected = propagate(lambda m, x: F.linear(x * 1, m.first) + 2 * (x * 1), composite)
+        assert all(torch.allclose(*pair) for pair in zip(propagate(hidden, composite), expected, strict=True))
 
 
-def test_a_quotient_of_two_branches_is_still_refused() -> None:
+def test_quotient_of_two_branches_is_refused() -> None:
     with pytest.raises(UnknownOperation, match="quotient"):
-        flow(lambda m, x: x / (1 + x.square().flip(-1)), "deep Taylor")
+        propagate(lambda m, x: x / (1 + x.square().flip(-1)), "deep Taylor")
 
 
-def test_relevance_at_a_statistic_is_refused() -> None:
-    """Held constant as a divisor; as a value of its own nothing is known of it."""
+def test_relevance_of_statistic_is_refused() -> None:
+    """A statistic is constant as a divisor, but has no rule as a value."""
     with pytest.raises(UnknownOperation, match="norm'"):
-        flow(lambda m, x: x + x.norm(dim=-1, keepdim=True), "deep Taylor")
+        propagate(lambda m, x: x + x.norm(dim=-1, keepdim=True), "deep Taylor")

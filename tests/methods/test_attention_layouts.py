@@ -1,5 +1,5 @@
-"""Attention in layouts of its own: in blocks with padding, with heads beside the samples, before any input is read, and mixing
-that has no map. Scores by hand."""
+"""Unusual layouts of attention against references: padded local blocks, heads merged with the batch axis, attention before
+any input is read, and token mixing without a map."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zoo import randomise
 WIDTH, HEADS, CLASSES = 12, 3, 3
 
 
-class Local(nn.Module):
-    """Each block of rows looks at itself and at the blocks beside it; keys and values are padded, as by LongT5."""
+class LocalAttention(nn.Module):
+    """Local attention of each block of rows to itself and to adjacent blocks, with padded keys and values, as in LongT5."""
 
     def __init__(self, block: int) -> None:
         super().__init__()
@@ -25,35 +25,35 @@ class Local(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         size, count = self.block, -(-x.shape[1] // self.block)
-        rest = count * size - x.shape[1]
-        q, k, v = (functional.pad(f(x), (0, 0, 0, rest)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
-        k, v = (self.beside(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
+        padding = count * size - x.shape[1]
+        q, k, v = (functional.pad(f(x), (0, 0, 0, padding)).unflatten(1, (count, size)) for f in (self.q, self.k, self.v))
+        k, v = (self.with_neighbours(functional.pad(t, (0, 0, 0, 0, 1, 1))) for t in (k, v))
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(2, 3) for t in (q, k, v))
-        place = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
-        outside = (place < 0) | (place >= x.shape[1])
+        position = torch.arange(3 * size)[None] + size * torch.arange(-1, count - 1)[:, None]
+        outside = (position < 0) | (position >= x.shape[1])
         scores = (q @ k.mT / 2).masked_fill(outside[:, None, None], -torch.inf)
         self.map = scores.softmax(-1)
         mixed = (self.map @ v).transpose(2, 3).flatten(3).flatten(1, 2)
         return self.out(mixed[:, : x.shape[1]])
 
     @staticmethod
-    def beside(blocks: Tensor) -> Tensor:
+    def with_neighbours(blocks: Tensor) -> Tensor:
         return torch.cat([blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:]], 2)
 
-    def whole_map(self, rows: int) -> Tensor:
+    def full_map(self, rows: int) -> Tensor:
         """``[B, N, N]``, the mean over heads."""
-        found = torch.zeros(len(self.map), rows, rows).double()
+        result = torch.zeros(len(self.map), rows, rows).double()
         for i in range(rows):
             block, inside = divmod(i, self.block)
             for j, weight in enumerate(self.map[:, block, :, inside].mean(1).unbind(-1)):
                 key = j + self.block * (block - 1)
                 if 0 <= key < rows:
-                    found[:, i, key] = weight
-        return found
+                    result[:, i, key] = weight
+        return result
 
 
-class Layers(nn.Module):
-    """Layers of one branch each, which are added."""
+class ResidualStack(nn.Module):
+    """A residual stack of branches."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -67,36 +67,36 @@ class Layers(nn.Module):
         return self.head(x[:, -1])
 
 
-def vectors(samples: int, rows: int) -> Tensor:
+def random_inputs(samples: int, rows: int) -> Tensor:
     return torch.randn(samples, rows, WIDTH, generator=torch.Generator().manual_seed(0)).double()
 
 
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize(("rows", "block"), [(7, 16), (10, 16), (8, 4), (12, 4)])
-def test_rollout_of_attention_in_padded_blocks(rows: int, block: int, samples: int) -> None:
-    model = randomise(Layers(Local(block), Local(block))).double().eval().requires_grad_(False)
-    x = vectors(samples, rows)
+def test_rollout_of_local_attention(rows: int, block: int, samples: int) -> None:
+    model = randomise(ResidualStack(LocalAttention(block), LocalAttention(block))).double().eval().requires_grad_(False)
+    x = random_inputs(samples, rows)
     model(x)
     scores = torch.eye(rows).double()[-1:].expand(samples, 1, -1)
     for layer in reversed(model.branches):
-        kept = layer.whole_map(rows) + torch.eye(rows)
-        scores = scores @ (kept / kept.sum(-1, keepdim=True))
-    found = whyformer.explain(model, x, "rollout").scores
-    assert torch.allclose(found, scores[:, 0], atol=1e-12)
+        augmented = layer.full_map(rows) + torch.eye(rows)
+        scores = scores @ (augmented / augmented.sum(-1, keepdim=True))
+    result = whyformer.explain(model, x, "rollout").scores
+    assert torch.allclose(result, scores[:, 0], atol=1e-12)
 
 
-class Decoder(nn.Module):
-    """Learned queries that look at one another, then at the rows of the input, twice."""
+class QueryDecoder(nn.Module):
+    """Learned queries with self-attention, then cross-attention to the input, twice."""
 
-    def __init__(self, beside: bool) -> None:
+    def __init__(self, merge_heads: bool) -> None:
         super().__init__()
-        self.queries, self.beside = nn.Parameter(torch.randn(4, WIDTH)), beside
+        self.queries, self.merge_heads = nn.Parameter(torch.randn(4, WIDTH)), merge_heads
         self.q, self.k, self.v, self.out = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def attend(self, i: int, x: Tensor, y: Tensor) -> Tensor:
         q, k, v = (f[i](t).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f, t in ((self.q, x), (self.k, y), (self.v, y)))
-        if not self.beside:
+        if not self.merge_heads:
             return self.out[i](((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
         q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))  # [B · H, N, D]
         mixed = torch.bmm(torch.bmm(q / 2, k.mT).softmax(-1), v)
@@ -111,21 +111,21 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution", "value_zeroing"])
-def test_heads_beside_the_samples_where_learned_queries_look_at_one_another_first(method: str) -> None:
-    apart, beside = (randomise(Decoder(b)).double().eval() for b in (False, True))
-    beside.load_state_dict(apart.state_dict())
-    x = vectors(2, 5)
-    expected = whyformer.explain(apart, x, method, [0, 2]).scores
-    found = whyformer.explain(beside, x, method, [0, 2]).scores
+def test_heads_merged_with_batch_axis_have_same_scores(method: str) -> None:
+    separate, merged = (randomise(QueryDecoder(b)).double().eval() for b in (False, True))
+    merged.load_state_dict(separate.state_dict())
+    x = random_inputs(2, 5)
+    expected = whyformer.explain(separate, x, method, [0, 2]).scores
+    result = whyformer.explain(merged, x, method, [0, 2]).scores
     assert float(expected.abs().max()) > 0
-    assert torch.allclose(found, expected, atol=1e-10)
+    assert torch.allclose(result, expected, atol=1e-10)
 
 
-class Unmapped(Decoder):
-    """Rows of the input are mixed by a matrix before learned queries look at them."""
+class MixingDecoder(QueryDecoder):
+    """Mixes the input rows by a matrix before learned queries attend to them."""
 
     def __init__(self, mixing: bool) -> None:
-        super().__init__(beside=False)
+        super().__init__(merge_heads=False)
         self.mix, self.mixing = nn.Linear(5, 5), mixing
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,23 +133,23 @@ class Unmapped(Decoder):
 
 
 @pytest.mark.parametrize("method", ["gae", "rollout", "raw_attention"])
-def test_rows_that_are_mixed_without_a_map_before_others_look_at_them(method: str) -> None:
-    x = vectors(2, 5)
-    assert whyformer.explain(randomise(Unmapped(False)).double().eval(), x, method, 1).scores.any()
+def test_mixing_without_a_map_is_refused(method: str) -> None:
+    x = random_inputs(2, 5)
+    assert whyformer.explain(randomise(MixingDecoder(False)).double().eval(), x, method, 1).scores.any()
     with pytest.raises(MethodNotApplicable):
-        whyformer.explain(randomise(Unmapped(True)).double().eval(), x, method, 1)
+        whyformer.explain(randomise(MixingDecoder(True)).double().eval(), x, method, 1)
 
 
-class TokensFirst(nn.Module):
-    """Two texts whose tokens come before the samples, as in FSMT; between them, experts that take a share of the rows each."""
+class TokenFirstModel(nn.Module):
+    """Two texts with the token axis first, as in FSMT, optionally with experts on some of the rows."""
 
     def __init__(self, experts: bool) -> None:
         super().__init__()
         self.a, self.b = nn.Embedding(20, WIDTH), nn.Embedding(20, WIDTH)
         self.layer, self.experts = nn.Linear(WIDTH, WIDTH), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.loudness, self.head = 0.0, nn.Linear(2 * WIDTH, CLASSES)
+        self.threshold, self.head = 0.0, nn.Linear(2 * WIDTH, CLASSES)
         self.places = nn.Parameter(torch.randn(4, 1, WIDTH))
-        self.chooses = experts
+        self.uses_experts = experts
 
     def embed(self, table: nn.Embedding, ids: Tensor) -> Tensor:
         rows = table(ids).transpose(0, 1) + self.places[: ids.shape[1]]
@@ -157,13 +157,13 @@ class TokensFirst(nn.Module):
 
     def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
         rows = self.embed(self.a, input_ids)
-        self.heard, x = rows.abs().mean(-1), self.layer(rows).tanh()
-        if self.chooses:
-            chosen, found = (self.heard > self.loudness).long(), torch.zeros_like(x)
-            for i in chosen.unique().tolist():
-                own = (chosen == i).nonzero().flatten()
-                found = found.index_add(0, own, self.experts[i](x[own]))
-            x = found
+        self.row_sizes, x = rows.abs().mean(-1), self.layer(rows).tanh()
+        if self.uses_experts:
+            expert_of_row, outputs = (self.row_sizes > self.threshold).long(), torch.zeros_like(x)
+            for i in expert_of_row.unique().tolist():
+                indices = (expert_of_row == i).nonzero().flatten()
+                outputs = outputs.index_add(0, indices, self.experts[i](x[indices]))
+            x = outputs
         x = x.view(input_ids.shape[1], -1, WIDTH).mean(0)
         y = self.layer(self.embed(self.b, other_ids)).tanh()
         return self.head(torch.cat([x, y.view(other_ids.shape[1], -1, WIDTH).mean(0)], -1))
@@ -173,24 +173,24 @@ def two_texts() -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([[3, 4, 5, 6], [7, 8, 9, 3]]), "other_ids": torch.tensor([[1, 2, 3], [9, 8, 7]])}
 
 
-def test_integrated_gradients_of_tokens_before_samples() -> None:
-    model, inputs = randomise(TokensFirst(False)).double().eval().requires_grad_(False), two_texts()
+def test_integrated_gradients_of_token_first_model_are_complete() -> None:
+    model, inputs = randomise(TokenFirstModel(False)).double().eval().requires_grad_(False), two_texts()
     e = whyformer.explain(model, inputs, "integrated_gradients", 1, steps=64, baseline="zero")
-    started, tables = [], (model.a, model.b)
+    saved_weights, tables = [], (model.a, model.b)
     for table in tables:
-        table.weight.data, kept = torch.zeros_like(table.weight), table.weight.data
-        started.append(kept)
-    nothing = model(**inputs)[:, 1]
-    for table, kept in zip(tables, started, strict=True):
-        table.weight.data = kept
+        table.weight.data, weight = torch.zeros_like(table.weight), table.weight.data
+        saved_weights.append(weight)
+    at_baseline = model(**inputs)[:, 1]
+    for table, weight in zip(tables, saved_weights, strict=True):
+        table.weight.data = weight
     summed = sum(e.part(n).scores.sum(1) for n in inputs)
-    assert torch.allclose(summed, model(**inputs)[:, 1] - nothing, atol=1e-3)
+    assert torch.allclose(summed, model(**inputs)[:, 1] - at_baseline, atol=1e-3)
 
 
-def test_an_input_that_is_read_behind_a_choice_is_not_mistaken_for_another_value() -> None:
-    model = randomise(TokensFirst(True)).double().eval().requires_grad_(False)
+def test_integrated_gradients_with_different_experts_at_baseline_raises() -> None:
+    model = randomise(TokenFirstModel(True)).double().eval().requires_grad_(False)
     model(**two_texts())
-    model.loudness = float(model.heard.median())  # at the baseline all rows go to one expert
+    model.threshold = float(model.row_sizes.median())  # at the baseline all rows use the same expert
     with pytest.raises(ModelError):
         whyformer.explain(model, two_texts(), "integrated_gradients", 1, steps=8, baseline="zero")
     assert whyformer.explain(model, two_texts(), "input_x_gradient", 1).part("other_ids").scores.any()

@@ -1,4 +1,4 @@
-"""The same function written two ways gets the same attribution."""
+"""Decomposed activations and norms have the attribution of the fused functions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COMPOSITES = {
 WIDTH = 6
 
 
-class Chain(nn.Module):
-    """linear, the module in question, linear."""
+class LinearChain(nn.Module):
+    """A linear layer, a module and a linear layer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Chain(nn.Module):
         return self.second(self.inner(self.first(x))).flatten(1)
 
 
-class Plain(nn.Module):
+class FunctionModule(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.function = function
@@ -52,13 +52,13 @@ class Plain(nn.Module):
         return self.function(x)
 
 
-def flow(inner: nn.Module, composite: str) -> tuple[Tensor, Tensor]:
+def propagate(inner: nn.Module, composite: str) -> tuple[Tensor, Tensor]:
     x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return walked(Chain(inner), x, COMPOSITES[composite], torch.ones(2, 12, dtype=torch.float64))
+    return walked(LinearChain(inner), x, COMPOSITES[composite], torch.ones(2, 12, dtype=torch.float64))
 
 
 def activations() -> dict[str, tuple[Any, Any]]:
-    """Name -> (the module that writes it out, the function that it is)."""
+    """Name -> (decomposed module, equivalent function)."""
     from transformers import activations as hf
 
     def tanh(x: Tensor) -> Tensor:
@@ -76,28 +76,28 @@ def activations() -> dict[str, tuple[Any, Any]]:
 @pytest.mark.part
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("name", activations())
-def test_activations_written_out(name: str, composite: str) -> None:
-    """GPT-2's gelu_new is made of mul, pow, tanh and add; as such it would get another map (by 38 %)."""
-    make, function = activations()[name]
-    logits, got = flow(make(), composite)
+def test_decomposed_activation_equals_fused(name: str, composite: str) -> None:
+    """GPT-2's gelu_new consists of mul, pow, tanh and add; rules for these would change the map by 38 %."""
+    build_module, function = activations()[name]
+    logits, result = propagate(build_module(), composite)
     if name == "QuickGELUActivation":
-        # no torch function of that name: the reference is the rule itself, worked out on the plain chain
-        assert torch.allclose(logits, Chain(Plain(function))(torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)))
+        # torch has no such function: the reference is the rule applied to the plain chain
+        assert torch.allclose(logits, LinearChain(FunctionModule(function))(torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)))
         if composite == "AH+LN, secant":
             # x ⊙ m of the activation: m is multiplied by sigmoid(1.702 x)
-            chain = Chain(make())
+            chain = LinearChain(build_module())
             x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
             hidden = chain.first(x)
-            behind = torch.ones(2, 4, 3, dtype=torch.float64) @ chain.second.weight
-            assert torch.allclose(got, (behind * torch.sigmoid(1.702 * hidden)) @ chain.first.weight)
+            output_gradient = torch.ones(2, 4, 3, dtype=torch.float64) @ chain.second.weight
+            assert torch.allclose(result, (output_gradient * torch.sigmoid(1.702 * hidden)) @ chain.first.weight)
         return
-    wanted_logits, wanted = flow(Plain(function), composite)
-    assert torch.allclose(logits, wanted_logits, atol=1e-6)
-    assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+    expected_logits, expected = propagate(FunctionModule(function), composite)
+    assert torch.allclose(logits, expected_logits, atol=1e-6)
+    assert torch.allclose(result, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-class WrittenRMSNorm(nn.Module):
-    """As in Llama, T5 and a dozen others: pow, mean, rsqrt, mul."""
+class DecomposedRMSNorm(nn.Module):
+    """As in Llama and T5: pow, mean, rsqrt, mul."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -110,45 +110,45 @@ class WrittenRMSNorm(nn.Module):
 
 
 @pytest.mark.parametrize("composite", COMPOSITES)
-def test_rms_norm_written_out(composite: str) -> None:
+def test_decomposed_rms_norm_equals_fused(composite: str) -> None:
     weight = torch.linspace(0.5, 1.5, WIDTH).double()
-    logits, got = flow(WrittenRMSNorm(), composite)
-    wanted_logits, wanted = flow(Plain(lambda x: F.rms_norm(x, (WIDTH,), weight, 1e-6)), composite)
-    assert torch.allclose(logits, wanted_logits)
-    assert torch.allclose(got, wanted, rtol=1e-9)
+    logits, result = propagate(DecomposedRMSNorm(), composite)
+    expected_logits, expected = propagate(FunctionModule(lambda x: F.rms_norm(x, (WIDTH,), weight, 1e-6)), composite)
+    assert torch.allclose(logits, expected_logits)
+    assert torch.allclose(result, expected, rtol=1e-9)
 
 
-def test_gemmas_weight_is_a_difference_from_one() -> None:
+def test_gemma_norm_equals_rms_norm_with_weight_plus_one() -> None:
     from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
     norm = GemmaRMSNorm(WIDTH).double()
     with torch.no_grad():
         norm.weight.copy_(torch.linspace(-0.5, 0.5, WIDTH))
-    _, got = flow(norm, "AH+LN")
-    _, wanted = flow(Plain(lambda x: F.rms_norm(x, (WIDTH,), 1 + torch.linspace(-0.5, 0.5, WIDTH, dtype=torch.float64), 1e-6)), "AH+LN")
-    assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-6)  # Gemma's norm works in float32
+    _, result = propagate(norm, "AH+LN")
+    _, expected = propagate(FunctionModule(lambda x: F.rms_norm(x, (WIDTH,), 1 + torch.linspace(-0.5, 0.5, WIDTH, dtype=torch.float64), 1e-6)), "AH+LN")
+    assert torch.allclose(result, expected, rtol=1e-4, atol=1e-6)  # Gemma's norm computes in float32
 
 
-def test_gpt2_with_either_activation() -> None:
-    """The whole model: gelu_new is the tanh approximation that torch has as a function."""
+def test_gpt2_with_decomposed_and_fused_gelu() -> None:
+    """gelu_new is torch's tanh approximation of GELU."""
     model, inputs = build("gpt2")
-    other, _ = build("gpt2")
-    for block in other.transformer.h:
+    fused, _ = build("gpt2")
+    for block in fused.transformer.h:
         block.mlp.act = nn.GELU(approximate="tanh").eval()
     for method in ("transformer_attribution", "lrp", "lrp_ah_ln"):
-        a, b = (whyformer.explain(m, inputs, method=method).scores for m in (model, other))
-        assert torch.allclose(a, b, rtol=1e-6, atol=1e-8 * float(a.abs().max())), method
-    a, b = (whyformer.explain(m, inputs, method="lrp_ah_ln", secant=True).scores for m in (model, other))
-    assert torch.allclose(a, b, rtol=1e-6)
+        decomposed_scores, fused_scores = (whyformer.explain(m, inputs, method=method).scores for m in (model, fused))
+        assert torch.allclose(decomposed_scores, fused_scores, rtol=1e-6, atol=1e-8 * float(decomposed_scores.abs().max())), method
+    decomposed_scores, fused_scores = (whyformer.explain(m, inputs, method="lrp_ah_ln", secant=True).scores for m in (model, fused))
+    assert torch.allclose(decomposed_scores, fused_scores, rtol=1e-6)
 
 
-def test_an_activation_under_no_name() -> None:
-    """What it computes counts, not how its class is called."""
+def test_activation_is_recognised_without_its_name() -> None:
+    """The computation matters, not the class name."""
 
-    class Disguised(nn.Module):
+    class UnnamedFunction(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
     for composite in COMPOSITES:
-        wanted = flow(Plain(lambda x: F.gelu(x, approximate="tanh")), composite)[1]
-        assert torch.allclose(flow(Disguised(), composite)[1], wanted, rtol=1e-9, atol=1e-12)
+        expected = propagate(FunctionModule(lambda x: F.gelu(x, approximate="tanh")), composite)[1]
+        assert torch.allclose(propagate(UnnamedFunction(), composite)[1], expected, rtol=1e-9, atol=1e-12)

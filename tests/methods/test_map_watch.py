@@ -1,4 +1,4 @@
-"""Walks that are watched at maps of attention: against autograd, and what their relevance adds up to."""
+"""Gradients and relevance of attention maps, compared with autograd and with the conserved total."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ def doubled(build: Callable[..., tuple[nn.Module, Any]], *options: str) -> tuple
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_flows_to_maps_is_their_gradient(name: str, attention: str) -> None:
-    """Autograd's, at the maps that transformers returns; padding included."""
-    model, fed = doubled(MODELS[name], "eager")
-    output = model(**fed, output_attentions=True)
-    wanted = torch.autograd.grad(output.logits[:, 1].sum(), output.attentions)
+def test_watched_gradients_of_attention_maps_equal_autograd(name: str, attention: str) -> None:
+    """Compared with autograd at the maps that transformers returns, padding included."""
+    model, inputs = doubled(MODELS[name], "eager")
+    output = model(**inputs, output_attentions=True)
+    expected = torch.autograd.grad(output.logits[:, 1].sum(), output.attentions)
     ready = prepared(*doubled(MODELS[name], attention))
     task = ready.task(ready.resolver(1), "gae")
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    watched: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def seen(block: int, weights: Tensor, flow: Tensor) -> None:
-        found[block] = weights, flow
+    def watch(block: int, weights: Tensor, gradient: Tensor) -> None:
+        watched[block] = weights, gradient
 
-    task.walk(GRADIENT, MapWatch(range(3), seen))
-    assert list(found) == [2, 1, 0]
-    for block, (weights, flow) in found.items():
+    task.walk(GRADIENT, MapWatch(range(3), watch))
+    assert list(watched) == [2, 1, 0]
+    for block, (weights, gradient) in watched.items():
         # transformers computes the map of written attention in float32
         torch.testing.assert_close(weights.double(), output.attentions[block].double(), rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(flow.double(), wanted[block].double(), rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(gradient.double(), expected[block].double(), rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("rule", ["shared", "epsilon", "gamma"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_lost_and_what_arrives_is_what_started(name: str, rule: str) -> None:
-    found = whyformer.explain(*doubled(MODELS[name]), "lrp", target=1, rule=rule)
-    figure = found.diagnostics["conservation"]
+def test_start_equals_score_sum_plus_lost_relevance(name: str, rule: str) -> None:
+    explanation = whyformer.explain(*doubled(MODELS[name]), "lrp", target=1, rule=rule)
+    figure = explanation.diagnostics["conservation"]
     for i, start in enumerate(figure["start"]):
-        lost = sum(one[i] for one in figure["given_up_by_operation"].values())
-        assert start == pytest.approx(float(found.scores[i].sum()) + lost, rel=1e-9)
+        lost = sum(losses[i] for losses in figure["given_up_by_operation"].values())
+        assert start == pytest.approx(float(explanation.scores[i].sum()) + lost, rel=1e-9)
     if rule == "shared":
         assert max(figure["error"]) < 1e-6
         assert sorted(figure["blocks"]) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(("order", "axis"), [((0, 1, 2, 3, 4), 1), ((0, 2, 1, 3, 4), 2), ((0, 4, 1, 2, 3), 4)])
-def test_the_features_of_a_video_are_the_channels_of_its_first_convolution(order: tuple[int, ...], axis: int) -> None:
+def test_feature_axis_of_video_is_channel_axis_of_first_convolution(order: tuple[int, ...], axis: int) -> None:
     class Embeds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -79,7 +79,7 @@ def test_the_features_of_a_video_are_the_channels_of_its_first_convolution(order
 
 
 class Echo(nn.Module):
-    """An encoder that reads each token twice."""
+    """An encoder whose input repeats each token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ class Echo(nn.Module):
         return self.head(self.encoder(x + self.positions[:, : x.shape[1]]).mean(1))
 
 
-def test_rows_that_are_looked_at_twice_have_no_map() -> None:
-    """A token has two rows there, so that no map is over the tokens; relevance of the token is that of both."""
+def test_map_methods_refuse_model_that_repeats_tokens() -> None:
+    """Each token has two rows, so no attention map is over tokens; the token's relevance is the sum over both rows."""
     model, ids = randomise(Echo()).double(), torch.arange(4, 10)[None]
     for method in ("rollout", "gae", "transformer_attribution", "gradcam", "decompx", "value_zeroing"):
         with pytest.raises(MethodNotApplicable, match=r"unknown|no recognizable blocks"):
@@ -104,5 +104,5 @@ def test_rows_that_are_looked_at_twice_have_no_map() -> None:
     words = model.words(ids).detach().requires_grad_()
     hidden = model.encoder(torch.cat([words, words], 1) + model.positions[:, :12])
     (gradient,) = torch.autograd.grad(model.head(hidden.mean(1))[:, 1].sum(), words)
-    found = whyformer.explain(model, {"input_ids": ids}, "input_x_gradient", target=1)
-    assert torch.allclose(found.scores, (words * gradient).sum(-1))
+    explanation = whyformer.explain(model, {"input_ids": ids}, "input_x_gradient", target=1)
+    assert torch.allclose(explanation.scores, (words * gradient).sum(-1))

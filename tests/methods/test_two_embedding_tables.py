@@ -1,4 +1,4 @@
-"""Ids that a model looks up in several tables, as the per-layer embeddings of Gemma 3n: all of their vectors count."""
+"""Token ids that are looked up in two embedding tables, as in Gemma 3n: scores include the vectors of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, IDS = 12, torch.tensor([[3, 5, 7, 9], [2, 4, 6, 8]])
 
 
 class TwoTables(nn.Module):
-    """A Transformer to whose states vectors of a second table are added, or which attend by themselves."""
+    """A Transformer that adds vectors of a second table to its states, with or without attention among these."""
 
     def __init__(self, attend: bool) -> None:
         super().__init__()
@@ -25,33 +25,33 @@ class TwoTables(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         states = self.encoder(self.first(ids))
-        beside = self.second(ids)
-        beside = self.encoder(beside) if self.attend else beside.tanh()
-        return self.head((states + beside)[:, -1])
+        side = self.second(ids)
+        side = self.encoder(side) if self.attend else side.tanh()
+        return self.head((states + side)[:, -1])
 
 
-def built(attend: bool) -> TwoTables:
+def build_model(attend: bool) -> TwoTables:
     return randomise(TwoTables(attend)).double().eval()
 
 
 def vectors_and_gradients(model: TwoTables, target: int) -> list[tuple[Tensor, Tensor]]:
-    looked_up: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
-    def leave(module: nn.Module, given: object, output: Tensor) -> Tensor:
-        looked_up.append(output.detach().requires_grad_())
-        return looked_up[-1]
+    def make_leaf(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[-1]
 
-    handles = [table.register_forward_hook(leave) for table in (model.first, model.second)]
-    gradients = torch.autograd.grad(model(IDS)[:, target].sum(), looked_up)
+    handles = [table.register_forward_hook(make_leaf) for table in (model.first, model.second)]
+    gradients = torch.autograd.grad(model(IDS)[:, target].sum(), embeddings)
     for handle in handles:
         handle.remove()
-    return list(zip((one.detach() for one in looked_up), gradients, strict=True))
+    return list(zip((vectors.detach() for vectors in embeddings), gradients, strict=True))
 
 
 @pytest.mark.parametrize("attend", [False, True])
 @pytest.mark.parametrize("target", [0, 2])
-def test_gradients(attend: bool, target: int) -> None:
-    model = built(attend)
+def test_gradient_methods_sum_over_both_tables(attend: bool, target: int) -> None:
+    model = build_model(attend)
     pairs = vectors_and_gradients(model, target)
     product = sum((x * g).sum(-1) for x, g in pairs)
     size = sum(g.square().sum(-1) for _, g in pairs).sqrt()
@@ -61,14 +61,14 @@ def test_gradients(attend: bool, target: int) -> None:
 
 
 @pytest.mark.parametrize("attend", [False, True])
-def test_integrated_gradients_are_complete(attend: bool) -> None:
-    e = whyformer.explain(built(attend), IDS, method="integrated_gradients", target=1, steps=200)
+def test_integrated_gradients_of_two_tables_are_complete(attend: bool) -> None:
+    e = whyformer.explain(build_model(attend), IDS, method="integrated_gradients", target=1, steps=200)
     figures = e.diagnostics["completeness"]
     torch.testing.assert_close(torch.tensor(figures["sum"]), torch.tensor(figures["difference"]), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution"])
-def test_attention_of_the_second_table_is_refused(method: str) -> None:
-    assert bool(whyformer.explain(built(False), IDS, method=method).scores.any())
+def test_attention_over_second_table_is_refused(method: str) -> None:
+    assert bool(whyformer.explain(build_model(False), IDS, method=method).scores.any())
     with pytest.raises(MethodNotApplicable, match="two tables"):
-        whyformer.explain(built(True), IDS, method=method)
+        whyformer.explain(build_model(True), IDS, method=method)

@@ -1,4 +1,4 @@
-"""Sound and video: a model that was trained in the test to hear a burst and to see a square, and maps at the right moment."""
+"""Sound and video models trained in the test to recognise a burst or a square, and localization of these in time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LENGTH, BURST = 512, 64
 FRAMES, SIDE, PATCH = 6, 12, 4
 
 
-class Hears(nn.Module):
-    """Frames of 16 moments, two layers of attention, the mean: which of two tones sounds somewhere in the noise."""
+class ToneClassifier(nn.Module):
+    """Classifies which of two tones occurs in noise: frames of 16 samples, one layer, mean pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,19 +28,19 @@ class Hears(nn.Module):
 
 
 def bursts(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(sounds, tones, where each burst begins)"""
+    """(sounds, tones, start of each burst)"""
     generator = torch.Generator().manual_seed(seed)
     sounds = 0.1 * torch.randn(count, LENGTH, generator=generator)
     tones = torch.randint(2, (count,), generator=generator)
-    begins = torch.randint(LENGTH // BURST, (count,), generator=generator) * BURST
-    moments = torch.arange(BURST, dtype=torch.float32)
-    for sound, tone, begin in zip(sounds, tones.tolist(), begins.tolist(), strict=True):
-        sound[begin : begin + BURST] += torch.sin(moments * (0.4, 1.6)[tone])
-    return sounds, tones, begins
+    starts = torch.randint(LENGTH // BURST, (count,), generator=generator) * BURST
+    times = torch.arange(BURST, dtype=torch.float32)
+    for sound, tone, start in zip(sounds, tones.tolist(), starts.tolist(), strict=True):
+        sound[start : start + BURST] += torch.sin(times * (0.4, 1.6)[tone])
+    return sounds, tones, starts
 
 
-class Sees(nn.Module):
-    """Patches of each frame, one layer of attention, the mean: does the square that appears in one frame shine red or blue?"""
+class SquareClassifier(nn.Module):
+    """Classifies whether the square that appears in one frame is red or blue: patches of each frame, one layer, mean pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,17 +56,17 @@ class Sees(nn.Module):
 
 
 def squares(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(videos, colours, (frame, row, column) of the square's patch)"""
+    """(videos, colours, (frame, row, column) of the patch with the square)"""
     generator = torch.Generator().manual_seed(seed)
     videos = 0.1 * torch.randn(count, FRAMES, 3, SIDE, SIDE, generator=generator)
     colours = torch.randint(2, (count,), generator=generator)
-    places = torch.stack([torch.randint(n, (count,), generator=generator) for n in (FRAMES, SIDE // PATCH, SIDE // PATCH)], 1)
-    for video, colour, (frame, row, column) in zip(videos, colours.tolist(), places.tolist(), strict=True):
+    positions = torch.stack([torch.randint(n, (count,), generator=generator) for n in (FRAMES, SIDE // PATCH, SIDE // PATCH)], 1)
+    for video, colour, (frame, row, column) in zip(videos, colours.tolist(), positions.tolist(), strict=True):
         video[frame, 2 * colour, row * PATCH : row * PATCH + PATCH, column * PATCH : column * PATCH + PATCH] += 1.5
-    return videos, colours, places
+    return videos, colours, positions
 
 
-def trained(model: nn.Module, draw: object, steps: int) -> nn.Module:
+def train(model: nn.Module, draw: object, steps: int) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
     for step in range(steps):
         inputs, labels, _ = draw(64, 100 + step)  # type: ignore[operator]
@@ -78,45 +78,45 @@ def trained(model: nn.Module, draw: object, steps: int) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def hears() -> nn.Module:
+def tone_classifier() -> nn.Module:
     torch.manual_seed(0)
-    return trained(Hears(), bursts, 120)
+    return train(ToneClassifier(), bursts, 120)
 
 
 @pytest.fixture(scope="module")
-def sees() -> nn.Module:
+def square_classifier() -> nn.Module:
     torch.manual_seed(0)
-    return trained(Sees(), squares, 80)
+    return train(SquareClassifier(), squares, 80)
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "lrp_ah_ln", "occlusion"])
-def test_a_burst_is_heard_where_it_sounds(hears: nn.Module, method: str) -> None:
-    sounds, tones, begins = bursts(16, 1)
-    assert bool((hears(sounds).argmax(1) == tones).float().mean() > 0.9)
+def test_relevance_is_highest_at_burst(tone_classifier: nn.Module, method: str) -> None:
+    sounds, tones, starts = bursts(16, 1)
+    assert bool((tone_classifier(sounds).argmax(1) == tones).float().mean() > 0.9)
     settings = {"window": 16} if method == "occlusion" else {}
-    e = whyformer.explain(hears, sounds, method, tones.tolist(), **settings)
+    e = whyformer.explain(tone_classifier, sounds, method, tones.tolist(), **settings)
     shares = e.scores.clamp(min=0).unflatten(1, (-1, BURST)).sum(-1)
-    assert float((shares.argmax(1) * BURST == begins).float().mean()) >= 0.9
+    assert float((shares.argmax(1) * BURST == starts).float().mean()) >= 0.9
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "lrp_ah_ln"])
-def test_a_square_is_seen_in_its_frame_and_at_its_place(sees: nn.Module, method: str) -> None:
-    videos, colours, places = squares(16, 1)
-    assert bool((sees(videos).argmax(1) == colours).float().mean() > 0.9)
-    e = whyformer.explain(sees, videos, method, colours.tolist())
+def test_relevance_is_highest_at_square(square_classifier: nn.Module, method: str) -> None:
+    videos, colours, positions = squares(16, 1)
+    assert bool((square_classifier(videos).argmax(1) == colours).float().mean() > 0.9)
+    e = whyformer.explain(square_classifier, videos, method, colours.tolist())
     assert (e.level, e.frames) == ("pixel", FRAMES)
     cells = e.scores.clamp(min=0).unflatten(2, (-1, PATCH)).unflatten(4, (-1, PATCH)).sum((3, 5)).flatten(1)
-    wanted = (places[:, 0] * 3 + places[:, 1]) * 3 + places[:, 2]
-    assert float((cells.argmax(1) == wanted).float().mean()) >= 0.9
+    expected = (positions[:, 0] * 3 + positions[:, 1]) * 3 + positions[:, 2]
+    assert float((cells.argmax(1) == expected).float().mean()) >= 0.9
 
 
-def test_tubes_are_cells_of_each_frame(sees: nn.Module) -> None:
+def test_rollout_of_video_has_grid_for_each_frame(square_classifier: nn.Module) -> None:
     videos, colours, _ = squares(4, 2)
-    e = whyformer.explain(sees, videos, "rollout", colours.tolist())
+    e = whyformer.explain(square_classifier, videos, "rollout", colours.tolist())
     assert (e.level, e.frames, e.grid, tuple(e.scores.shape)) == ("patch", FRAMES, (3, 3), (4, FRAMES * 9))
 
 
-def test_a_video_of_too_few_frames_is_told() -> None:
+def test_video_with_too_few_frames_raises() -> None:
     import transformers as hf
 
     options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "num_labels": 4}

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, tiny and random: however experts are computed, alone and in a padded batch."""
+"""Tiny random mixture-of-experts models of transformers: all implementations of experts, single samples and padded batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GptOss": {},
     "Llama4": {"intermediate_size_mlp": 48, "num_experts_per_tok": 1, "attention_chunk_size": 32},
 }  # fmt: skip
-# their experts are run in the loop of others
-ALIKE = {"Qwen3Moe", "Olmoe", "Glm4Moe"}
+# these use the expert loop of another family in the list
+SAME_EXPERT_LOOP = {"Qwen3Moe", "Olmoe", "Glm4Moe"}
 METHODS = ["transformer_attribution", "lrp", "lrp_ah_ln"]
 
 
-def built(name: str, experts: str | None) -> nn.Module:
+def build_model(name: str, experts: str | None) -> nn.Module:
     import transformers
 
     kind = f"{name}TextConfig" if name == "Llama4" else f"{name}Config"
@@ -42,36 +42,36 @@ def built(name: str, experts: str | None) -> nn.Module:
     return randomise(getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager", **options))
 
 
-def close(a: Tensor, b: Tensor, share: float) -> bool:
-    return float((a - b).abs().max()) <= share * float(b.abs().max())
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return float((a - b).abs().max()) <= tolerance * float(b.abs().max())
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.whole if n in ALIKE else ()) for n in FAMILIES])
-def test_experts(name: str, method: str) -> None:
-    """A loop over experts, grouped products and products of each row give the same scores, and a batch those of each sample alone."""
-    ways = [None] if name == "Llama4" else ["eager", "grouped_mm", "batched_mm"]
-    found = [whyformer.explain(built(name, way), text(), method, target=3).scores for way in ways]
-    assert found[0].isfinite().all()
-    assert (found[0].abs().amax(-1) > 0).all()
-    assert all(close(other, found[0], 1e-4) for other in found[1:])
-    for way, batch in zip(ways, found, strict=True):
-        model = built(name, way)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.whole if n in SAME_EXPERT_LOOP else ()) for n in FAMILIES])
+def test_expert_implementations_have_same_scores(name: str, method: str) -> None:
+    """Expert loop, grouped and batched matrix products give the same scores; a batch equals single samples."""
+    implementations = [None] if name == "Llama4" else ["eager", "grouped_mm", "batched_mm"]
+    results = [whyformer.explain(build_model(name, implementation), text(), method, target=3).scores for implementation in implementations]
+    assert results[0].isfinite().all()
+    assert (results[0].abs().amax(-1) > 0).all()
+    assert all(close(scores, results[0], 1e-4) for scores in results[1:])
+    for implementation, batch in zip(implementations, results, strict=True):
+        model = build_model(name, implementation)
         for i, length in enumerate(LENGTHS):
             single = whyformer.explain(model, rows(text(), i, crop=True), method, target=3).scores[0]
             assert close(pad(single, (0, TOKENS - length)), batch[i], 1e-4)
 
 
-def test_gradient_of_a_mixture_is_autograds() -> None:
-    model = built("Mixtral", "eager")
+def test_gradient_of_mixture_equals_autograd() -> None:
+    model = build_model("Mixtral", "eager")
     vectors: list[Tensor] = []
 
-    def begin(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def make_leaf(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         vectors.append(output.detach().requires_grad_())
         return vectors[-1]
 
-    handle = model.model.embed_tokens.register_forward_hook(begin)
+    handle = model.model.embed_tokens.register_forward_hook(make_leaf)
     inputs = rows(text(), 0)
     model(**inputs).logits[0, -1, 3].backward()
     handle.remove()

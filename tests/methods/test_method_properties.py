@@ -40,7 +40,7 @@ from zoo import ZOO, build
 
 
 def vectors_of(task: Any) -> AttentionVectors:
-    """The vectors of all attentions of the sequence that the target reads."""
+    """Vectors of all attentions over the sequence that the target reads."""
     return AttentionVectors(task, task.attended())
 
 
@@ -67,7 +67,7 @@ def test_attention_flow_equals_networkx(seed: int) -> None:
     torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), atol=n * n * 1e-6, rtol=0)
 
 
-def test_attention_flow_refuses_before_the_work() -> None:
+def test_attention_flow_over_limit_raises() -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match=r"(\d+) tokens × 3 blocks = \d+ is more than limit=4") as refused:
         whyformer.explain(model, inputs, "attention_flow", limit=4)
@@ -81,8 +81,8 @@ def test_attention_flow_refuses_before_the_work() -> None:
 
 # -- norms -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["bert", "hf_vit", "gpt2", "distilbert", "timm_vit"])
-def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
-    """Σ_j Σ_h α f_h(x_j) + b_O is what the attention's output projection puts out."""
+def test_mixed_vectors_sum_to_layer_output(name: str) -> None:
+    """Σ_j Σ_h α f_h(x_j) + b_O is the output of the attention's output projection."""
     model, inputs = ZOO[name]()
     model = model.double()
     if isinstance(inputs, dict):
@@ -94,22 +94,22 @@ def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
     task = task_of(model, inputs)
     vectors = vectors_of(task)
 
-    class Spy(torch.overrides.TorchFunctionMode):
+    class LinearRecorder(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func is original or getattr(func, "__name__", "") in ("linear", "addmm"):
                 outputs.append(result)
             return result
 
-    with Spy():
+    with LinearRecorder():
         task.forward()
     for block in vectors.passed.attentions:
-        made = vectors.at(block, "sum").of_attention.total()
-        found = [o.reshape(made.shape) for o in outputs if o.numel() == made.numel()]
-        assert min(float((made - o).abs().max()) for o in found) < 1e-10
+        total = vectors.at(block, "sum").of_attention.total()
+        candidates = [o.reshape(total.shape) for o in outputs if o.numel() == total.numel()]
+        assert min(float((total - o).abs().max()) for o in candidates) < 1e-10
 
 
-def test_post_norm_vectors_sum_to_the_normalised_output() -> None:
+def test_post_norm_vectors_sum_to_normalised_output() -> None:
     model, inputs = ZOO["bert"]()
     model = model.double()
     task = task_of(model, inputs)
@@ -119,10 +119,10 @@ def test_post_norm_vectors_sum_to_the_normalised_output() -> None:
         torch.testing.assert_close(vectors.at(block, "norm").total(), norm(vectors.at(block, "sum").total()))
 
 
-def test_gram_norms_equal_the_norms_of_the_vectors_written_out() -> None:
+def test_gram_norms_equal_norms_of_explicit_vectors() -> None:
     model, inputs = ZOO["bert"]()
     task = task_of(model.double(), inputs)
-    mixture, behind = (vectors_of(task).at(1, place) for place in ("sum", "norm"))
+    mixture, normed = (vectors_of(task).at(1, position) for position in ("sum", "norm"))
     vectors = torch.einsum("bhij,bhjd->bijd", mixture.weights, mixture.parts)
     assert mixture.residual is not None
     index = torch.arange(vectors.shape[1])
@@ -130,7 +130,7 @@ def test_gram_norms_equal_the_norms_of_the_vectors_written_out() -> None:
     norm = model.bert.encoder.layer[1].attention.output.LayerNorm
     deviation = (mixture.total().var(-1, unbiased=False) + norm.eps).sqrt()
     centred = (vectors - vectors.mean(-1, keepdim=True)) * norm.weight
-    torch.testing.assert_close(behind.norms(), centred.norm(dim=-1) / deviation[..., None])
+    torch.testing.assert_close(normed.norms(), centred.norm(dim=-1) / deviation[..., None])
 
 
 # -- completeness and conservation -------------------------------------------------------------------------------
@@ -142,33 +142,33 @@ def test_integrated_gradients_are_complete(name: str) -> None:
     assert max(figure["error"]) < 1e-3 * max(1e-3, *map(abs, figure["difference"]))
 
 
-def test_baselines_of_integrated_gradients_are_those_of_every_removal() -> None:
+def test_integrated_gradients_support_baselines_of_removal() -> None:
     model, x = ZOO["hf_vit"]()
     model, x = model.double(), x.double()
-    made = prepare(model, x)
+    prepared = prepare(model, x)
     for name in ("zero", "mean", "blur"):
         start = fill(name, Filling(x, blur=(4.0, None)))
         with torch.no_grad():
-            wanted = model(x).logits[:, 1] - model(start).logits[:, 1]
-        found = whyformer.explain(model, made, "integrated_gradients", 1, baseline=name, blur=4.0, steps=5)
-        torch.testing.assert_close(torch.tensor(found.diagnostics["completeness"]["difference"], dtype=wanted.dtype), wanted)
+            expected = model(x).logits[:, 1] - model(start).logits[:, 1]
+        result = whyformer.explain(model, prepared, "integrated_gradients", 1, baseline=name, blur=4.0, steps=5)
+        torch.testing.assert_close(torch.tensor(result.diagnostics["completeness"]["difference"], dtype=expected.dtype), expected)
     with pytest.raises(InputError, match="the model's value of black is unknown"):
-        whyformer.explain(model, made, "integrated_gradients", baseline="black")
+        whyformer.explain(model, prepared, "integrated_gradients", baseline="black")
     with pytest.raises(InputError, match="its baselines are zero, black, mean, blur"):
-        whyformer.explain(model, made, "integrated_gradients", baseline="unk")
+        whyformer.explain(model, prepared, "integrated_gradients", baseline="unk")
     bert, inputs = ZOO["bert"]()
     bert = bert.double()
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     special = torch.zeros_like(ids, dtype=torch.bool)
     special[:, 0] = True
-    made = replace(prepare(bert, inputs), special=special, fill_ids=(("unk", 7),))
+    prepared = replace(prepare(bert, inputs), special=special, fill_ids=(("unk", 7),))
     with torch.no_grad():
-        below = bert(input_ids=ids.masked_fill(~special & mask.bool(), 7), attention_mask=mask).logits[:, 1]
-        wanted = bert(**inputs).logits[:, 1] - below
-    found = whyformer.explain(bert, made, "integrated_gradients", 1, baseline="unk", steps=5)
-    torch.testing.assert_close(torch.tensor(found.diagnostics["completeness"]["difference"], dtype=wanted.dtype), wanted)
+        at_baseline = bert(input_ids=ids.masked_fill(~special & mask.bool(), 7), attention_mask=mask).logits[:, 1]
+        expected = bert(**inputs).logits[:, 1] - at_baseline
+    result = whyformer.explain(bert, prepared, "integrated_gradients", 1, baseline="unk", steps=5)
+    torch.testing.assert_close(torch.tensor(result.diagnostics["completeness"]["difference"], dtype=expected.dtype), expected)
     with pytest.raises(InputError, match="the tokenizer has no mask token"):
-        whyformer.explain(bert, made, "integrated_gradients", baseline="mask")
+        whyformer.explain(bert, prepared, "integrated_gradients", baseline="mask")
 
 
 def _double(inputs: Any) -> Any:
@@ -178,7 +178,7 @@ def _double(inputs: Any) -> Any:
 
 
 def bias_free_bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """A BERT without biases and with an identity pooler slope left to the secant rule (methods.md §8 #21)."""
+    """BERT without biases; the pooler's tanh is left to the secant rule (methods.md §8 #21)."""
     torch.manual_seed(0)
     config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=48, num_labels=3)
     model = BertForSequenceClassification(config).double().eval()
@@ -188,18 +188,18 @@ def bias_free_bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return model, {"input_ids": torch.randint(3, 50, (2, 9))}
 
 
-def test_ah_ln_with_secants_conserves_exactly_and_the_gradient_does_not() -> None:
+def test_lrp_ah_ln_is_conservative_only_with_secant() -> None:
     model, inputs = bias_free_bert()
-    kept = whyformer.explain(model, inputs, "lrp_ah_ln", 1, secant=True)
-    assert max(kept.diagnostics["conservation"]["error"]) < 1e-10
-    torch.testing.assert_close(kept.scores.sum(-1), kept.logits[:, 1], rtol=1e-10, atol=1e-12)
+    with_secant = whyformer.explain(model, inputs, "lrp_ah_ln", 1, secant=True)
+    assert max(with_secant.diagnostics["conservation"]["error"]) < 1e-10
+    torch.testing.assert_close(with_secant.scores.sum(-1), with_secant.logits[:, 1], rtol=1e-10, atol=1e-12)
     plain = whyformer.explain(model, inputs, "input_x_gradient", 1)
     assert min(plain.diagnostics["conservation"]["error"]) > 1e-2
-    without = whyformer.explain(model, inputs, "lrp_ah_ln", 1)
-    assert min(without.diagnostics["conservation"]["error"]) > 1e-6
+    without_secant = whyformer.explain(model, inputs, "lrp_ah_ln", 1)
+    assert min(without_secant.diagnostics["conservation"]["error"]) > 1e-6
 
 
-def test_transformer_attribution_conserves_through_every_block() -> None:
+def test_transformer_attribution_is_conservative_in_every_block() -> None:
     model, inputs = ZOO["bert"]()
     figure = whyformer.explain(model.double(), inputs, "transformer_attribution").diagnostics["conservation"]
     assert figure["start"] == [1.0, 1.0]
@@ -207,20 +207,20 @@ def test_transformer_attribution_conserves_through_every_block() -> None:
 
 
 # -- aggregation -------------------------------------------------------------------------------------------------
-def test_one_aggregation_setting_serves_every_method_over_maps() -> None:
+def test_aggregation_applies_to_every_map_method() -> None:
     model, inputs = ZOO["hf_vit"]()
     shared = {"heads": 1, "layers": [0, 1], "rows": "column_mean"}
-    takes = [m.name for m in whyformer.list_methods() if "aggregation" in m.settings]
-    assert {"raw_attention", "rollout", "gae", "norm_attention", "value_zeroing"} <= set(takes)
-    for name in takes:
+    names = [m.name for m in whyformer.list_methods() if "aggregation" in m.settings]
+    assert {"raw_attention", "rollout", "gae", "norm_attention", "value_zeroing"} <= set(names)
+    for name in names:
         settings = {} if name != "norm_attention" else {"scope": "heads"}
-        own = {k: v for k, v in shared.items() if k != "heads" or name not in ("value_zeroing", "alti", "globenc")}  # no heads to choose
-        found = whyformer.explain(model, inputs, name, aggregation=own, **settings).scores
-        assert found.shape == whyformer.explain(model, inputs, name).scores.shape
-        assert not torch.equal(found, whyformer.explain(model, inputs, name).scores)
+        aggregation = {k: v for k, v in shared.items() if k != "heads" or name not in ("value_zeroing", "alti", "globenc")}  # these have no heads
+        result = whyformer.explain(model, inputs, name, aggregation=aggregation, **settings).scores
+        assert result.shape == whyformer.explain(model, inputs, name).scores.shape
+        assert not torch.equal(result, whyformer.explain(model, inputs, name).scores)
 
 
-def test_aggregations_against_maps_taken_by_the_model_itself() -> None:
+def test_aggregations_equal_reference_on_maps_of_model() -> None:
     torch.manual_seed(0)
     config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=48)
     model = BertForSequenceClassification._from_config(config, attn_implementation="eager").double().eval()
@@ -242,7 +242,7 @@ def test_aggregations_against_maps_taken_by_the_model_itself() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"layers": "all"}, {"heads": 9}, {"layers": 7}, {"rows": "cls"}, {"other": 1}, "mean"])
-def test_bad_aggregations_are_refused(bad: Any) -> None:
+def test_invalid_aggregation_raises(bad: Any) -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match="aggregation"):
         whyformer.explain(model, inputs, "rollout", aggregation=bad)
@@ -250,18 +250,18 @@ def test_bad_aggregations_are_refused(bad: Any) -> None:
 
 # -- GAE with cross-attention ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["rollout", "gae"])
-def test_a_block_in_an_aggregation_is_counted_from_the_models_first_and_pruned_like_any_other(method: str) -> None:
+def test_aggregation_layer_ignores_start_layer_and_applies_discard_ratio(method: str) -> None:
     model, inputs = ZOO["bert"]()
-    alone = whyformer.explain(model, inputs, method, aggregation={"layers": 1})
+    single = whyformer.explain(model, inputs, method, aggregation={"layers": 1})
     for layers in (1, -2, [1], [1, 1]):
-        found = whyformer.explain(model, inputs, method, start_layer=2, aggregation={"layers": layers})
-        torch.testing.assert_close(found.scores, alone.scores)
+        result = whyformer.explain(model, inputs, method, start_layer=2, aggregation={"layers": layers})
+        torch.testing.assert_close(result.scores, single.scores)
     if method == "rollout":
         pruned = whyformer.explain(model, inputs, method, aggregation={"layers": 1}, discard_ratio=0.9).scores
-        assert int((pruned > 0).sum()) < int((alone.scores > 0).sum())
+        assert int((pruned > 0).sum()) < int((single.scores > 0).sum())
 
 
-def test_normalised_excess_guards_rows_without_any() -> None:
+def test_normalised_excess_of_zero_row_is_identity() -> None:
     relevance = torch.tensor([[1.0, 0.0], [0.5, 1.5]])
     torch.testing.assert_close(normalised_excess(relevance), torch.tensor([[1.0, 0.0], [0.5, 1.5]]))
 
@@ -278,26 +278,26 @@ def bart() -> tuple[torch.nn.Module, torch.Tensor]:
     return model, ids
 
 
-def test_encoder_decoder_rules_against_the_definition() -> None:
-    """The update rules on the model's own eager maps and autograd gradients, written as in the paper."""
+def test_gae_of_encoder_decoder_equals_reference() -> None:
+    """The update rules of the paper on eager attention maps and their autograd gradients."""
     model, ids = bart()
     output = model(ids, output_attentions=True)
     groups = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
     flat = [a for group in groups for a in group]
     gradients = torch.autograd.grad(output.logits[0, 1], flat)
     fused = iter([(a * g).clamp(min=0).mean(1)[0].detach() for a, g in zip(flat, gradients, strict=True)])
-    encoder, own, across = ([next(fused) for _ in group] for group in groups)
-    n, q = 8, own[0].shape[-1]
+    encoder, self_maps, cross_maps = ([next(fused) for _ in group] for group in groups)
+    n, q = 8, self_maps[0].shape[-1]
     r_ii, r_qq, r_qi = torch.eye(n).double(), torch.eye(q).double(), torch.zeros(q, n).double()
     for a in encoder:
         r_ii = r_ii + a @ r_ii
-    for a, c in zip(own, across, strict=True):
+    for a, c in zip(self_maps, cross_maps, strict=True):
         r_qi, r_qq = r_qi + a @ r_qi, r_qq + a @ r_qq
 
         def excess(r: torch.Tensor) -> torch.Tensor:
-            rest = r - torch.eye(len(r)).double()
-            total = rest.sum(-1, keepdim=True)
-            return torch.where(total == 0, 0, rest / total) + torch.eye(len(r)).double()
+            off_diagonal = r - torch.eye(len(r)).double()
+            total = off_diagonal.sum(-1, keepdim=True)
+            return torch.where(total == 0, 0, off_diagonal / total) + torch.eye(len(r)).double()
 
         r_qi = r_qi + excess(r_qq).T @ c @ excess(r_ii)
     explanation = whyformer.explain(model, {"input_ids": ids}, "gae", 1)
@@ -316,49 +316,49 @@ def clip() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 32, 32).double()}
 
 
-def test_two_towers() -> None:
+def test_gae_of_clip_with_image_and_text_side() -> None:
     model, inputs = clip()
-    picture = whyformer.explain(model, inputs, "gae", [0, 2])
-    assert (picture.level, picture.grid, tuple(picture.scores.shape)) == ("patch", (4, 4), (2, 16))
-    alone = whyformer.explain(model, {**inputs, "pixel_values": inputs["pixel_values"][1:]}, "gae", 2)
-    torch.testing.assert_close(picture.scores[1], alone.scores[0])
-    other = whyformer.explain(model, inputs, "gae", [1, 2])
-    assert not torch.allclose(picture.scores[0], other.scores[0])
+    image = whyformer.explain(model, inputs, "gae", [0, 2])
+    assert (image.level, image.grid, tuple(image.scores.shape)) == ("patch", (4, 4), (2, 16))
+    single = whyformer.explain(model, {**inputs, "pixel_values": inputs["pixel_values"][1:]}, "gae", 2)
+    torch.testing.assert_close(image.scores[1], single.scores[0])
+    other_target = whyformer.explain(model, inputs, "gae", [1, 2])
+    assert not torch.allclose(image.scores[0], other_target.scores[0])
     text = whyformer.explain(model, inputs, "gae", [0, 2], side="text")
     assert (text.level, tuple(text.scores.shape)) == ("token", (2, 6))
     shared = whyformer.explain(model, inputs, "gae", [1, 1], side="text")
     for i in range(2):
-        one = {**inputs, "pixel_values": inputs["pixel_values"][i : i + 1]}
-        torch.testing.assert_close(shared.scores[i], whyformer.explain(model, one, "gae", 1, side="text").scores[0])
+        pair = {**inputs, "pixel_values": inputs["pixel_values"][i : i + 1]}
+        torch.testing.assert_close(shared.scores[i], whyformer.explain(model, pair, "gae", 1, side="text").scores[0])
 
 
 @pytest.mark.parametrize("method", ["raw_attention", "norm_attention", "gradcam_attention", "grad_sam"])
 def test_both_towers_have_scores(method: str) -> None:
-    """The scores of a text are those of its tower, which does not read the picture."""
+    """The scores of a text come from its tower, which does not depend on the image."""
     model, inputs = clip()
-    both = whyformer.explain(model, inputs, method, [0, 2])
-    assert tuple(both.part("pixel_values").scores.shape) == (2, 16)
-    text = both.part("input_ids").scores
+    explanation = whyformer.explain(model, inputs, method, [0, 2])
+    assert tuple(explanation.part("pixel_values").scores.shape) == (2, 16)
+    text = explanation.part("input_ids").scores
     assert tuple(text.shape) == (2, 6)
     assert bool(text.any(1).all())
     if not METHODS[method].class_specific:
         swapped = whyformer.explain(model, {**inputs, "pixel_values": inputs["pixel_values"].flip(0)}, method, [0, 2])
         row = text / text.sum(1, keepdim=True)
-        other = swapped.part("input_ids").scores
-        torch.testing.assert_close(other / other.sum(1, keepdim=True), row)
+        swapped_text = swapped.part("input_ids").scores
+        torch.testing.assert_close(swapped_text / swapped_text.sum(1, keepdim=True), row)
 
 
 @pytest.mark.parametrize(("method", "settings"), [("raw_attention", {"block": 2}), ("grad_sam", {"start_layer": 2})])
-def test_columns_of_a_block_that_one_tower_lacks(method: str, settings: dict[str, Any]) -> None:
-    model, inputs = clip()  # with three blocks for pictures and two for texts
+def test_block_missing_in_one_tower_warns(method: str, settings: dict[str, Any]) -> None:
+    model, inputs = clip()  # three image blocks and two text blocks
     e = whyformer.explain(model, inputs, method, [0, 2], aggregation={"rows": "column_mean"}, **settings)
     assert e.inputs == ("pixel_values",)
     assert any("input_ids" in warning for warning in e.warnings)
 
 
 @pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution", "norm_attention", "value_zeroing", "raw_attention"])
-def test_a_gradient_of_zero_is_no_refusal(method: str) -> None:
-    """Alone as in a batch: the head reads a saturated value."""
+def test_zero_gradient_warns_and_scores_are_zero(method: str) -> None:
+    """The head reads a saturated value."""
 
     class Saturated(torch.nn.Module):
         def __init__(self) -> None:
@@ -376,59 +376,59 @@ def test_a_gradient_of_zero_is_no_refusal(method: str) -> None:
     assert any("all scores are 0" in warning for warning in e.warnings)
 
 
-def test_a_side_is_refused_where_there_is_one_tower() -> None:
+def test_side_with_single_tower_raises() -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match="tower"):
         whyformer.explain(model, inputs, "gae", side="text")
 
 
-NOT_YET = {"globenc": "several sequences", "alti": "several sequences", "attention_flow": "several sequences"}
+UNSUPPORTED = {"globenc": "several sequences", "alti": "several sequences", "attention_flow": "several sequences"}
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("boxes", [6, 10])  # as many as words too: then all maps have one size
-@pytest.mark.parametrize("method", NOT_YET)
-def test_two_sequences_that_attend_to_each_other_are_refused_for_that(method: str, boxes: int) -> None:
+@pytest.mark.parametrize("boxes", [6, 10])  # also as many as words, so all maps have the same size
+@pytest.mark.parametrize("method", UNSUPPORTED)
+def test_co_attention_is_refused_with_reason(method: str, boxes: int) -> None:
     sizes = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 48, "num_qa_labels": 5, "visual_feat_dim": 8}
     model = LxmertForQuestionAnswering(LxmertConfig(**sizes, l_layers=2, r_layers=2, x_layers=2)).eval()
     inputs = {**build("bert")[1], "visual_feats": torch.randn(2, boxes, 8), "visual_pos": torch.rand(2, boxes, 4)}
-    with pytest.raises(MethodNotApplicable, match=rf"not supported yet.*{NOT_YET[method]}.*input_x_gradient") as refused:
+    with pytest.raises(MethodNotApplicable, match=rf"not supported yet.*{UNSUPPORTED[method]}.*input_x_gradient") as refused:
         whyformer.explain(model, inputs, method, 1)
     assert "windows" not in str(refused.value)
 
 
-def test_an_encoder_and_a_decoder_of_the_same_length_are_not_taken_for_one_sequence() -> None:
+def test_encoder_and_decoder_of_equal_length_are_separate_sequences() -> None:
     model, ids = bart()
     with pytest.raises(MethodNotApplicable, match="several sequences"):
         whyformer.explain(model, {"input_ids": ids}, "attention_flow", 1)
 
 
-# -- what parameters may be ----------------------------------------------------------------------------------------
+# -- valid values of settings --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [("Natural", 0, 2**32 - 1), ("OptionalNatural", 0, 2**32 - 1), ("Count", 1, 10_000), ("OptionalCount", 1, 10_000)],
 )
-def test_whole_numbers(name: str, low: int, high: int) -> None:
-    said, allowed = get_args(getattr(registry, name))[1]
+def test_integer_setting_types(name: str, low: int, high: int) -> None:
+    description, allowed = get_args(getattr(registry, name))[1]
     optional = name.startswith("Optional")
-    assert said == f"{'None or ' if optional else ''}a whole number of at least {low} and at most {high:,}"
+    assert description == f"{'None or ' if optional else ''}a whole number of at least {low} and at most {high:,}"
     assert [allowed(value) for value in (low, high, low - 1, high + 1, low + 0.5, True)] == [True, True, *[False] * 4]
     assert not optional or allowed(None)
 
 
-def test_amounts_need_not_be_whole() -> None:
-    said, allowed = get_args(registry.Amount)[1]
-    assert said == "a number of at least 0 and at most 1,000"
+def test_amount_setting_accepts_floats() -> None:
+    description, allowed = get_args(registry.Amount)[1]
+    assert description == "a number of at least 0 and at most 1,000"
     assert [allowed(value) for value in (0, 0.5, 1000, -0.1, 1000.1, True)] == [True, True, True, False, False, False]
 
 
-def test_a_share_is_from_0_up_to_1() -> None:
+def test_share_setting_is_at_least_0_and_below_1() -> None:
     _, allowed = get_args(Share)[1]
     assert [allowed(value) for value in (0, 0.99, 1, -0.1, True, False)] == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("number", [3, 4, -4])
-def test_a_block_outside_the_model_is_refused(number: int) -> None:
+def test_start_layer_outside_model_raises(number: int) -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match=rf"start_layer={number} is outside the model, which has 3 blocks \(0 to 2\)"):
         whyformer.explain(model, inputs, "rollout", start_layer=number)
@@ -439,22 +439,22 @@ def test_a_block_outside_the_model_is_refused(number: int) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["gradient", "attention", "none"])
-def test_what_transformer_attribution_multiplies_relevance_by(weighting: str) -> None:
+def test_weighting_of_transformer_attribution(weighting: str) -> None:
     model, inputs = ZOO["bert"]()
     record = whyformer.record(model, inputs)
-    own = record.attentions[2]
-    attention = record.attention_map(own)
+    attention_unit = record.attentions[2]
+    attention = record.attention_map(attention_unit)
     gradient, relevance = (
-        record.attention_map(own, {v.number: t for v, t in record.walk_back(own.maps, 1, rules).items()}.__getitem__)
+        record.attention_map(attention_unit, {v.number: t for v, t in record.walk_back(attention_unit.maps, 1, rules).items()}.__getitem__)
         for rules in ("plain", "deep_taylor")
     )
     factor = {"gradient": gradient, "attention": attention, "none": torch.ones_like(attention)}[weighting]
-    wanted = (factor * relevance).clamp(min=0).mean(1)[:, 0]
-    found = whyformer.explain(model, inputs, "transformer_attribution", target=1, weighting=weighting, block=2).scores
-    torch.testing.assert_close(found, wanted.to(found), rtol=1e-5, atol=1e-12)
+    expected = (factor * relevance).clamp(min=0).mean(1)[:, 0]
+    result = whyformer.explain(model, inputs, "transformer_attribution", target=1, weighting=weighting, block=2).scores
+    torch.testing.assert_close(result, expected.to(result), rtol=1e-5, atol=1e-12)
 
 
-def test_padding_takes_no_part_in_the_range_that_noise_is_scaled_by() -> None:
+def test_range_of_noise_excludes_padding() -> None:
     x = torch.tensor([[[1.0, 2], [5, 0], [100, -100]], [[1, 2], [5, 0], [9, -1]]])
     real = torch.tensor([[True, True, False], [True, True, True]])
     assert input_gradients._range(x, real, 1).flatten().tolist() == [5, 10]
@@ -462,19 +462,19 @@ def test_padding_takes_no_part_in_the_range_that_noise_is_scaled_by() -> None:
 
 
 @pytest.mark.parametrize("choice", [[], [0.5], [True], ["mean", 0], 1.5, None])
-def test_what_heads_and_layers_may_not_be(choice: Any) -> None:
+def test_invalid_heads_and_layers_of_aggregation(choice: Any) -> None:
     for key in ("heads", "layers"):
         assert _valid({key: 0}) and _valid({key: [0, -1]}) and _valid({key: (1,)})
         assert not _valid({key: choice})
 
 
 @pytest.mark.parametrize(("name", "level"), [("hf_vit", "patch"), ("bert", "token")])
-def test_what_occlusion_takes_out_has_the_scores(name: str, level: str) -> None:
+def test_level_of_occlusion(name: str, level: str) -> None:
     model, inputs = ZOO[name]()
     assert whyformer.explain(model, inputs, "occlusion", target=1).level == level
 
 
-def test_an_unknown_setting_is_told_the_known_ones() -> None:
-    wanted = "Its settings and defaults: head_fusion='mean', discard_ratio=0.0, start_layer=0"
-    with pytest.raises(InputError, match=wanted):
+def test_unknown_setting_error_lists_valid_settings() -> None:
+    expected = "Its settings and defaults: head_fusion='mean', discard_ratio=0.0, start_layer=0"
+    with pytest.raises(InputError, match=expected):
         registry.METHODS["rollout"].complete({"no_such": 1})

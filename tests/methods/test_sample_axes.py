@@ -1,4 +1,4 @@
-"""Samples and heads in any order along the leading axes of an attention; tokens before samples are refused."""
+"""Attention with samples and heads in any order along its leading axes; token-first inputs are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def samples_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As the official Set Transformer writes it."""
+    """As in the official Set Transformer code."""
     mixed = attend(*(torch.cat(t.split(WIDTH // HEADS, 2)) for t in (q, k, v)))
     return torch.cat(mixed.split(len(q)), 2)
 
@@ -40,14 +40,14 @@ def heads_first_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def scattered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """In an order that is neither."""
+    """In a mixed order of samples and heads."""
     flat = [split(t).flatten(0, 1) for t in (q, k, v)]
     order = torch.tensor([3, 0, 5, 1, 4, 2]) if len(q) == SAMPLES else torch.arange(len(flat[0]))
     mixed = attend(*(t[order] for t in flat))[order.argsort()]
     return mixed.unflatten(0, (-1, HEADS)).transpose(1, 2).flatten(2)
 
 
-class Attention(nn.Module):
+class ProductAttention(nn.Module):
     def __init__(self, product: Product) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -57,10 +57,10 @@ class Attention(nn.Module):
         return x + self.out(self.product(*self.qkv(self.norm(x)).chunk(3, -1)))
 
 
-class Model(nn.Module):
+class ProductModel(nn.Module):
     def __init__(self, product: Product) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Attention(product) for _ in range(2)])
+        self.blocks = nn.ModuleList([ProductAttention(product) for _ in range(2)])
         self.head = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Model(nn.Module):
 
 def model_of(product: Product) -> nn.Module:
     torch.manual_seed(0)
-    return Model(product).double().eval()
+    return ProductModel(product).double().eval()
 
 
 def inputs() -> Tensor:
@@ -80,24 +80,24 @@ def inputs() -> Tensor:
 
 @pytest.mark.parametrize("method", ["rollout", "raw_attention", "transformer_attribution", "gae", "value_zeroing", "decompx"])
 @pytest.mark.parametrize("product", [heads_first, heads_first_fused, scattered])
-def test_a_batch_with_samples_and_heads_in_any_order_is_explained_as_each_sample_alone(product: Product, method: str) -> None:
+def test_batch_with_any_order_of_samples_and_heads_equals_single_samples(product: Product, method: str) -> None:
     x = inputs()
-    found = whyformer.explain(model_of(product), x, method, [0, 1, 2]).scores
+    result = whyformer.explain(model_of(product), x, method, [0, 1, 2]).scores
     for i in range(SAMPLES):
-        alone = whyformer.explain(model_of(samples_first), x[i : i + 1], method, i).scores[0]
-        assert torch.allclose(found[i], alone, rtol=1e-8, atol=1e-12)
+        single = whyformer.explain(model_of(samples_first), x[i : i + 1], method, i).scores[0]
+        assert torch.allclose(result[i], single, rtol=1e-8, atol=1e-12)
 
 
-def test_equal_samples_show_it_too() -> None:
+def test_batch_of_equal_samples_equals_single_sample() -> None:
     model, x = model_of(heads_first), inputs()[:1].expand(SAMPLES, -1, -1).clone()
-    found = whyformer.explain(model, x, "gae", [0, 1, 2]).scores
+    result = whyformer.explain(model, x, "gae", [0, 1, 2]).scores
     for i in range(SAMPLES):
-        assert torch.allclose(found[i], whyformer.explain(model, x[:1], "gae", i).scores[0])
+        assert torch.allclose(result[i], whyformer.explain(model, x[:1], "gae", i).scores[0])
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "lrp", "libragrad", "saliency"])
-def test_tokens_before_samples_are_refused_and_the_way_out_works(method: str) -> None:
-    class TokensFirst(nn.Module):
+def test_token_first_input_is_refused_and_transposed_input_works(method: str) -> None:
+    class TokensFirstEncoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, HEADS, 16, 0.0) for _ in range(2)])
@@ -108,7 +108,7 @@ def test_tokens_before_samples_are_refused_and_the_way_out_works(method: str) ->
                 x = layer(x)
             return self.head(x.mean(0))
 
-    class SamplesFirst(nn.Module):
+    class SamplesFirstWrapper(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
             self.inner = inner
@@ -117,10 +117,10 @@ def test_tokens_before_samples_are_refused_and_the_way_out_works(method: str) ->
             return self.inner(x.transpose(0, 1))
 
     torch.manual_seed(0)
-    model, x = TokensFirst().double().eval(), inputs()
-    for given in (x.transpose(0, 1), x[:1].transpose(0, 1)):
+    model, x = TokensFirstEncoder().double().eval(), inputs()
+    for token_first in (x.transpose(0, 1), x[:1].transpose(0, 1)):
         with pytest.raises(InputError, match=r"transpose\(0, 1\)"):
-            whyformer.explain(model, given, method, 0)
-    found = whyformer.explain(SamplesFirst(model), x, method, 0).scores
-    assert found.shape[:2] == (SAMPLES, TOKENS)
-    assert torch.allclose(found[1:2], whyformer.explain(SamplesFirst(model), x[1:2], method, 0).scores, rtol=1e-6)
+            whyformer.explain(model, token_first, method, 0)
+    result = whyformer.explain(SamplesFirstWrapper(model), x, method, 0).scores
+    assert result.shape[:2] == (SAMPLES, TOKENS)
+    assert torch.allclose(result[1:2], whyformer.explain(SamplesFirstWrapper(model), x[1:2], method, 0).scores, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Affinity of patches, and the choice ``auto``."""
+"""Patch affinity and the method ``auto``."""
 
 import pytest
 import torch
@@ -22,31 +22,31 @@ def vit():
     return model, torch.randn(3, 3, 24, 32, dtype=torch.float64)
 
 
-def entering_last(model, pixels):
-    kept = []
-    handle = model.vit.layers[-1].register_forward_pre_hook(lambda module, args: kept.append(args[0].detach()))
+def last_block_input(model, pixels):
+    inputs = []
+    handle = model.vit.layers[-1].register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     with torch.no_grad():
         model(pixels)
     handle.remove()
-    return kept[0][:, 1:]
+    return inputs[0][:, 1:]
 
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "gae", "libragrad"])
-def test_affinity_spreads_over_patches_that_look_alike(vit, method):
+def test_affinity_averages_scores_over_similar_patches(vit, method):
     model, pixels = vit
     plain = whyformer.explain(model, pixels, method, target=1)
-    found = whyformer.explain(model, pixels, method, target=1, affinity=True)
-    for hidden, scores, spread in zip(entering_last(model, pixels), plain.scores, found.scores, strict=True):
-        flat, wanted = scores.flatten(), torch.zeros(12, dtype=torch.float64)
+    with_affinity = whyformer.explain(model, pixels, method, target=1, affinity=True)
+    for hidden, scores, spread in zip(last_block_input(model, pixels), plain.scores, with_affinity.scores, strict=True):
+        flat_scores, expected = scores.flatten(), torch.zeros(12, dtype=torch.float64)
         for i in range(12):
-            alike = [torch.nn.functional.cosine_similarity(hidden[i], hidden[j], 0).clamp(min=0) ** 2 for j in range(12)]
-            wanted[i] = sum(w * s for w, s in zip(alike, flat, strict=True)) / sum(alike)
-        torch.testing.assert_close(spread.flatten(), wanted, rtol=1e-9, atol=1e-12)
-    assert "less faithful" in found.diagnostics["affinity"]
+            similarities = [torch.nn.functional.cosine_similarity(hidden[i], hidden[j], 0).clamp(min=0) ** 2 for j in range(12)]
+            expected[i] = sum(w * s for w, s in zip(similarities, flat_scores, strict=True)) / sum(similarities)
+        torch.testing.assert_close(spread.flatten(), expected, rtol=1e-9, atol=1e-12)
+    assert "less faithful" in with_affinity.diagnostics["affinity"]
     assert "affinity" not in plain.diagnostics
 
 
-def test_affinity_is_for_patches_alone():
+def test_affinity_without_patch_scores_raises():
     model, inputs = build("bert")
     with pytest.raises(InputError, match="one score per patch"):
         whyformer.explain(model, inputs, "gae", affinity=True)
@@ -55,29 +55,29 @@ def test_affinity_is_for_patches_alone():
 
 
 # -- auto ----------------------------------------------------------------------------------------------------------
-def test_auto_is_the_method_that_it_names(vit):
+def test_auto_equals_the_method_it_reports(vit):
     model, pixels = vit
-    assert "libra_joint" not in METHODS and "libra_attention" not in METHODS  # they have no source
+    assert "libra_joint" not in METHODS and "libra_attention" not in METHODS  # these have no published source
     for purpose, (method, settings) in (("faithful", CHOICES["image", "faithful"][0]), ("localise", CHOICES["image", "localise"][0])):
-        found = whyformer.explain(model, pixels, "auto", purpose=purpose)
-        said = found.diagnostics["auto"]
-        assert said["method"] == method
-        assert said["passed_over"] == {}
-        assert said["settings"] == METHODS[method].complete(settings)
-        wanted = whyformer.explain(model, pixels, method, **settings)
-        assert torch.equal(found.scores, wanted.scores)
+        result = whyformer.explain(model, pixels, "auto", purpose=purpose)
+        diagnostics = result.diagnostics["auto"]
+        assert diagnostics["method"] == method
+        assert diagnostics["passed_over"] == {}
+        assert diagnostics["settings"] == METHODS[method].complete(settings)
+        expected = whyformer.explain(model, pixels, method, **settings)
+        assert torch.equal(result.scores, expected.scores)
 
 
-def test_auto_takes_the_next_where_one_does_not_apply():
+def test_auto_skips_methods_that_do_not_apply():
     model, inputs = build("hf_swin")
-    found = whyformer.explain(model, inputs, "auto")
-    said = found.diagnostics["auto"]
-    assert said["method"] == "lrp_ah_ln"
-    assert list(said["passed_over"]) == ["libragrad"]
-    assert torch.equal(found.scores, whyformer.explain(model, inputs, said["method"], **said["settings"]).scores)
+    result = whyformer.explain(model, inputs, "auto")
+    diagnostics = result.diagnostics["auto"]
+    assert diagnostics["method"] == "lrp_ah_ln"
+    assert list(diagnostics["passed_over"]) == ["libragrad"]
+    assert torch.equal(result.scores, whyformer.explain(model, inputs, diagnostics["method"], **diagnostics["settings"]).scores)
 
 
-def test_auto_knows_a_language_model_from_a_classifier():
+def test_auto_distinguishes_language_model_and_classifier():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_auto_knows_a_language_model_from_a_classifier():
     assert whyformer.explain(*build("bert"), "auto").diagnostics["auto"]["method"] == "libragrad"
 
 
-def test_auto_says_when_nothing_applies(vit, monkeypatch):
+def test_auto_without_applicable_method_raises(vit, monkeypatch):
     model, pixels = vit
     monkeypatch.setitem(CHOICES, ("image", "faithful"), [])
     with pytest.raises(MethodNotApplicable, match="none of its choices"):

@@ -1,4 +1,4 @@
-"""Attention that a user wrote out: however it is written, its map is found and the scores are those of the fused call."""
+"""User-written attention: its map is recognised and its scores equal those of fused attention, in any implementation."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def flattened_heads(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 def added_product(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     b = q.shape[0]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    whole = bias.expand(b, HEADS, TOKENS, TOKENS).flatten(0, 1)
-    scores = torch.baddbmm(whole, q, k.transpose(1, 2), beta=1.0, alpha=SCALE)
+    full_bias = bias.expand(b, HEADS, TOKENS, TOKENS).flatten(0, 1)
+    scores = torch.baddbmm(full_bias, q, k.transpose(1, 2), beta=1.0, alpha=SCALE)
     return torch.bmm(torch.softmax(scores, dim=-1), v).unflatten(0, (b, HEADS))
 
 
@@ -72,7 +72,7 @@ def einsum(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def einsum_other_layout(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """``[B, N, H, d]`` throughout, the values first."""
+    """Layout ``[B, N, H, d]``, with the values as first operand."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     weights = F.softmax(torch.einsum("b q h d, b k h d -> b h q k", q, k) * SCALE + bias, -1)
     return torch.einsum("bkhd,bhqk->bqhd", v, weights).transpose(1, 2)
@@ -83,12 +83,12 @@ def einsum_with_dots(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.einsum("...qk,...kd->...qd", [weights, v])
 
 
-WAYS: dict[str, Mix] = {
+VARIANTS: dict[str, Mix] = {
     f.__name__: f for f in (at, scaled_first, divided, masked_by_filling, filled_in_place, flattened_heads, added_product, einsum, einsum_other_layout, einsum_with_dots)
 }
 
 
-class Block(nn.Module):
+class MixBlock(nn.Module):
     def __init__(self, mix: Mix) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -100,11 +100,11 @@ class Block(nn.Module):
         return x + self.out(self.mix(q, k, v, bias).transpose(1, 2).flatten(2))
 
 
-class Model(nn.Module):
+class AttentionModel(nn.Module):
     def __init__(self, mix: Mix) -> None:
         super().__init__()
         self.words = nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList([Block(mix) for _ in range(2)])
+        self.blocks = nn.ModuleList([MixBlock(mix) for _ in range(2)])
         self.head = nn.Linear(WIDTH, CLASSES)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -120,97 +120,97 @@ class Model(nn.Module):
         return self.head(x[:, 0])
 
 
-def given() -> dict[str, Any]:
+def model_inputs() -> dict[str, Any]:
     return {"input_ids": torch.arange(12).reshape(2, 6), "attention_mask": MASK}
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("method", ["transformer_attribution", "partial_lrp", "lrp", "rollout", "raw_attention", "gae", "gradcam_attention", "lrp_ah_ln", "value_zeroing", "norm_attention"])
-def test_however_it_is_written(method: str, way: str) -> None:
-    wanted = whyformer.explain(Model(fused), given(), method=method, target=[0, 3])
-    got = whyformer.explain(Model(WAYS[way]), given(), method=method, target=[0, 3])
-    assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
-    assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
+def test_written_attention_has_same_scores_as_fused(method: str, variant: str) -> None:
+    expected = whyformer.explain(AttentionModel(fused), model_inputs(), method=method, target=[0, 3])
+    result = whyformer.explain(AttentionModel(VARIANTS[variant]), model_inputs(), method=method, target=[0, 3])
+    assert torch.allclose(result.logits, expected.logits, atol=1e-12)
+    assert torch.allclose(result.scores, expected.scores, atol=1e-8 * float(expected.scores.abs().max()))
 
 
-def test_a_softmax_that_is_no_attention_is_none() -> None:
-    """A gate over the width, not followed by a product with values."""
+def test_softmax_gate_is_not_an_attention_map() -> None:
+    """A gate over features, which is not followed by a product with values."""
 
-    class Gated(Block):
+    class GatedInputBlock(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             return super().forward(x * x.softmax(-1), bias)
 
-    model = Model(at)
-    model.blocks = nn.ModuleList([Gated(at) for _ in range(2)]).double().eval()
-    scores = whyformer.explain(model, given(), method="rollout").scores
+    model = AttentionModel(at)
+    model.blocks = nn.ModuleList([GatedInputBlock(at) for _ in range(2)]).double().eval()
+    scores = whyformer.explain(model, model_inputs(), method="rollout").scores
     assert scores.shape == (2, TOKENS)
 
 
-class Projected(Block):
-    """Its projections are einsums with parameters: ``[H, d, D]`` in, ``[H, d, D]`` out."""
+class EinsumBlock(MixBlock):
+    """A block whose projections are einsums with parameters ``[H, d, D]``."""
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         heads = self.qkv.weight.unflatten(0, (3, HEADS, -1))
-        own = self.qkv.bias.chunk(3)
+        biases = self.qkv.bias.chunk(3)
         normed = self.norm(x)
-        made = (torch.einsum("bnD,hdD->bnhd", normed, nn.Parameter(w)).flatten(2) + b for w, b in zip(heads, own, strict=True))
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in made)
+        projections = (torch.einsum("bnD,hdD->bnhd", normed, nn.Parameter(w)).flatten(2) + b for w, b in zip(heads, biases, strict=True))
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in projections)
         out = nn.Parameter(self.out.weight.unflatten(1, (HEADS, -1)))
         return x + (torch.einsum("bhnd,Dhd->bnD", self.mix(q, k, v, bias), out) + self.out.bias)
 
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "partial_lrp", "lrp_ah_ln", "gae"])
-def test_an_einsum_with_a_parameter_is_a_linear_layer(method: str) -> None:
-    wanted = whyformer.explain(Model(fused), given(), method=method, target=[0, 3])
-    model = Model(einsum)
-    blocks = [Projected(einsum).double() for _ in range(2)]
+def test_einsum_with_parameter_has_same_scores_as_linear(method: str) -> None:
+    expected = whyformer.explain(AttentionModel(fused), model_inputs(), method=method, target=[0, 3])
+    model = AttentionModel(einsum)
+    blocks = [EinsumBlock(einsum).double() for _ in range(2)]
     for new, old in zip(blocks, model.blocks, strict=True):
         new.load_state_dict(old.state_dict())
     model.blocks = nn.ModuleList(blocks).eval()
-    got = whyformer.explain(model, given(), method=method, target=[0, 3])
-    assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
-    assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
+    result = whyformer.explain(model, model_inputs(), method=method, target=[0, 3])
+    assert torch.allclose(result.logits, expected.logits, atol=1e-12)
+    assert torch.allclose(result.scores, expected.scores, atol=1e-8 * float(expected.scores.abs().max()))
 
 
 @pytest.mark.parametrize("method", ["norm_attention", "value_zeroing"])
-def test_what_is_recorded_of_blocks_that_work_in_place(method: str) -> None:
-    class InPlace(Block):
+def test_blocks_that_return_their_input_in_place_have_same_scores(method: str) -> None:
+    class CopyingBlock(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             return x.copy_(super().forward(x, bias))
 
-    model = Model(at)
-    blocks = nn.ModuleList([InPlace(at) for _ in range(2)]).double().eval()
+    model = AttentionModel(at)
+    blocks = nn.ModuleList([CopyingBlock(at) for _ in range(2)]).double().eval()
     blocks.load_state_dict(model.blocks.state_dict())
-    wanted = whyformer.explain(Model(at), given(), method=method)
+    expected = whyformer.explain(AttentionModel(at), model_inputs(), method=method)
     model.blocks = blocks
-    got = whyformer.explain(model, given(), method=method)
-    assert torch.allclose(got.scores, wanted.scores, atol=1e-12)
+    result = whyformer.explain(model, model_inputs(), method=method)
+    assert torch.allclose(result.scores, expected.scores, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp", "lrp_ah_ln", "integrated_gradients", "smoothgrad"])
-def test_a_first_block_that_changes_its_input_in_place(method: str) -> None:
-    class Scaling(Block):
+def test_first_block_that_changes_its_input_in_place_has_same_scores(method: str) -> None:
+    class Scaling(MixBlock):
         def forward(self, x: Tensor, bias: Tensor) -> Tensor:
             x *= 1.0
             return super().forward(x, bias)
 
-    model, settings = Model(at), {"samples": 2} if method == "smoothgrad" else {}
+    model, settings = AttentionModel(at), {"samples": 2} if method == "smoothgrad" else {}
     blocks = nn.ModuleList([Scaling(at) for _ in range(2)]).double().eval()
     blocks.load_state_dict(model.blocks.state_dict())
-    wanted = whyformer.explain(Model(at), given(), method=method, target=[0, 3], **settings)
+    expected = whyformer.explain(AttentionModel(at), model_inputs(), method=method, target=[0, 3], **settings)
     model.blocks = blocks
-    got = whyformer.explain(model, given(), method=method, target=[0, 3], **settings)
-    assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
-    assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
+    result = whyformer.explain(model, model_inputs(), method=method, target=[0, 3], **settings)
+    assert torch.allclose(result.logits, expected.logits, atol=1e-12)
+    assert torch.allclose(result.scores, expected.scores, atol=1e-8 * float(expected.scores.abs().max()))
 
 
-class Biased(nn.Module):
-    """Attention whose bias is computed from the input (Doge's dynamic mask)."""
+class InputBiasModel(nn.Module):
+    """Attention with a bias computed from the input, as in Doge's dynamic mask."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([BiasedLayer(fused) for _ in range(2)])
+        self.layers = nn.ModuleList([InputBiasLayer(fused) for _ in range(2)])
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Biased(nn.Module):
         return self.head(x.mean(1))
 
 
-class BiasedLayer(nn.Module):
+class InputBiasLayer(nn.Module):
     def __init__(self, fused: bool) -> None:
         super().__init__()
         self.fused, self.qkv, self.bias = fused, nn.Linear(8, 24), nn.Linear(8, 2)
@@ -235,8 +235,8 @@ class BiasedLayer(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "lrp_ah_ln", "gae", "rollout", "input_x_gradient"])
-def test_a_bias_made_of_the_input_is_a_branch_of_its_own(method: str) -> None:
-    models = [randomise(Biased(fused)).double() for fused in (True, False)]
+def test_input_dependent_bias_has_same_scores_fused_and_decomposed(method: str) -> None:
+    models = [randomise(InputBiasModel(fused)).double() for fused in (True, False)]
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3)).double()
-    fused, written = (whyformer.explain(m, x, method=method, target=[0, 2]).scores for m in models)
-    assert torch.allclose(fused, written, atol=1e-10) and fused.any()
+    fused, decomposed = (whyformer.explain(m, x, method=method, target=[0, 2]).scores for m in models)
+    assert torch.allclose(fused, decomposed, atol=1e-10) and fused.any()

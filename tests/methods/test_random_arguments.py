@@ -1,4 +1,4 @@
-"""Every method on inputs, masks, precisions, targets and settings that are drawn: what it promises, or a clear error."""
+"""Property-based tests: every method on random inputs, masks, dtypes, targets and settings gives a valid result or a clear error."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from zoo import CLASSES, VOCABULARY, build
 MODELS = {"text": ["bert", "gpt2", "distilbert"], "image": ["hf_vit", "hf_vit_wide", "timm_vit_mean"]}
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.15}
-# what a method may do often is done a few times
+# few repetitions, to save time
 FEW = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "draws": 2, "components": 3}
-few = settings(max_examples=3, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+few_examples = settings(max_examples=3, suppress_health_check=list(HealthCheck))
+more_examples = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 @cache
@@ -35,7 +35,7 @@ def model_of(name: str, dtype: torch.dtype) -> Any:
 
 @st.composite
 def inputs_of(draw: Any, name: str, dtype: torch.dtype) -> tuple[Any, list[int] | None]:
-    """One to three samples; of texts any lengths, with padding behind or (for a model that reads the last token) before."""
+    """One to three images, or texts of random lengths padded on the right."""
     count, seed = draw(st.integers(1, 3)), draw(st.integers(0, 50))
     generator = torch.Generator().manual_seed(seed)
     if name in MODELS["image"]:
@@ -49,7 +49,7 @@ def inputs_of(draw: Any, name: str, dtype: torch.dtype) -> tuple[Any, list[int] 
     return {"input_ids": ids * mask, "attention_mask": mask}, lengths
 
 
-def number(check: Bounds) -> st.SearchStrategy[Any]:
+def bounded_value(check: Bounds) -> st.SearchStrategy[Any]:
     low, high = check.low, min(check.high, check.low + 5)
     inside = st.integers(int(low), int(high)) if check.whole else st.floats(low, high, allow_subnormal=False)
     return inside | st.sampled_from([low - 1, check.high + 1])
@@ -57,20 +57,20 @@ def number(check: Bounds) -> st.SearchStrategy[Any]:
 
 @st.composite
 def settings_of(draw: Any, method: str) -> dict[str, Any]:
-    """Up to three settings, mostly of values that are allowed."""
-    row, chosen = METHODS[method], {}
+    """Up to three settings, mostly with valid values."""
+    row, selected = METHODS[method], {}
     for name in draw(st.lists(st.sampled_from(sorted(row.settings)), max_size=3, unique=True) if row.settings else st.just([])):
         _, check = row.checks.get(name, ("", None))
         if isinstance(check, OneOf):
             values = st.sampled_from(check.values)
         elif isinstance(check, Bounds):
-            values = number(check)
+            values = bounded_value(check)
         elif isinstance(row.settings[name], bool):
             values = st.booleans()
         else:
             values = st.sampled_from([row.settings[name], 0, 1, -1, 2, 7, None, 0.5])
-        chosen[name] = draw(values if draw(st.integers(0, 9)) else ODD)
-    return {**{name: FEW[name] for name in row.settings if name in FEW}, **chosen}
+        selected[name] = draw(values if draw(st.integers(0, 9)) else ODD)
+    return {**{name: FEW[name] for name in row.settings if name in FEW}, **selected}
 
 
 CLASS = st.integers(0, CLASSES - 1)
@@ -82,13 +82,13 @@ TARGETS = st.one_of(
 
 
 def rows(inputs: Any, index: int, lengths: list[int] | None) -> Any:
-    """One sample alone, of a text without its padding."""
+    """One sample; a text without its padding."""
     if lengths is None:
         return inputs[index : index + 1]
     return {name: tensor[index : index + 1, : lengths[index]] for name, tensor in inputs.items()}
 
 
-def one(target: Any, index: int) -> Any:
+def target_of(target: Any, index: int) -> Any:
     return target[index] if isinstance(target, list) else target
 
 
@@ -97,11 +97,11 @@ def check(method: str, data: Any) -> None:
     kind = row.modality if row.modality != "both" else data.draw(st.sampled_from(["text", "image"]))
     name, dtype = data.draw(st.sampled_from(MODELS[kind])), data.draw(st.sampled_from(TYPES))
     inputs, lengths = data.draw(inputs_of(name, dtype))
-    target, chosen = data.draw(TARGETS), data.draw(settings_of(method))
+    target, selected = data.draw(TARGETS), data.draw(settings_of(method))
     model = model_of(name, dtype)
     before = snapshot(model)
     try:
-        e = whyformer.explain(model, inputs, method, target, **chosen)
+        e = whyformer.explain(model, inputs, method, target, **selected)
     except WhyformerError:
         return
     finally:
@@ -110,32 +110,32 @@ def check(method: str, data: Any) -> None:
     assert len(e) == count
     assert e.scores.isfinite().all()
     assert e.level in (("token",) if lengths else ("patch", "pixel"))
-    assert {n: e.settings[n] for n in chosen} == chosen
+    assert {n: e.settings[n] for n in selected} == selected
     with torch.no_grad():
-        wanted = (model(**inputs) if isinstance(inputs, dict) else model(inputs))
-    wanted = getattr(wanted, "logits", wanted)
-    assert (e.logits.double() - wanted.double()).abs().max() <= TOLERANCE[dtype] * max(1.0, float(wanted.abs().max()))
+        expected_logits = (model(**inputs) if isinstance(inputs, dict) else model(inputs))
+    expected_logits = getattr(expected_logits, "logits", expected_logits)
+    assert (e.logits.double() - expected_logits.double()).abs().max() <= TOLERANCE[dtype] * max(1.0, float(expected_logits.abs().max()))
     for i, length in enumerate(lengths or ()):
         assert not e.scores[i, length:].any()
-    if dtype == torch.float64 and method != "auto":  # which may choose another method for one sample than for several
+    if dtype == torch.float64 and method != "auto":  # auto may choose different methods for one sample and for a batch
         i = data.draw(st.integers(0, count - 1))
-        alone = whyformer.explain(model, rows(inputs, i, lengths), method, one(target, i), **chosen).scores[0]
-        whole = e.scores[i] if lengths is None else e.scores[i, : lengths[i]]
-        assert (alone.double() - whole.double()).abs().max() <= 1e-6 * float(e.scores[i].double().abs().max())
+        single = whyformer.explain(model, rows(inputs, i, lengths), method, target_of(target, i), **selected).scores[0]
+        in_batch = e.scores[i] if lengths is None else e.scores[i, : lengths[i]]
+        assert (single.double() - in_batch.double()).abs().max() <= 1e-6 * float(e.scores[i].double().abs().max())
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @given(data=st.data())
-@few
-def test_what_is_drawn_is_explained_as_promised_or_refused(method, data):
+@few_examples
+def test_random_arguments_give_valid_result_or_error(method, data):
     check(method, data)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("method", sorted(METHODS))
 @given(data=st.data())
-@many
-def test_the_same_of_many_more(method, data):
+@more_examples
+def test_more_random_arguments_give_valid_result_or_error(method, data):
     check(method, data)
 
 
