@@ -373,10 +373,10 @@ def test_target_is_named_saved_and_restored(name: str, target: Any, names: list[
     if callable(target):
         assert "target" not in e.diagnostics
         return
-    again = whyformer.explain(model, inputs, "input_x_gradient", leaves.diagnostics["target"])
-    assert torch.equal(again.scores, e.scores)
-    assert again.target_names == names
-    single = leaves[1].diagnostics["target"]
+    repeated = whyformer.explain(model, inputs, "input_x_gradient", loaded.diagnostics["target"])
+    assert torch.equal(repeated.scores, e.scores)
+    assert repeated.target_names == names
+    single = loaded[1].diagnostics["target"]
     assert whyformer.explain(model, rows(inputs, 1), "input_x_gradient", single).target_names == names[1:]
 
 

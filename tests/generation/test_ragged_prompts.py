@@ -1,4 +1,4 @@
-"""Prompts whose pictures make no batch, of unlike numbers, tiles or patches: one result, and each sample as by itself."""
+"""Prompts with unequal numbers or shapes of images, which make no batch: one result that equals single explanations."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ def built(name: str) -> tuple[Any, Any]:
     return BUILT[name]()
 
 
-def written(words: str, pictures: list[Image.Image], processor: Any) -> str:
+def prompt_of(words: str, pictures: list[Image.Image], processor: Any) -> str:
     return " and ".join([processor.image_token] * len(pictures)) + " " + words if pictures else words
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", BUILT)
-def test_each_of_a_batch_is_as_by_itself(name: str, case: str) -> None:
+def test_ragged_prompts_equal_single_prompts(name: str, case: str) -> None:
     model, processor = built(name)
     pictures = CASES[case]
-    texts = [written(w, own, processor) for w, own in zip(WORDS, pictures, strict=False)]
+    texts = [prompt_of(w, own, processor) for w, own in zip(WORDS, pictures, strict=False)]
     for method in ("input_x_gradient", "rollout"):
         if (name, method) == ("qwen2_vl", "rollout") and case != "unlike shapes":
-            continue  # its tower's maps of two unlike pictures are of unlike sizes, in a single prompt too
+            continue  # its vision tower has maps of unequal sizes for unequal images, also in a single prompt
         e = whyformer.explain(model, {"text": texts, "images": pictures}, method, TARGET, processor)
         assert len(e) == len(texts) and set(e.inputs) - {"input_ids"} == {
             "pixel_values" if case == "unlike shapes" else f"pixel_values[{k}]" for k in range(max(map(len, pictures)))
         }
         for i, (text, own) in enumerate(zip(texts, pictures, strict=True)):
             alone = whyformer.explain(model, {"text": text, "images": own} if own else text, method, TARGET, processor)
-            is_as_alone(name, e[i], alone)
+            assert_equals_alone(name, e[i], alone)
 
 
-def is_as_alone(name: str, e: Explanation, alone: Explanation) -> None:
-    close = 1e-5 if name == "internvl" else 1e-10  # its prompts are padded in front, and its positions are turned in float32
+def assert_equals_alone(name: str, e: Explanation, alone: Explanation) -> None:
+    close = 1e-5 if name == "internvl" else 1e-10  # left padding, and rotary embeddings in float32
     assert torch.allclose(e.logits, alone.logits, atol=close)
     assert e.target_names == alone.target_names
     words, own = e.part("input_ids"), alone.part("input_ids")
@@ -92,131 +92,131 @@ def is_as_alone(name: str, e: Explanation, alone: Explanation) -> None:
         assert torch.allclose(part._maps()[0].double(), wanted.double(), atol=close * float(wanted.abs().max()))
 
 
-def test_what_is_asked_of_each_goes_to_it() -> None:
-    """Targets of one a sample; one by one."""
+def test_targets_per_prompt() -> None:
+    """Lists of targets have one target per prompt."""
     model, processor = built("gemma3")
     texts, pictures = ["what is here", "is the left", "what is"], [[EVEN], [WIDE], [EVEN]]
-    given = {"text": texts, "images": pictures}
+    inputs = {"text": texts, "images": pictures}
     for target in ([5, 6, 7], Token(-1, [5, 6, 7]), [Token(-1, LogProbability(i)) for i in (5, 6, 7)]):
-        e = whyformer.explain(model, given, "saliency", target, processor)
+        e = whyformer.explain(model, inputs, "saliency", target, processor)
         assert e.target.tolist() == [5, 6, 7]
         for i, own in enumerate((5, 6, 7)):
             kind: Any = target[i] if isinstance(target, list) else Token(-1, own)
             alone = whyformer.explain(model, {"text": texts[i], "images": pictures[i]}, "saliency", kind, processor)
-            is_as_alone("gemma3", e[i], alone)
+            assert_equals_alone("gemma3", e[i], alone)
     with pytest.raises(InputError, match="4 targets for 3 samples"):
-        whyformer.explain(model, given, "saliency", [5, 6, 7, 8], processor)
+        whyformer.explain(model, inputs, "saliency", [5, 6, 7, 8], processor)
 
 
-def test_compare_takes_them_and_saving_keeps_them(tmp_path: Any) -> None:
+def test_ragged_prompts_are_compared_and_saved(tmp_path: Any) -> None:
     model, processor = built("gemma3")
-    given = {"text": ["what is here", "is the left"], "images": [[EVEN], [WIDE, EVEN]]}
-    found = whyformer.compare(model, given, ["saliency", "input_x_gradient"], processor=processor)
-    assert [e.method for e in found.explanations] == ["saliency", "input_x_gradient"] and not found.refusals
-    e = found.explanations[1]
-    again = Explanation.load(e.save(tmp_path / "e.safetensors"))
-    assert all(torch.equal(again.part(n).scores, e.part(n).scores) for n in e.inputs)
-    likely = whyformer.compare(model, given, ["saliency"], processor=processor, likeliest=2)
+    inputs = {"text": ["what is here", "is the left"], "images": [[EVEN], [WIDE, EVEN]]}
+    result = whyformer.compare(model, inputs, ["saliency", "input_x_gradient"], processor=processor)
+    assert [e.method for e in result.explanations] == ["saliency", "input_x_gradient"] and not result.refusals
+    e = result.explanations[1]
+    loaded = Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert all(torch.equal(loaded.part(n).scores, e.part(n).scores) for n in e.inputs)
+    likely = whyformer.compare(model, inputs, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
     with pytest.raises(InputError, match="arbitrate needs a batch, and the pictures of these prompts make none"):
-        whyformer.arbitrate(model, given, ["saliency", "input_x_gradient"], processor=processor)
+        whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], processor=processor)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize("name", ["qwen2_vl", "internvl"])  # the second is padded in front
-def test_their_attention_maps_are_those_of_each(name: str, gradient: bool) -> None:
+@pytest.mark.parametrize("name", ["qwen2_vl", "internvl"])  # the second uses left padding
+def test_attention_maps_of_ragged_prompts_equal_single_prompts(name: str, gradient: bool) -> None:
     model, processor = built(name)
     groups = [[EVEN], [WIDE, EVEN], [], [EVEN]]
-    texts = [written(w, own, processor) for w, own in zip([*WORDS, "what is"], groups, strict=True)]
-    found = whyformer.attention_maps(model, {"text": texts, "images": groups}, processor, target=TARGET, gradient=gradient)
-    found = pickle.loads(pickle.dumps(found))  # results hold no model
-    row = found.explanation(0, 1)
-    assert found.tokens is not None and len({len(own) for own in found.tokens}) == 1
+    texts = [prompt_of(w, own, processor) for w, own in zip([*WORDS, "what is"], groups, strict=True)]
+    result = whyformer.attention_maps(model, {"text": texts, "images": groups}, processor, target=TARGET, gradient=gradient)
+    result = pickle.loads(pickle.dumps(result))  # results hold no model
+    row = result.explanation(0, 1)
+    assert result.tokens is not None and len({len(own) for own in result.tokens}) == 1
     for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
         alone = whyformer.attention_maps(model, {"text": text, "images": own} if own else text, processor, target=TARGET, gradient=gradient)
         assert alone.tokens is not None
-        real = [k for k, t in enumerate(found.tokens[i]) if t != "<pad>"]
-        assert [found.tokens[i][k] for k in real] == alone.tokens[0]
-        assert torch.equal(found.readout[i, real], alone.readout[0])
-        for block in range(found.blocks):
-            own_map = found.maps[block][i]
+        real = [k for k, t in enumerate(result.tokens[i]) if t != "<pad>"]
+        assert [result.tokens[i][k] for k in real] == alone.tokens[0]
+        assert torch.equal(result.readout[i, real], alone.readout[0])
+        for block in range(result.blocks):
+            own_map = result.maps[block][i]
             assert torch.allclose(own_map[:, real][:, :, real], alone.maps[block][0], atol=1e-5)
             assert float(own_map[:, real].sum()) == pytest.approx(float(alone.maps[block].sum()), rel=1e-4)
-        is_as_alone("internvl", row[i], alone.explanation(0, 1))
+        assert_equals_alone("internvl", row[i], alone.explanation(0, 1))
 
 
-def test_maps_of_a_picture_and_of_all_tokens_are_not_joined() -> None:
+def test_attention_maps_of_different_kinds_are_not_joined() -> None:
     model, processor = built("gemma3")
     with pytest.raises(InputError, match="others over all tokens"):
         whyformer.attention_maps(model, {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}, processor, target=TARGET)
 
 
-def test_pixels_of_some_and_tokens_of_others_are_not_taken_out_together() -> None:
+def test_evaluation_on_pixels_and_tokens_raises() -> None:
     model, processor = built("gemma3")
-    given = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
+    inputs = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
     with pytest.raises(InputError, match="tokens from others: evaluate them one at a time"):
-        whyformer.evaluate(model, given, torch.ones(2, 3), "deletion", processor, baseline="unk")
+        whyformer.evaluate(model, inputs, torch.ones(2, 3), "deletion", processor, baseline="unk")
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("name", ["gemma3", "internvl"])  # the second is padded in front
+@pytest.mark.parametrize("name", ["gemma3", "internvl"])  # the second uses left padding
 @pytest.mark.parametrize("metric", ["deletion", "conservation", "sufficiency"])
-def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
+def test_evaluation_of_ragged_prompts_equals_single_prompts(name: str, metric: str) -> None:
     model, processor = built(name)
     groups = [[EVEN, WIDE], [WIDE, EVEN, EVEN], [EVEN, EVEN]]
-    texts = [written(w, own, processor) for w, own in zip(WORDS, groups, strict=True)]
-    e = whyformer.explain(model, given := {"text": texts, "images": groups}, "input_x_gradient", None, processor)
-    more: dict[str, Any] = {} if metric == "conservation" else {"baseline": "unk"}  # these tokenizers have no mask token
-    found = whyformer.evaluate(model, given, e, metric, processor, **more)
-    assert len(found.values) == 3
+    texts = [prompt_of(w, own, processor) for w, own in zip(WORDS, groups, strict=True)]
+    e = whyformer.explain(model, inputs := {"text": texts, "images": groups}, "input_x_gradient", None, processor)
+    options: dict[str, Any] = {} if metric == "conservation" else {"baseline": "unk"}  # these tokenizers have no mask token
+    result = whyformer.evaluate(model, inputs, e, metric, processor, **options)
+    assert len(result.values) == 3
     forwards = 0
     for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
         one = {"text": text, "images": own}
-        alone = whyformer.evaluate(model, one, whyformer.explain(model, one, "input_x_gradient", None, processor), metric, processor, **more)
-        assert found.values[i] == pytest.approx(alone.value, rel=1e-3, abs=1e-6)
-        assert (found.curves is None) == (alone.curves is None)
-        if found.curves is not None and alone.curves is not None:
-            assert found.curves[i] == pytest.approx(alone.curves[0], rel=1e-3, abs=1e-6)
+        alone = whyformer.evaluate(model, one, whyformer.explain(model, one, "input_x_gradient", None, processor), metric, processor, **options)
+        assert result.values[i] == pytest.approx(alone.value, rel=1e-3, abs=1e-6)
+        assert (result.curves is None) == (alone.curves is None)
+        if result.curves is not None and alone.curves is not None:
+            assert result.curves[i] == pytest.approx(alone.curves[0], rel=1e-3, abs=1e-6)
         forwards += alone.forwards
-    assert found.forwards == forwards
-    plain = whyformer.evaluate(model, given, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
+    assert result.forwards == forwards
+    plain = whyformer.evaluate(model, inputs, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
     if metric == "deletion":
-        assert plain.values == pytest.approx(found.values)
+        assert plain.values == pytest.approx(result.values)
     with pytest.raises(InputError, match="do not fit 3 prompts of up to"):
-        whyformer.evaluate(model, given, e.part("input_ids").scores[:, 1:], metric, processor, **more)
+        whyformer.evaluate(model, inputs, e.part("input_ids").scores[:, 1:], metric, processor, **options)
 
 
-def test_what_one_prompt_is_refused_for_is_told() -> None:
+def test_error_of_a_single_prompt_is_raised() -> None:
     model, processor = built("gemma3")
     with pytest.raises(InputError, match=r"the prompt has 2 placeholders for pictures .* and 1 picture"):
         whyformer.explain(model, {"text": ["what is", "<start_of_image> and <start_of_image>"], "images": [[WIDE], [EVEN]]}, "saliency", TARGET, processor)
-    fed = dict(processor(images=[[WIDE], [EVEN]], text=["<start_of_image> what is"] * 2, return_tensors="pt", padding=True))
-    with pytest.raises(InputError, match="explain the prompts one at a time"):  # tensors do not say whose they are
-        whyformer.explain(model, {n: t for n, t in fed.items() if n != "labels"}, "saliency", TARGET)
+    inputs = dict(processor(images=[[WIDE], [EVEN]], text=["<start_of_image> what is"] * 2, return_tensors="pt", padding=True))
+    with pytest.raises(InputError, match="explain the prompts one at a time"):  # tensors do not tell which image belongs to which prompt
+        whyformer.explain(model, {n: t for n, t in inputs.items() if n != "labels"}, "saliency", TARGET)
     first, second = (dict(processor(images=own, text=text, return_tensors="pt", padding="max_length", max_length=32)) for own, text in ((None, ["what is"]), ([[EVEN, EVEN]], ["<start_of_image> <start_of_image>"])))
     ids = {n: torch.cat([first[n], second[n]]) for n in ("input_ids", "attention_mask")}
-    with pytest.raises(InputError, match="explain the prompts one at a time"):  # two pictures for two prompts, both of the second
+    with pytest.raises(InputError, match="explain the prompts one at a time"):  # two images for two prompts, but both belong to the second
         whyformer.explain(model, {**ids, "pixel_values": second["pixel_values"]}, "saliency", TARGET)
 
 
-def test_texts_that_pictures_are_compared_with_stay_together() -> None:
-    """One text alone would be another question: no processor of a model of two towers knows a place for a picture."""
+def test_texts_of_two_tower_models_are_not_split() -> None:
+    """The texts are classes; processors of two-tower models have no image placeholder."""
     model, _ = built("llava")
     processor = SimpleNamespace(image_token=None, image_processor=object(), tokenizer=object())
     assert unstackable(model, {"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
 
 
-def test_prompts_are_parted_by_their_shapes_alone() -> None:
+def test_prompts_are_split_by_numbers_of_images() -> None:
     model, processor = built("gemma3")
     for groups, count in (([[EVEN], [EVEN]], 0), ([[EVEN], [EVEN, EVEN]], 2), ([[], [EVEN]], 2)):
-        texts = [written(w, group, processor) for w, group in zip(WORDS, groups, strict=False)]
+        texts = [prompt_of(w, group, processor) for w, group in zip(WORDS, groups, strict=False)]
         assert len(unstackable(model, {"text": texts, "images": groups}, processor)) == count
 
 
-def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:
+def sample(scores: list[float], tokens: list[str], **options: Any) -> Explanation:
     return Explanation(
         scores=torch.tensor([scores]), level="token", method="m", settings={}, target=torch.tensor([len(tokens)]), logits=torch.zeros(1, 4),
-        target_names=[f"t{len(tokens)}"], features=Features([tokens], unknown=[[0]]), input="input_ids", **more,
+        target_names=[f"t{len(tokens)}"], features=Features([tokens], unknown=[[0]]), input="input_ids", **options,
     )  # fmt: skip
 
 
