@@ -176,7 +176,7 @@ def test_token_target_out_of_range_raises(story: tuple[Any, Any], target: Any, m
         ({"continuation": [3], "target": targets.Contrast(3, 600)}, "token 600 is out of range"),
     ],
 )
-def test_invalid_prompt_or_continuation_raises(story: tuple[Any, Any], continued: dict[str, Any], message: str) -> None:
+def test_invalid_prompt_or_continuation_raises(story: tuple[Any, Any], given: dict[str, Any], message: str) -> None:
     model, tokenizer = story
     with pytest.raises(InputError, match=message):
-        whyformer.explain_generation(model, **{"prompt": PROMPT, **continued}, processor=tokenizer)
+        whyformer.explain_generation(model, **{"prompt": PROMPT, **given}, processor=tokenizer)

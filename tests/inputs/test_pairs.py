@@ -69,9 +69,9 @@ def test_pair_is_shown_as_one_text(model: Any, sst2: Loaded) -> None:
         ({"text": "a", "text_pair": "b " * 600}, {}, "the model takes at most"),
     ],
 )
-def test_invalid_pair_raises(model: Any, sst2: Loaded, arrays: Any, options: Any, message: str) -> None:
+def test_invalid_pair_raises(model: Any, sst2: Loaded, given: Any, options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        whyformer.explain(model, arrays, "rollout", processor=sst2.processor, **options)
+        whyformer.explain(model, given, "rollout", processor=sst2.processor, **options)
 
 
 # -- images as arrays -------------------------------------------------------------------------------------------------

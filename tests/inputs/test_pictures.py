@@ -148,14 +148,14 @@ def test_open_image_is_read_at_its_current_frame(tmp_path):
     assert np.asarray(image).mean() > 190
 
 
-@pytest.mark.parametrize(("values", "kind", "wanted"), [
+@pytest.mark.parametrize(("values", "kind", "expected"), [
     ([0, 256, 65535], np.uint16, [0, 1, 255]), ([0, 128, 255], np.int32, [0, 128, 255]), ([0, 257, 65535], np.int32, [0, 1, 255]),
     ([-1000, 0, 1000], np.int32, [0, 128, 255]), ([0, 0.5, 1], np.float32, [0, 128, 255]), ([0, 0.5, 200], np.float32, [0, 0, 200]),
     ([-1, 0, 1], np.float32, [0, 128, 255]), ([7e4, 7e4, 7e4], np.float32, [0, 0, 0]),
 ])  # fmt: skip
-def test_grey_values_are_scaled_to_bytes(values, kind, reference):
+def test_grey_values_are_scaled_to_bytes(values, kind, expected):
     image = as_rgb(Image.fromarray(np.array([values], dtype=kind)))
-    assert np.asarray(image)[0, :, 1].tolist() == pytest.approx(reference, abs=1)
+    assert np.asarray(image)[0, :, 1].tolist() == pytest.approx(expected, abs=1)
 
 
 def test_non_finite_grey_values_raise():

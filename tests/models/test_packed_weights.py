@@ -32,7 +32,7 @@ class QuantizedLinear(nn.Module):
         return functional.linear(x, self.weight(), self.bias)
 
 
-class Linear8Bit(QuantizedLinear):
+class Eight(QuantizedLinear):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)
         scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
@@ -43,7 +43,7 @@ class Linear8Bit(QuantizedLinear):
         return self.whole.to(self.scale.dtype) * self.scale
 
 
-class Linear8BitScaledOutput(Linear8Bit):
+class EightBehind(Eight):
     """The scale is applied after the product."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Linear8BitScaledOutput(Linear8Bit):
         return y if self.bias is None else y + self.bias
 
 
-class Linear4Bit(QuantizedLinear):
+class Four(QuantizedLinear):
     """Two numbers per byte, groups of four with a scale, and a product with the transposed weights."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -86,7 +86,7 @@ def quantized(kind: type[QuantizedLinear]) -> tuple[nn.Module, nn.Module, Any]:
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [Linear8Bit, Linear8BitScaledOutput, Linear4Bit])
+@pytest.mark.parametrize("kind", [Eight, EightBehind, Four])
 def test_quantized_weights_have_the_scores_of_dequantized_weights(kind: type[QuantizedLinear], method: str) -> None:
     model, plain, inputs = quantized(kind)
     before = {n: b.clone() for n, b in model.named_buffers()}
@@ -113,7 +113,7 @@ class IntegerProduct(torch.autograd.Function):
         return flows[0] @ ctx.weight, None, None
 
 
-class KernelLinear(Linear8Bit):
+class KernelLinear(Eight):
     def forward(self, x: Tensor) -> Tensor:
         assert self.bias is None
         return IntegerProduct.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ RULES = [("transformer_attribution", {}), ("partial_lrp", {}), *(("lrp", {"rule"
 
 
 @pytest.mark.part
-@pytest.mark.parametrize(("kind", "declared"), [(KernelLinear, IntegerProduct), (Linear8BitScaledOutput, Linear8BitScaledOutput)], ids=["kernel", "module"])
+@pytest.mark.parametrize(("kind", "declared"), [(KernelLinear, IntegerProduct), (EightBehind, EightBehind)], ids=["kernel", "module"])
 @pytest.mark.parametrize(("method", "settings"), RULES, ids=[" ".join((m, *s.values())) for m, s in RULES])
 def test_weights_of_declared_linear_operations_are_measured(kind: type[QuantizedLinear], declared: Any, method: str, settings: dict[str, Any]) -> None:
     """Rules of layers split the weights by sign, which the derivative alone does not give."""
@@ -160,12 +160,12 @@ class RoundingProduct(IntegerProduct):
         return IntegerProduct.forward(ctx, (x * steps).round() / steps, whole, scale)
 
 
-class RoundingLinear(Linear8Bit):
+class RoundingLinear(Eight):
     def forward(self, x: Tensor) -> Tensor:
         return RoundingProduct.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
 
 
-class TokenMixingLinear(Linear8Bit):
+class TokenMixingLinear(Eight):
     """A layer that mixes the tokens, so that it is not a linear layer on single tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -212,10 +212,10 @@ class DequantizedOnUse(Tensor):
 
 
 def with_tensor_subclass(rounds: bool) -> tuple[nn.Module, nn.Module, Any]:
-    model, plain, inputs = quantized(Linear8Bit)
+    model, plain, inputs = quantized(Eight)
     for owner, plain_owner in zip(list(model.modules()), list(plain.modules()), strict=False):
         for name, layer in list(owner.named_children()):
-            if isinstance(layer, Linear8Bit):
+            if isinstance(layer, Eight):
                 replacement = copy.deepcopy(getattr(plain_owner, name))
                 replacement.weight = nn.Parameter(DequantizedOnUse(layer.whole, layer.scale, rounds), requires_grad=False)
                 setattr(owner, name, replacement)

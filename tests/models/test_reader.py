@@ -65,8 +65,8 @@ def test_accuracy_of_reader_on_held_out_scenes() -> None:
         )
         generated = model.generate(**inputs, max_new_tokens=6, do_sample=False)[:, inputs["input_ids"].shape[1] :]
         predicted = [text.split() for text in loaded.processor.batch_decode(generated, skip_special_tokens=True)]
-        right = [reader_tower == [str(d) for d in answer(s.digits)] for reader_tower, s in zip(said, scenes(), strict=True)]
-        assert sum(right) / len(right) >= 0.75, question  # 80 % and more on 600 scenes
+        correct = [words == [str(d) for d in answer(s.digits)] for words, s in zip(predicted, scenes(), strict=True)]
+        assert sum(correct) / len(correct) >= 0.75, question  # 80 % and more on 600 scenes
 
 
 def test_map_of_each_word_is_on_its_digit() -> None:
