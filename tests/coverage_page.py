@@ -26,9 +26,9 @@ Row = dict[str, str]
 
 def signs(cells: Iterable[Cell]) -> Row:
     """method -> sign for one architecture; a changed model is a defect of all its cells."""
-    found = {c.method: SIGNS[c.outcome] for c in cells}
-    changed = "(model as found)" in found
-    return {m: "✗" if changed and m in found else found.get(m, NONE) for m in SHOWN}
+    by_method = {c.method: SIGNS[c.outcome] for c in cells}
+    changed = "(model as found)" in by_method
+    return {m: "✗" if changed and m in by_method else by_method.get(m, NONE) for m in SHOWN}
 
 
 def reason(cell: Cell) -> str:

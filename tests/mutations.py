@@ -76,19 +76,19 @@ def damaged(draw: Any, whole: bytes) -> bytes:
         if not content:
             break
         # half of the places are in the header, which declares sizes and shapes
-        place = draw(st.integers(0, len(content) - 1) | st.integers(0, min(len(content), 64) - 1))
+        offset = draw(st.integers(0, len(content) - 1) | st.integers(0, min(len(content), 64) - 1))
         how = draw(st.sampled_from(["flip", "flip", "set", "cut", "out", "in", "double"]))
         size = draw(st.integers(1, 16))
         if how == "flip":
-            content[place] ^= 1 << draw(st.integers(0, 7))
+            content[offset] ^= 1 << draw(st.integers(0, 7))
         elif how == "set":
-            content[place : place + size] = draw(st.sampled_from([b"\xff", b"\x00", b"\x7f", b"9"])) * len(content[place : place + size])
+            content[offset : offset + size] = draw(st.sampled_from([b"\xff", b"\x00", b"\x7f", b"9"])) * len(content[offset : offset + size])
         elif how == "cut":
-            del content[place:]
+            del content[offset:]
         elif how == "out":
-            del content[place : place + size]
+            del content[offset : offset + size]
         elif how == "in":
-            content[place:place] = draw(st.binary(min_size=1, max_size=16))
+            content[offset:offset] = draw(st.binary(min_size=1, max_size=16))
         else:
-            content[place:place] = content[place : place + size * 8]
+            content[offset:offset] = content[offset : offset + size * 8]
     return bytes(content)

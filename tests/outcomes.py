@@ -55,11 +55,11 @@ def reads_ahead(kind: str, model: nn.Module, inputs: Any) -> bool:
         return False
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     ids = inputs[name]
-    other = ids.clone()
-    other[:, -1] = torch.where(ids[:, -1] == 50, 51, 50)
+    changed = ids.clone()
+    changed[:, -1] = torch.where(ids[:, -1] == 50, 51, 50)
     ones = {"attention_mask": torch.ones_like(inputs["attention_mask"])} if name == "input_ids" else {}
     with torch.no_grad():
-        both = [main_logits(model(**{**inputs, **ones, name: value})) for value in (ids, other)]
+        both = [main_logits(model(**{**inputs, **ones, name: value})) for value in (ids, changed)]
     return both[0].shape[1] == ids.shape[1] and not close(both[0][:, :-1], both[1][:, :-1], 1e-6)
 
 
@@ -236,28 +236,28 @@ class Study:
             hand, keep = self.by_hand(name) if name in self.inputs else None, None
             if hand is None:
                 continue
-            found, value = part.scores.double(), self.inputs[name]
+            scores, value = part.scores.double(), self.inputs[name]
             if visual:
-                channels = (-3,) if hand.dim() == found.dim() + 1 else tuple(range(1, hand.dim() - 2))
+                channels = (-3,) if hand.dim() == scores.dim() + 1 else tuple(range(1, hand.dim() - 2))
                 hand = hand.sum(channels) if channels else hand
             elif value.is_floating_point():
-                columns = hand.dim() == 3 and found.shape[1] == hand.shape[2] != hand.shape[1]  # a spectrogram
+                columns = hand.dim() == 3 and scores.shape[1] == hand.shape[2] != hand.shape[1]  # a spectrogram
                 # patches of all samples in one axis, each a vector or a small image
-                packed = (hand.dim() == 2 and hand.shape != found.shape) or hand.dim() > 3
-                hand = hand.flatten(1).sum(-1).unflatten(0, (len(found), -1)) if packed else hand
+                packed = (hand.dim() == 2 and hand.shape != scores.shape) or hand.dim() > 3
+                hand = hand.flatten(1).sum(-1).unflatten(0, (len(scores), -1)) if packed else hand
                 hand = hand.sum(1) if columns else hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
-                if hand.shape != found.shape:
-                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
+                if hand.shape != scores.shape:
+                    return f"{list(scores.shape)} scores where {list(hand.shape)} belong to {name}"
             else:
-                own = name == "input_ids" and "attention_mask" in self.inputs
-                keep = self.inputs["attention_mask"].bool() if own else torch.ones_like(value, dtype=torch.bool)
+                has_mask = name == "input_ids" and "attention_mask" in self.inputs
+                keep = self.inputs["attention_mask"].bool() if has_mask else torch.ones_like(value, dtype=torch.bool)
                 keep = keep & ~torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
                 if value.dim() == 3:
                     hand, keep = (t.reshape(value.shape)[torch.arange(2), torch.tensor([1, 0])] for t in (hand, keep))
-                if hand.shape != found.shape:
-                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
-                hand, found = hand * keep, found * keep
-            agree = hand.shape != found.shape or close(found, hand.double(), self.tolerance)
+                if hand.shape != scores.shape:
+                    return f"{list(scores.shape)} scores where {list(hand.shape)} belong to {name}"
+                hand, scores = hand * keep, scores * keep
+            agree = hand.shape != scores.shape or close(scores, hand.double(), self.tolerance)
             if not agree and not self.slopes_agree(name, part.scores, keep):
                 return f"input × gradient of {name} is not the one computed by hand"
         return ""
@@ -278,9 +278,9 @@ class Study:
         for _ in range(3):
             weights = torch.rand(scores.shape, dtype=scores.dtype)
             weights = weights if keep is None else weights * keep
-            found = (scores * weights).sum()[None]
+            weighted = (scores * weights).sum()[None]
             slopes = (self.slope(name, block, bool(behind), weights, step)[None] for step in steps)
-            if not any(close(found, slope, 1e-2 if self.exact else 2e-2) for slope in slopes):
+            if not any(close(weighted, slope, 1e-2 if self.exact else 2e-2) for slope in slopes):
                 return False
         return True
 
@@ -405,8 +405,8 @@ class Study:
         leaves: list[Tensor] = []
 
         def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            other = ids is not None and not (isinstance(args[0], Tensor) and torch.equal(args[0], ids))
-            if leaves or other:
+            other_ids = ids is not None and not (isinstance(args[0], Tensor) and torch.equal(args[0], ids))
+            if leaves or other_ids:
                 return None
             leaves.append(output.detach().clone().requires_grad_())
             return leaves[0].clone()
@@ -433,10 +433,10 @@ class Study:
         ]
         seen: list[list[tuple[nn.Module, Tensor]]] = []
         ids = self.inputs[name]
-        other = ids.clone()
+        changed_ids = ids.clone()
         at = ids.shape[1] - 2  # in the first sample, which has no padding: a word after all image tokens
-        other[0, at] = 91 if int(ids[0, at]) != 91 else 92
-        for value in (ids, other):
+        changed_ids[0, at] = 91 if int(ids[0, at]) != 91 else 92
+        for value in (ids, changed_ids):
             calls: list[tuple[nn.Module, Tensor]] = []
 
             def enter(module: nn.Module, args: Any, kwargs: Any, calls: Any = calls) -> None:
@@ -494,13 +494,13 @@ def _relevance(seed: Tensor, at: Tensor, value: Tensor) -> Tensor | None:
 def study(architecture: Architecture, methods: list[str]) -> list[Cell]:
     """All cells of one architecture, and one more if the model was changed."""
     try:
-        own = Study(architecture)
+        subject = Study(architecture)
     except Exception as error:
         return [Cell(architecture.name, "(build)", BROKEN, f"{type(error).__name__}: {error}")]
-    cells = [own.cell(m) for m in methods if METHODS[m].modality in ("both", own.architecture.modality)]
+    cells = [subject.cell(m) for m in methods if METHODS[m].modality in ("both", subject.architecture.modality)]
     torch.manual_seed(0)
     try:
-        assert_unchanged(own.model, own.before)
+        assert_unchanged(subject.model, subject.before)
     except AssertionError as error:
         cells.append(Cell(architecture.name, "(model as found)", WRONG, str(error)[:300]))
     return cells

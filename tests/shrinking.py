@@ -52,8 +52,8 @@ def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
     layers = settings.get("num_hidden_layers") or settings.get("num_layers")
     each = {n: v for n, v in settings.items() if isinstance(v, list | tuple) and len(v) == layers and layers > 2}
     kinds = each.get("layer_types", each.get("layers_block_type", ())) if isinstance(layers, int) else ()
-    kept = sorted({kinds.index(kind) for kind in kinds})  # one layer of each kind, at least two
-    kept = kept if len(kept) > 1 else [0, 1]
+    layers_kept = sorted({kinds.index(kind) for kind in kinds})  # one layer of each kind, at least two
+    layers_kept = layers_kept if len(layers_kept) > 1 else [0, 1]
     latent = any(
         "kv_lora_rank" in n for n in settings
     )  # latent attention has no grouped heads, and head widths of its own
@@ -64,7 +64,7 @@ def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif is_config(name, value):
             small[name] = {**({"model_type": value["model_type"]} if value.get("model_type") else {}), **shrunk(value)}
         elif name in each:
-            small[name] = [value[i] if number is None else number for i in kept]
+            small[name] = [value[i] if number is None else number for i in layers_kept]
         elif isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
             rule = next((f for pattern, f in STAGES if re.fullmatch(pattern, name)), None)
             if rule is not None:
@@ -72,7 +72,7 @@ def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
             elif number is not None:
                 small[name] = [number] * len(value)
         elif isinstance(value, int) and not isinstance(value, bool) and number is not None and number < value:
-            small[name] = len(kept) if value == layers and kinds else number
+            small[name] = len(layers_kept) if value == layers and kinds else number
         elif value is None and name == "head_dim":
             small[name] = 8
     return small

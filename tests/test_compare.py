@@ -88,8 +88,8 @@ def test_cached_explanations_are_reused() -> None:
         name, settings, target = key
         assert settings == METHODS[name].settings
         # a class-agnostic explanation is reused for every class
-        place = name if not METHODS[name].class_specific else f"{name} {target}"
-        return cache[place] if place in cache else cache.setdefault(place, make())
+        cache_key = name if not METHODS[name].class_specific else f"{name} {target}"
+        return cache[cache_key] if cache_key in cache else cache.setdefault(cache_key, make())
 
     methods = [comparing.read_method(m) for m in ("raw_attention", "gae")]
     first = list(comparing.each(ready, methods, [2], once=once))

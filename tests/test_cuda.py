@@ -68,16 +68,16 @@ def test_gpu_equals_cpu_for_other_architectures(name: str) -> None:
     """Encoder-decoders, language models, vision-language models, two towers and audio, with every method of the coverage page."""
     model, inputs = EVERY[name].build()
     model, inputs = model.double(), to(inputs, torch.float64)
-    on_gpu, given = twin(model), moved(inputs)
+    on_gpu, gpu_inputs = twin(model), moved(inputs)
     compared = 0
     for method in SHOWN:
         try:
             expected = explain(EVERY[name], model, inputs, method)
         except WhyformerError as refused:
             with pytest.raises(type(refused)):
-                explain(EVERY[name], on_gpu, given, method)
+                explain(EVERY[name], on_gpu, gpu_inputs, method)
             continue
-        actual = explain(EVERY[name], on_gpu, given, method)
+        actual = explain(EVERY[name], on_gpu, gpu_inputs, method)
         for part in expected.inputs:
             a, b = actual.part(part).scores, expected.part(part).scores  # some models compute a part in float32 in any precision
             assert close(a, b, b, 1e-3), (method, part, (a - b).abs().max())
@@ -123,10 +123,10 @@ def test_gpu_equals_cpu_for_explain_many_and_audit() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "transformer_attribution", "libragrad", "gae", "occlusion", "integrated_gradients"])
 def test_gpu_equals_cpu_for_bundled_models(method: str) -> None:
-    for name, given in (("bundled:sst2", "A charming film, though it drags."), ("bundled:digits", "digits")):
-        if given == "digits":
-            given = next(digit_scenes(1)).image
-        expected, actual = (whyformer.explain(name, given, method, device=device) for device in ("cpu", "cuda"))
+    for name, example in (("bundled:sst2", "A charming film, though it drags."), ("bundled:digits", "digits")):
+        if example == "digits":
+            example = next(digit_scenes(1)).image
+        expected, actual = (whyformer.explain(name, example, method, device=device) for device in ("cpu", "cuda"))
         assert np.corrcoef(actual.scores.flatten(), expected.scores.flatten())[0, 1] > 0.9999
 
 

@@ -41,7 +41,7 @@ def test_log_probability_among_the_likeliest() -> None:
     """Of (3, 2, 1, 0) the two likeliest: 3 − log(e³ + e²); the class itself is included if it is not among them."""
     logits = torch.tensor([[3.0, 2, 1, 0], [0, 1, 2, 3]], dtype=torch.float64, requires_grad=True)
     result = LogProbability([0, 0], among=2)(logits)
-    among = [torch.tensor(kept, dtype=torch.float64).log_softmax(0)[0] for kept in ([3, 2], [0, 2, 3])]
+    among = [torch.tensor(logits_among, dtype=torch.float64).log_softmax(0)[0] for logits_among in ([3, 2], [0, 2, 3])]
     assert result.tolist() == pytest.approx([float(a) for a in among], abs=1e-12)
     (slope,) = torch.autograd.grad(result.sum(), logits)
     assert slope[0, 2:].tolist() == [0, 0]

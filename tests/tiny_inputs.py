@@ -66,7 +66,7 @@ def inputs_of(model: nn.Module, kind: str) -> dict[str, Tensor]:
         return {**inputs, "pixel_values_videos": pictures(model, getattr(model.config.vision_config, "num_frames", 4))}
     if kind == "two towers":
         inputs.update(alone(model, takes))
-    if "bbox" in asked(model.forward) or model.config.model_type == "bros":
+    if "bbox" in required_arguments(model.forward) or model.config.model_type == "bros":
         inputs["bbox"] = boxes(inputs["input_ids"])
     if kind == "vision and language":
         inputs = with_picture(model, inputs)
@@ -137,7 +137,7 @@ def boxes(ids: Tensor) -> Tensor:
     return torch.stack([left, left, left + 0.1, left + 0.2], -1).repeat(len(ids), 1, 1)
 
 
-def asked(function: Callable[..., Any]) -> set[str]:
+def required_arguments(function: Callable[..., Any]) -> set[str]:
     """Arguments without a default."""
     empty = inspect.Parameter.empty
     return {n for n, p in inspect.signature(function).parameters.items() if p.default is empty}
@@ -150,7 +150,7 @@ def with_picture(model: nn.Module, text: Inputs) -> Inputs:
         return {"flattened_patches": patches(), "decoder_input_ids": decoder_words()}
     own = ("get_image_features", "get_video_features")
     features_of = next((f for n in own for m in (model.base_model, model) if (f := getattr(m, n, None)) is not None), None)
-    wants = asked(features_of) if features_of is not None else set()
+    wants = required_arguments(features_of) if features_of is not None else set()
     pixels = picture_of(model, family, takes)
     if "input_ids" not in takes or (model.config.is_encoder_decoder and model.main_input_name == "pixel_values"):
         return {"pixel_values": pixels, "decoder_input_ids": decoder_words()}
@@ -170,8 +170,8 @@ def with_picture(model: nn.Module, text: Inputs) -> Inputs:
         inputs = {**picture, **{n: make(ids, ids == mark) for n, make in among.items()}}
         with torch.no_grad():
             features = features_of(**{n: t for n, t in inputs.items() if n in knows})
-        found = (getattr(features, n, None) for n in ("pooler_output", "deepstack_features", "last_hidden_state"))
-        features = next((f for f in found if f is not None), features)
+        candidates = (getattr(features, n, None) for n in ("pooler_output", "deepstack_features", "last_hidden_state"))
+        features = next((f for f in candidates if f is not None), features)
         features = features[0][1] if isinstance(features, list) and isinstance(features[0], tuple) else features
         rows = sum(f.numel() // f.shape[-1] for f in (features if isinstance(features, list | tuple) else [features]))
     if rows:

@@ -51,8 +51,8 @@ def test_rows_remove_highest_and_lowest_scores_first(digits, scene, explanation)
     assert scores[black[0]].mean() > scores.mean() > scores[black[1]].mean()
     assert abs(black[0].mean() - 0.25) < 0.05
     assert not (black[0] & black[1]).any()
-    kept = ~(strip_data.pictures[0, 1] == 0).all(-1)
-    assert (strip_data.pictures[0, 1][kept] == clean[kept]).all()
+    unchanged = ~(strip_data.pictures[0, 1] == 0).all(-1)
+    assert (strip_data.pictures[0, 1][unchanged] == clean[unchanged]).all()
 
 
 def test_invalid_strip_arguments_raise(digits, scene, explanation):

@@ -79,12 +79,12 @@ def test_all_of_few_classes_are_kept() -> None:
     logits = torch.randn(3, 1000)
     assert likeliest(logits, [torch.zeros(3, dtype=torch.long)]).classes is None
     wide = torch.randn(3, 1001)
-    kept = likeliest(wide, [torch.tensor([0, 5, -1]), torch.tensor([0, 7, 9])])
-    assert kept.classes is not None and kept.classes.shape == (3, 22)
+    result = likeliest(wide, [torch.tensor([0, 5, -1]), torch.tensor([0, 7, 9])])
+    assert result.classes is not None and result.classes.shape == (3, 22)
     for i, explained in enumerate(([0], [5, 7], [9])):
-        row = kept.classes[i].tolist()
+        row = result.classes[i].tolist()
         assert len(set(row)) == 22 and set(explained) <= set(row) and set(wide[i].topk(20).indices.tolist()) <= set(row)
-        assert torch.equal(kept.logits[i], wide[i, row]) and kept.logits[i].diff().max() <= 0
+        assert torch.equal(result.logits[i], wide[i, row]) and result.logits[i].diff().max() <= 0
 
 
 def test_batch_equals_single_samples() -> None:

@@ -87,7 +87,7 @@ BENCHMARK = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "whole", "place", "value"),
+    ("kind", "whole", "location", "value"),
     [
         (Part, PART, "file", "../part-000000.parquet"), (Part, PART, "file", "part-000000.parquet\n"), (Part, PART, "rows", -1),
         (Part, PART, "bytes", True), (Part, PART, "sha256", None),
@@ -97,17 +97,17 @@ BENCHMARK = {
         (BenchmarkSchema, BENCHMARK, "counts.m.scored", 1.5), (BenchmarkSchema, BENCHMARK, "tables.0.digits", "2"),
     ],
 )  # fmt: skip
-def test_invalid_records_and_reports_raise_with_path(kind: Any, whole: dict[str, Any], place: str, value: Any) -> None:
+def test_invalid_records_and_reports_raise_with_path(kind: Any, whole: dict[str, Any], location: str, value: Any) -> None:
     assert checked(kind, whole, "it")
     wrong = copy.deepcopy(whole)
-    *path, last = place.split(".")
+    *path, last = location.split(".")
     inner: Any = wrong
     for step in path:
         inner = inner[int(step) if isinstance(inner, list) else step]
     inner[int(last) if isinstance(inner, list) else last] = value
     with pytest.raises(InputError) as caught:
         checked(kind, wrong, "it")
-    assert f"it's {place}" in str(caught.value)
+    assert f"it's {location}" in str(caught.value)
     with pytest.raises(InputError, match="is invalid"):
         checked(kind, "no mapping", "it")
 

@@ -56,7 +56,7 @@ def prompt_of(words: str, pictures: list[Image.Image], processor: Any) -> str:
 def test_ragged_prompts_equal_single_prompts(name: str, case: str) -> None:
     model, processor = built(name)
     pictures = CASES[case]
-    texts = [prompt_of(w, own, processor) for w, own in zip(WORDS, pictures, strict=False)]
+    texts = [prompt_of(w, images, processor) for w, images in zip(WORDS, pictures, strict=False)]
     for method in ("input_x_gradient", "rollout"):
         if (name, method) == ("qwen2_vl", "rollout") and case != "unlike shapes":
             continue  # its vision tower has maps of unequal sizes for unequal images, also in a single prompt
@@ -64,8 +64,8 @@ def test_ragged_prompts_equal_single_prompts(name: str, case: str) -> None:
         assert len(e) == len(texts) and set(e.inputs) - {"input_ids"} == {
             "pixel_values" if case == "unlike shapes" else f"pixel_values[{k}]" for k in range(max(map(len, pictures)))
         }
-        for i, (text, own) in enumerate(zip(texts, pictures, strict=True)):
-            alone = whyformer.explain(model, {"text": text, "images": own} if own else text, method, TARGET, processor)
+        for i, (text, images) in enumerate(zip(texts, pictures, strict=True)):
+            alone = whyformer.explain(model, {"text": text, "images": images} if images else text, method, TARGET, processor)
             assert_equals_alone(name, e[i], alone)
 
 
@@ -73,23 +73,23 @@ def assert_equals_alone(name: str, e: Explanation, alone: Explanation) -> None:
     close = 1e-5 if name == "internvl" else 1e-10  # left padding, and rotary embeddings in float32
     assert torch.allclose(e.logits, alone.logits, atol=close)
     assert e.target_names == alone.target_names
-    words, own = e.part("input_ids"), alone.part("input_ids")
-    assert words.tokens is not None and own.tokens is not None
+    words, alone_words = e.part("input_ids"), alone.part("input_ids")
+    assert words.tokens is not None and alone_words.tokens is not None
     real = [k for k, t in enumerate(words.tokens[0]) if t != "<pad>"]
-    assert [words.tokens[0][k] for k in real] == own.tokens[0]
-    assert torch.allclose(words.scores[0][real], own.scores[0], atol=close * float(own.scores.abs().max()))
-    seen = [n for n in e.inputs if n != "input_ids"]
-    shown = [n for n in alone.inputs if n != "input_ids"]
-    for k, n in enumerate(seen):
+    assert [words.tokens[0][k] for k in real] == alone_words.tokens[0]
+    assert torch.allclose(words.scores[0][real], alone_words.scores[0], atol=close * float(alone_words.scores.abs().max()))
+    image_names = [n for n in e.inputs if n != "input_ids"]
+    alone_names = [n for n in alone.inputs if n != "input_ids"]
+    for k, n in enumerate(image_names):
         part = e.part(n)
-        if k >= len(shown):
+        if k >= len(alone_names):
             assert not bool(part.scores.any()) and "this prompt does not have this picture" in part.diagnostics["input"][0]
             continue
-        one = alone.part(shown[k])
-        assert part.geometry == one.geometry and part.originals is not None and one.originals is not None
-        assert part.originals[0].tobytes() == one.originals[0].tobytes()
-        wanted = spread(one._maps()[0], *part._maps().shape[1:])
-        assert torch.allclose(part._maps()[0].double(), wanted.double(), atol=close * float(wanted.abs().max()))
+        alone_part = alone.part(alone_names[k])
+        assert part.geometry == alone_part.geometry and part.originals is not None and alone_part.originals is not None
+        assert part.originals[0].tobytes() == alone_part.originals[0].tobytes()
+        expected = spread(alone_part._maps()[0], *part._maps().shape[1:])
+        assert torch.allclose(part._maps()[0].double(), expected.double(), atol=close * float(expected.abs().max()))
 
 
 def test_targets_per_prompt() -> None:
@@ -100,8 +100,8 @@ def test_targets_per_prompt() -> None:
     for target in ([5, 6, 7], Token(-1, [5, 6, 7]), [Token(-1, LogProbability(i)) for i in (5, 6, 7)]):
         e = whyformer.explain(model, inputs, "saliency", target, processor)
         assert e.target.tolist() == [5, 6, 7]
-        for i, own in enumerate((5, 6, 7)):
-            kind: Any = target[i] if isinstance(target, list) else Token(-1, own)
+        for i, token in enumerate((5, 6, 7)):
+            kind: Any = target[i] if isinstance(target, list) else Token(-1, token)
             alone = whyformer.explain(model, {"text": texts[i], "images": pictures[i]}, "saliency", kind, processor)
             assert_equals_alone("gemma3", e[i], alone)
     with pytest.raises(InputError, match="4 targets for 3 samples"):
@@ -127,13 +127,13 @@ def test_ragged_prompts_are_compared_and_saved(tmp_path: Any) -> None:
 def test_attention_maps_of_ragged_prompts_equal_single_prompts(name: str, gradient: bool) -> None:
     model, processor = built(name)
     groups = [[EVEN], [WIDE, EVEN], [], [EVEN]]
-    texts = [prompt_of(w, own, processor) for w, own in zip([*WORDS, "what is"], groups, strict=True)]
+    texts = [prompt_of(w, images, processor) for w, images in zip([*WORDS, "what is"], groups, strict=True)]
     result = whyformer.attention_maps(model, {"text": texts, "images": groups}, processor, target=TARGET, gradient=gradient)
     result = pickle.loads(pickle.dumps(result))  # results hold no model
     row = result.explanation(0, 1)
-    assert result.tokens is not None and len({len(own) for own in result.tokens}) == 1
-    for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
-        alone = whyformer.attention_maps(model, {"text": text, "images": own} if own else text, processor, target=TARGET, gradient=gradient)
+    assert result.tokens is not None and len({len(images) for images in result.tokens}) == 1
+    for i, (text, images) in enumerate(zip(texts, groups, strict=True)):
+        alone = whyformer.attention_maps(model, {"text": text, "images": images} if images else text, processor, target=TARGET, gradient=gradient)
         assert alone.tokens is not None
         real = [k for k, t in enumerate(result.tokens[i]) if t != "<pad>"]
         assert [result.tokens[i][k] for k in real] == alone.tokens[0]
@@ -164,15 +164,15 @@ def test_evaluation_on_pixels_and_tokens_raises() -> None:
 def test_evaluation_of_ragged_prompts_equals_single_prompts(name: str, metric: str) -> None:
     model, processor = built(name)
     groups = [[EVEN, WIDE], [WIDE, EVEN, EVEN], [EVEN, EVEN]]
-    texts = [prompt_of(w, own, processor) for w, own in zip(WORDS, groups, strict=True)]
+    texts = [prompt_of(w, images, processor) for w, images in zip(WORDS, groups, strict=True)]
     e = whyformer.explain(model, inputs := {"text": texts, "images": groups}, "input_x_gradient", None, processor)
     options: dict[str, Any] = {} if metric == "conservation" else {"baseline": "unk"}  # these tokenizers have no mask token
     result = whyformer.evaluate(model, inputs, e, metric, processor, **options)
     assert len(result.values) == 3
     forwards = 0
-    for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
-        one = {"text": text, "images": own}
-        alone = whyformer.evaluate(model, one, whyformer.explain(model, one, "input_x_gradient", None, processor), metric, processor, **options)
+    for i, (text, images) in enumerate(zip(texts, groups, strict=True)):
+        prompt = {"text": text, "images": images}
+        alone = whyformer.evaluate(model, prompt, whyformer.explain(model, prompt, "input_x_gradient", None, processor), metric, processor, **options)
         assert result.values[i] == pytest.approx(alone.value, rel=1e-3, abs=1e-6)
         assert (result.curves is None) == (alone.curves is None)
         if result.curves is not None and alone.curves is not None:

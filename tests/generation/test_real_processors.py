@@ -66,8 +66,8 @@ def test_centroid_of_the_map_is_in_the_square(name: str, size: tuple[int, int]) 
     height, width = size
     rows, columns = (torch.arange(n, dtype=torch.float64) + 0.5 for n in size)
     for box in (box_of(size), (width // 8, height // 2, width // 8 + width // 4, height // 2 + height // 4)):
-        given = {"text": "what is here", "images": square(size, box)}
-        e = whyformer.explain(model, given, "input_x_gradient", Token(-1, LogProbability(7)), processor)
+        prompt = {"text": "what is here", "images": square(size, box)}
+        e = whyformer.explain(model, prompt, "input_x_gradient", Token(-1, LogProbability(7)), processor)
         weights = e.part("pixel_values").placed().abs().nan_to_num().double()
         centroid = float((weights.sum(1) * rows).sum() / weights.sum()), float((weights.sum(0) * columns).sum() / weights.sum())
         assert box[1] < centroid[0] < box[3] and box[0] < centroid[1] < box[2]
@@ -132,9 +132,9 @@ def test_attention_map_of_tiles_leaves_out_padding() -> None:
     padded columns; the first image has one tile fewer than the second, replaced by zeros."""
     model, processor = built("llava_next")
     sizes, text = (WIDE, EVEN), f"what is {processor.image_token} and {processor.image_token} here"
-    given = {"text": text, "images": [square(WIDE, box_of(WIDE)), square(EVEN, BOX)]}
-    e = whyformer.explain(model, given, "raw_attention", Token(-1, 7), processor)
-    inputs = processor(images=[given["images"]], text=[text], return_tensors="pt")
+    prompt = {"text": text, "images": [square(WIDE, box_of(WIDE)), square(EVEN, BOX)]}
+    e = whyformer.explain(model, prompt, "raw_attention", Token(-1, 7), processor)
+    inputs = processor(images=[prompt["images"]], text=[text], return_tensors="pt")
     assert tuple(inputs["pixel_values"].shape[:2]) == (2, 5)
     model.set_attn_implementation("eager")
     with torch.no_grad():

@@ -22,9 +22,9 @@ def test_scores_are_on_the_white_square(name: str, size: tuple[int, int]) -> Non
     model, processor = BUILT[name]()
     height, width = size
     box = (width // 2, height // 8, width // 2 + width // 4, height // 8 + height // 4)
-    given = {"text": "what is here", "images": square(size, box)}
+    prompt = {"text": "what is here", "images": square(size, box)}
     target = whyformer.targets.Token(-1, 7)
-    e = whyformer.explain(model, given, "input_x_gradient", target, processor)
+    e = whyformer.explain(model, prompt, "input_x_gradient", target, processor)
     part = e.part("pixel_values")
     assert part.originals is not None
     assert part.originals[0].size == (width, height)
@@ -46,21 +46,21 @@ def test_each_image_of_a_prompt_is_a_part(name: str) -> None:
     model, processor = BUILT[name]()
     box = (10, 30, 26, 46)
     second = square((64, 64), box)
-    given = {"text": "what is <image> on the left <image> here", "images": [Image.new("RGB", (64, 64)), second]}
-    e = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(-1, 7), processor)
+    prompt = {"text": "what is <image> on the left <image> here", "images": [Image.new("RGB", (64, 64)), second]}
+    e = whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(-1, 7), processor)
     assert set(e.inputs) == {"input_ids", "pixel_values[0]", "pixel_values[1]"}
-    first, other = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
-    assert first < 1e-4 * other
+    first, last = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
+    assert first < 1e-4 * last
     assert outside(e.part("pixel_values[1]"), box, 17.0 if name == "inkling2" else 9.0) < 0.02
 
 
 def test_each_position_has_its_own_map() -> None:
     """A position before the image does not depend on it."""
     model, processor = llava()
-    given = {"text": "what is here <image> on the left", "images": square((64, 64), (10, 30, 26, 46))}
-    early = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(2, 7), processor)
+    prompt = {"text": "what is here <image> on the left", "images": square((64, 64), (10, 30, 26, 46))}
+    early = whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(2, 7), processor)
     assert not bool(early.part("pixel_values").scores.any())
-    late = [whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(p, 7), processor) for p in (-3, -1)]
+    late = [whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(p, 7), processor) for p in (-3, -1)]
     maps = [e.part("pixel_values").scores for e in late]
     assert all(bool(m.any()) for m in maps)
     assert not torch.allclose(*maps, atol=1e-6)
@@ -69,8 +69,8 @@ def test_each_position_has_its_own_map() -> None:
 def test_merged_patches_share_a_score() -> None:
     """Rollout of Qwen2-VL: four packed patches are one token and form a square of the image."""
     model, processor = qwen2_vl()
-    given = {"text": "what is here", "images": square((48, 96), (10, 30, 26, 46))}
-    part = whyformer.explain(model, given, "rollout", whyformer.targets.Token(-1, 7), processor).part("pixel_values")
+    prompt = {"text": "what is here", "images": square((48, 96), (10, 30, 26, 46))}
+    part = whyformer.explain(model, prompt, "rollout", whyformer.targets.Token(-1, 7), processor).part("pixel_values")
     maps = part._maps()[0]
     blocks = maps.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 1, 3).flatten(2)
     assert torch.equal(blocks.amax(-1), blocks.amin(-1))

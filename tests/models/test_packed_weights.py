@@ -246,13 +246,13 @@ class Execution:
 def offloaded(model: nn.Module, *, by: str) -> Callable[[], bool]:
     """Offload all weights; each module loads its weights during its forward. Returns a check that all are offloaded."""
     owners = [m for m in model.modules() if m._parameters]
-    kept = {id(m): dict(m._parameters) for m in owners}
+    weights = {id(m): dict(m._parameters) for m in owners}
 
     def load(module: nn.Module) -> None:
-        module._parameters.update({n: nn.Parameter(p.detach().clone(), False) for n, p in kept[id(module)].items() if p is not None})
+        module._parameters.update({n: nn.Parameter(p.detach().clone(), False) for n, p in weights[id(module)].items() if p is not None})
 
     def unload(module: nn.Module) -> None:
-        empty = {n: nn.Parameter(torch.empty_like(p, device="meta"), False) for n, p in kept[id(module)].items() if p is not None}
+        empty = {n: nn.Parameter(torch.empty_like(p, device="meta"), False) for n, p in weights[id(module)].items() if p is not None}
         module._parameters.update(empty)
 
     def around(module: nn.Module) -> Callable[..., Any]:

@@ -93,15 +93,15 @@ def activations() -> Iterator[Form]:
 
 
 def linear_maps() -> Iterator[Form]:
-    made = _as("linear")
+    make_options = _as("linear")
     ways = {**linears.LINEAR, **custom.LINEAR}
-    yield from _forms("linear", "linear", ways, made, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
+    yield from _forms("linear", "linear", ways, make_options, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
     yield from _forms("linear modules", "linear", linears.MODULES, _as("layer"), (PLAIN, IDS), linears.MODULES_REGROUPED)
 
 
 def attention_products() -> Iterator[Form]:
-    made = _as("product")
-    yield from _forms("attention", "softmax(q k) v", attentions.PRODUCTS, made, (INLINE, IDS))
+    make_options = _as("product")
+    yield from _forms("attention", "softmax(q k) v", attentions.PRODUCTS, make_options, (INLINE, IDS))
     functions = {
         "position bias": attentions.BIASED,
         "soft capping": attentions.SOFT_CAPPED,
@@ -112,7 +112,7 @@ def attention_products() -> Iterator[Form]:
         "rotation": {name: attentions.rotated(turn) for name, turn in attentions.ROTATIONS.items()},
     }
     for function, ways in functions.items():
-        yield from _forms("further attention", function, ways, made, (PLAIN, IDS))
+        yield from _forms("further attention", function, ways, make_options, (PLAIN, IDS))
 
 
 def attention_projections() -> Iterator[Form]:
@@ -126,12 +126,12 @@ def attention_projections() -> Iterator[Form]:
         return {"attention": lambda name: projections.Mixed(name, way)}
 
     bases = ("pre-norm, ids", PIXELS)
-    made = {
+    options_by_name = {
         "three linears": {},
         **{name: fused(way) for name, way in projections.FUSED.items()},
         **{name: projected(way) for name, way in projections.PROJECTIONS.items()},
     }
-    yield from _forms("qkv", "qkv", {name: partial(dict, options) for name, options in made.items()}, lambda way: way(), bases)
+    yield from _forms("qkv", "qkv", {name: partial(dict, options) for name, options in options_by_name.items()}, lambda way: way(), bases)
     yield from _forms("heads and W_O", "heads and W_O", projections.MERGES, merged, bases, projections.MERGES_REGROUPED)
     whole = {"written": partial(dict), **{name: partial(dict, attention=way) for name, way in projections.WHOLE.items()}}
     yield from _forms("whole attention", "whole attention", whole, lambda way: way(), bases)
