@@ -1,4 +1,4 @@
-"""Every family of architectures that transformers and timm can build tiny, and why the others are not here."""
+"""Every architecture family of transformers and timm that can be built tiny, and why the others are left out."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ LEFT_OUT = {
 # -- the list ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Architecture:
-    """``name`` is "kind/family"; ``builds`` the class of transformers, or a builder."""
+    """``name`` is "kind/family"; ``builds`` is the name of a transformers class, or a builder."""
 
     kind: str
     family: str
@@ -115,27 +115,27 @@ class Architecture:
         return model, inputs_of(model, self.kind)
 
     def marks(self, model: nn.Module) -> list[int]:
-        """Ids that stand for places of a picture."""
+        """Ids of image placeholder tokens."""
         config = getattr(model, "config", None)
-        found = [getattr(config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index")]
-        return [i for i in found if isinstance(i, int)]
+        ids = [getattr(config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index")]
+        return [i for i in ids if isinstance(i, int)]
 
 
-# kinds whose families are those of the kinds before them: a few stand for the head
+# kinds whose families occur in earlier kinds: a few represent the head
 FEW_HEADS = {"masked language model", "token classification", "question answering", "multiple choice"}
-STANDING = {"bert", "deberta-v2", "electra", "gpt2", "modernbert", "roberta", "xlnet"}
+REPRESENTATIVES = {"bert", "deberta-v2", "electra", "gpt2", "modernbert", "roberta", "xlnet"}
 
 
 def listed() -> list[Architecture]:
-    """Every family of the mappings once a kind; of heads on families that are there already only those of a few."""
-    made, seen = [], set()
+    """Every family of the mappings, once per kind; heads on families listed already only for a few representatives."""
+    architectures, seen = [], set()
     for kind, mapping in KINDS.items():
         for family, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
             head = kind in FEW_HEADS or kind == "causal language model"
             if (
                 family in LEFT_OUT
                 or f"{kind}/{family}" in LEFT_OUT
-                or (head and family in seen and family not in STANDING)
+                or (head and family in seen and family not in REPRESENTATIVES)
             ):
                 continue
             seen.add(family)
@@ -147,10 +147,10 @@ def listed() -> list[Architecture]:
                     else {}
                 ),
             }
-            made.append(Architecture(kind, family, names if isinstance(names, str) else names[0], own))
+            architectures.append(Architecture(kind, family, names if isinstance(names, str) else names[0], own))
     for name, settings in TIMM.items():
-        made.append(Architecture("image classification", f"timm {name}", partial(of_timm, name, settings)))
-    return made
+        architectures.append(Architecture("image classification", f"timm {name}", partial(of_timm, name, settings)))
+    return architectures
 
 
 # -- timm --------------------------------------------------------------------------------------------------------------

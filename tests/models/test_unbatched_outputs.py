@@ -1,4 +1,4 @@
-"""Models whose output has no axis for one sample."""
+"""Models whose output has no batch axis or no class axis."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ METHODS = ["attnlrp", "lrp", "transformer_attribution", "decompx", "occlusion"]
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("classes", [1, 3])
-def test_one_sample(method: str, classes: int) -> None:
-    """[] and [C] are explained as [1, 1] and [1, C] are."""
+def test_output_without_batch_axis(method: str, classes: int) -> None:
+    """Outputs [] and [C] have the scores of [1, 1] and [1, C]."""
     target = 0 if classes == 1 else 1
-    wanted = whyformer.explain(Model(classes).eval(), X, method, target).scores
-    found = whyformer.explain(Model(classes, lambda y: y.squeeze()).eval(), X, method, target).scores
-    assert torch.allclose(found, wanted, atol=1e-6)
+    expected = whyformer.explain(Model(classes).eval(), X, method, target).scores
+    actual = whyformer.explain(Model(classes, lambda y: y.squeeze()).eval(), X, method, target).scores
+    assert torch.allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_number_a_sample(method: str) -> None:
+def test_output_without_class_axis(method: str) -> None:
     batch = torch.cat([X, -X])
-    wanted = whyformer.explain(Model(1).eval(), batch, method, 0).scores
-    found = whyformer.explain(Model(1, lambda y: y[:, 0]).eval(), batch, method, 0).scores
-    assert torch.allclose(found, wanted, atol=1e-6)
+    expected = whyformer.explain(Model(1).eval(), batch, method, 0).scores
+    actual = whyformer.explain(Model(1, lambda y: y[:, 0]).eval(), batch, method, 0).scores
+    assert torch.allclose(actual, expected, atol=1e-6)
 
 
-def test_a_list_that_holds_none() -> None:
+def test_module_list_with_none() -> None:
     model = Model(3)
     model.beside = nn.ModuleList([None, None])
     assert whyformer.explain(model.eval(), X, "attnlrp", 1).scores.abs().max() > 0

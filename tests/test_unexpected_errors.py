@@ -1,4 +1,4 @@
-"""An error of another kind inside a method: told in a sentence where it is the library's, as it is where it is the user's."""
+"""Unexpected errors inside a method: those of a method become MethodNotApplicable, those of user code are passed on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from whyformer.errors import InputError, MethodNotApplicable
 from zoo import build
 
 
-class Shy(nn.Module):
-    """Fails on more than two samples at once, or always."""
+class FailingModel(nn.Module):
+    """A model that fails on more than two samples, or always."""
 
     def __init__(self, always: bool) -> None:
         super().__init__()
@@ -24,17 +24,17 @@ class Shy(nn.Module):
         return self.head(x.mean((1, 2)))
 
 
-def test_it_is_not_supported_yet() -> None:
+def test_error_in_perturbed_batch_is_not_supported_yet() -> None:
     with pytest.raises(MethodNotApplicable, match=r"smoothgrad is not supported yet on this model: .*TypeError: no such thing"):
-        whyformer.explain(Shy(False).eval(), torch.randn(2, 3, 4, 4), method="smoothgrad")
+        whyformer.explain(FailingModel(False).eval(), torch.randn(2, 3, 4, 4), method="smoothgrad")
 
 
-def test_the_models_own_error_is_its_own() -> None:
+def test_error_of_model_is_passed_on() -> None:
     with pytest.raises(TypeError, match=r"^no such thing$"):
-        whyformer.explain(Shy(True).eval(), torch.randn(2, 3, 4, 4), method="input_x_gradient")
+        whyformer.explain(FailingModel(True).eval(), torch.randn(2, 3, 4, 4), method="input_x_gradient")
 
 
-def test_the_targets_own_error_is_its_own() -> None:
+def test_error_of_target_is_passed_on() -> None:
     def broken(logits: Tensor) -> Tensor:
         raise KeyError("mine")
 

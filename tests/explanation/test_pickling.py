@@ -1,4 +1,4 @@
-"""Results go between processes: they hold neither the model nor functions over it."""
+"""Results can be pickled: they refer neither to the model nor to functions of it."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ RESULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def reached(result: Any) -> list[Any]:
-    """All that a result refers to, but for classes, modules and their names."""
-    seen: dict[int, Any] = {}
-    left = [result]
-    while left:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, type) or type(one).__name__ == "module":
+def referents(result: Any) -> list[Any]:
+    """All objects that a result refers to, except classes and modules."""
+    visited: dict[int, Any] = {}
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if id(value) in visited or isinstance(value, type) or type(value).__name__ == "module":
             continue
-        seen[id(one)] = one
-        left += gc.get_referents(one)
-    return list(seen.values())
+        visited[id(value)] = value
+        pending += gc.get_referents(value)
+    return list(visited.values())
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_can_be_pickled_and_holds_no_model(name: str) -> None:
+def test_result_is_picklable_and_holds_no_model(name: str) -> None:
     result = RESULTS[name]()
-    assert not [one for one in reached(result) if isinstance(one, torch.nn.Module) or type(one).__name__ == "function"]
-    again = pickle.loads(pickle.dumps(result))
-    assert type(again) is type(result)
-    assert str(again) == str(result)
+    assert not [value for value in referents(result) if isinstance(value, torch.nn.Module) or type(value).__name__ == "function"]
+    restored = pickle.loads(pickle.dumps(result))
+    assert type(restored) is type(result)
+    assert str(restored) == str(result)
 
 
-def test_a_model_is_freed_though_its_results_are_kept() -> None:
+def test_result_does_not_keep_parameters_alive() -> None:
     model = load(TEXT).model
-    found = reached(whyformer.explain(model, TEXTS[0], "attnlrp", processor=load(TEXT).processor))
-    assert all(one is not own for one in found if isinstance(one, torch.Tensor) for own in model.parameters())
+    values = referents(whyformer.explain(model, TEXTS[0], "attnlrp", processor=load(TEXT).processor))
+    assert all(value is not parameter for value in values if isinstance(value, torch.Tensor) for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Where a processor puts pictures is measured once for a size, and again as soon as the processor does something else."""
+"""The geometry of a processor is cached by image size until the processor changes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def pictures(*sizes: tuple[int, int]) -> list[Image.Image]:
 
 
 def boxes(processor: Any, *sizes: tuple[int, int]) -> list[tuple[float, ...]] | None:
-    found = prepare(hf_vit()[0], pictures(*sizes), processor).features.geometry
-    return None if found is None else [g.box for g in found]
+    geometry = prepare(hf_vit()[0], pictures(*sizes), processor).features.geometry
+    return None if geometry is None else [g.box for g in geometry]
 
 
-class Cropping:
-    """A processor of a user's own, which counts its calls where nothing asks for them."""
+class CroppingProcessor:
+    """A custom processor that counts its calls in ``CallCounter``."""
 
     def __init__(self, side: int) -> None:
         self.side = side
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        Counted.calls += 1
-        seen = picture.crop((0, 0, self.side, self.side)).resize((32, 32))
-        return torch.from_numpy(np.array(seen)).permute(2, 0, 1) / 255
+        CallCounter.calls += 1
+        cropped = picture.crop((0, 0, self.side, self.side)).resize((32, 32))
+        return torch.from_numpy(np.array(cropped)).permute(2, 0, 1) / 255
 
 
-class Counted:
+class CallCounter:
     calls = 0
 
 
@@ -52,8 +52,8 @@ SIDE = 40
 
 def cropping(side: int) -> Callable[[Image.Image], Tensor]:
     def processor(picture: Image.Image) -> Tensor:
-        seen = picture.crop((0, 0, side, side)).resize((32, 32))
-        return torch.from_numpy(np.array(seen)).permute(2, 0, 1) / 255
+        cropped = picture.crop((0, 0, side, side)).resize((32, 32))
+        return torch.from_numpy(np.array(cropped)).permute(2, 0, 1) / 255
 
     def change(new: int) -> None:
         nonlocal side
@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_setting_that_changes_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_setting_invalidates_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, change = CHANGES[name]
     monkeypatch.setitem(globals(), "SIDE", SIDE)
     processor = build()
@@ -97,44 +97,44 @@ def test_a_setting_that_changes_is_seen(name: str, monkeypatch: pytest.MonkeyPat
     assert after is not None and after != before
 
 
-def test_one_measurement_serves_all_pictures_of_a_size() -> None:
+def test_measurement_is_reused_for_images_of_equal_size() -> None:
     def calls(processor: Any, *sizes: tuple[int, int]) -> int:
-        start = Counted.calls
+        start = CallCounter.calls
         assert boxes(processor, *sizes) is not None
-        return Counted.calls - start
+        return CallCounter.calls - start
 
-    one = Cropping(50)
-    assert calls(one, (80, 80)) > 1
-    assert calls(one, (80, 80)) == 1
-    assert calls(one, (80, 90)) > 1 and calls(one, (80, 80)) == 1 and calls(one, (80, 90)) == 1
-    assert calls(Cropping(50), (80, 80)) == 1  # another one that does the same
-    assert calls(Cropping(60), (80, 80)) > 1
+    cropping_50 = CroppingProcessor(50)
+    assert calls(cropping_50, (80, 80)) > 1
+    assert calls(cropping_50, (80, 80)) == 1
+    assert calls(cropping_50, (80, 90)) > 1 and calls(cropping_50, (80, 80)) == 1 and calls(cropping_50, (80, 90)) == 1
+    assert calls(CroppingProcessor(50), (80, 80)) == 1  # an equal processor shares the measurement
+    assert calls(CroppingProcessor(60), (80, 80)) > 1
 
 
-def test_a_processor_is_not_kept() -> None:
-    processor = Cropping(50)
+def test_cache_does_not_keep_the_processor_alive() -> None:
+    processor = CroppingProcessor(50)
     assert boxes(processor, (80, 80)) is not None
-    known = weakref.ref(processor)
+    reference = weakref.ref(processor)
     del processor
     gc.collect()
-    assert known() is None
+    assert reference() is None
 
 
-def test_a_batch_that_is_padded_to_its_largest_picture_is_measured_as_one() -> None:
-    """The same size lies elsewhere beside a larger one."""
+def test_geometry_of_padded_batch_depends_on_all_its_sizes() -> None:
+    """An image is placed differently next to a larger one."""
 
-    class Padding:
+    class PaddingProcessor:
         def preprocess(self) -> None: ...
 
         def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Tensor]:
             side = max(max(p.size) for p in images)
-            made = torch.full((len(images), 3, 32, 32), 0.5)
-            for row, p in zip(made, images, strict=True):
+            padded = torch.full((len(images), 3, 32, 32), 0.5)
+            for row, p in zip(padded, images, strict=True):
                 wide, high = round(32 * p.width / side), round(32 * p.height / side)
                 row[:, :high, :wide] = torch.from_numpy(np.array(p.resize((wide, high)))).permute(2, 0, 1) / 255
-            return {"pixel_values": made}
+            return {"pixel_values": padded}
 
-    processor = Padding()
+    processor = PaddingProcessor()
     small, both = boxes(processor, (64, 64)), boxes(processor, (64, 64), (128, 128))
     assert small is not None and both is not None
     assert small[0] == pytest.approx((0, 0, 64, 64)) and both[0] == pytest.approx((0, 0, 128, 128), abs=3)
@@ -142,18 +142,18 @@ def test_a_batch_that_is_padded_to_its_largest_picture_is_measured_as_one() -> N
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: float(torch.rand(()))])
-def test_what_draws_random_numbers_has_no_place(draw: Callable[[], float]) -> None:
-    """One that crops now here, now there has no place, even if it once stood still while it was measured."""
+def test_random_crop_has_no_geometry(draw: Callable[[], float]) -> None:
+    """A random crop has no geometry, even if it was constant during the first measurement."""
     random.seed(0)
     np.random.seed(0)  # torch's is set for each test
-    still = [True]
+    constant = [True]
 
     def processor(picture: Image.Image) -> Tensor:
-        first = 0 if still or draw() < 0 else int(30 * draw())
+        first = 0 if constant or draw() < 0 else int(30 * draw())
         draw()
         return torch.from_numpy(np.array(picture.crop((first, 0, first + 50, 50)).resize((32, 32)))).permute(2, 0, 1) / 255
 
-    found = [boxes(processor, (80, 80)) is None]
-    still.clear()
-    found += [boxes(processor, (80, 80)) is None for _ in range(3)]
-    assert found == [False, True, True, True]
+    geometry = [boxes(processor, (80, 80)) is None]
+    constant.clear()
+    geometry += [boxes(processor, (80, 80)) is None for _ in range(3)]
+    assert geometry == [False, True, True, True]
