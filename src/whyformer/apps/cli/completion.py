@@ -71,7 +71,7 @@ def _colour_maps() -> tuple[str, ...]:
 
 
 # -- for each option -----------------------------------------------------------------------------------------------
-purposes = of(lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")])
+purposes = of(lambda: [("faithful", "what the prediction depends on"), ("localise", "where the object or the word is")])
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
 cmaps = of(lambda: [(c, "") for c in _colour_maps()])

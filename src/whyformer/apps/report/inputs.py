@@ -64,7 +64,7 @@ class InputSection:
 
     @property
     def files(self) -> str:
-        """The first file that a map was found in, and the number of the others."""
+        """The first file that holds a map, and the number of other files."""
         first, *others = dict.fromkeys(file for one in self.maps for file in one.file.split("\n"))
         return f"{first} and {len(others)} more" if others else first
 

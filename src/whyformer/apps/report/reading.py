@@ -222,13 +222,13 @@ def _read_json(path: Path, name: str, contents: Contents) -> None:
     elif keys and facts.get("command") in ("explain", "compare"):
         contents.saved += _printed(facts, path, name)
     else:
-        raise _OtherFile("JSON, but no explanations in it")
+        raise _OtherFile("JSON without explanations")
 
 
 def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
     """Return the explanations of ``--format json``, with the picture that they share."""
     if not isinstance(facts.get("explanations"), list):
-        raise LoadError("damaged: no list of explanations in it")
+        raise LoadError("damaged: it has no list of explanations")
     picture = None if facts.get("picture") is None else decoded(facts["picture"])
     maps = []
     for values in facts["explanations"]:
