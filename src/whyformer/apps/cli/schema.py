@@ -82,5 +82,5 @@ def make_schema(command: str | None = None) -> dict[str, Any]:
     for name, kind in COMMANDS.items():
         parts[name] = parts.pop(references[kind, "validation"]["$ref"].rpartition("/")[2])
     to = [{"$ref": f"#/$defs/{name}"} for name in COMMANDS]
-    whole = {"$schema": GenerateJsonSchema.schema_dialect, **generated}
-    return whole | ({"oneOf": to} if command is None else to[list(COMMANDS).index(command)])
+    document = {"$schema": GenerateJsonSchema.schema_dialect, **generated}
+    return document | ({"oneOf": to} if command is None else to[list(COMMANDS).index(command)])

@@ -254,10 +254,10 @@ def _maps(e: Explanation, title: str, name: str, facts: Mapping[str, Any]) -> li
     maps = []
     for number, sample in enumerate(e, 1):
         for part in by_input(sample):
-            one = shrunk(part, LONGEST)
-            _check_drawing(one)
+            shrunken = shrunk(part, LONGEST)
+            _check_drawing(shrunken)
             label = title if len(e) == 1 else f"{title}, sample {number}"
-            maps.append(SavedMap(one, label, name, _versions(facts)))
+            maps.append(SavedMap(shrunken, label, name, _versions(facts)))
     return maps
 
 

@@ -48,8 +48,8 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
         raise InputError(f"{asked.model} cannot generate text: choose a model that generates text")
     if picture is not None and asked.chat:
         raise InputError("a prompt with a picture is formatted by the model's processor: untick the message")
-    given = controls.read_form(asked.settings).get(method.name, {})
-    chosen = ((method.name, controls.changed(method.name, given, controls.blocks_of(loaded))),)
+    settings = controls.read_form(asked.settings).get(method.name, {})
+    chosen = ((method.name, controls.changed(method.name, settings, controls.blocks_of(loaded))),)
     view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, (), asked.options)
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 
