@@ -73,9 +73,9 @@ def make_schema(command: str | None = None) -> dict[str, Any]:
     """
     references, generated = models_json_schema(
         [(kind, "validation") for kind in COMMANDS.values()],
-        title="What whyformer prints with --json",
-        description="One object for each run of a command. schema_version counts up when a key changes its meaning "
-        "or goes away; new keys may appear at any time.",
+        title="Output of whyformer --json",
+        description="One object for each run of a command. schema_version increases if a key changes its meaning "
+        "or is removed; any version may add keys.",
         schema_generator=_Schema,
     )
     parts = generated["$defs"]

@@ -31,7 +31,7 @@ def stored(handlers: Handlers, session: VisitorSession, number: int | None = Non
     asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], DEFAULTS, {})
     order = e.logits[0].argsort(descending=True, stable=True).tolist()
     prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
-    hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
+    hint = "Stored result: no model was run. For your own photograph, drop it, choose a model below, and press Explain."
     shown = handlers.switch(session, "image", number)
     result = {
         **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
