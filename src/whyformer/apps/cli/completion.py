@@ -64,7 +64,7 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _colour_maps() -> tuple[str, ...]:
-    """Ours, those with even steps that are safe for the colour-blind, and that of the papers."""
+    """The default maps, perceptually uniform ones that are safe for colour-blind readers, and that of the papers."""
     from whyformer.show.colours import DIVERGING, SEQUENTIAL
 
     return (SEQUENTIAL, DIVERGING, "inferno", "viridis", "cividis", "magma", "plasma", "jet")
