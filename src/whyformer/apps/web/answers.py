@@ -38,10 +38,10 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     prompt = handlers.source("text", None, asked.sentence)
     picture = None if asked.picture is None else handlers.source("image", asked.picture, "")
     if not 1 <= asked.length <= handlers.limits.tokens:
-        raise InputError(f"the length of an answer must be 1 to {handlers.limits.tokens} tokens, not {asked.length}")
+        raise InputError(f"an answer must have 1 to {handlers.limits.tokens} tokens here, not {asked.length}")
     loaded = handlers.catalogue.load(asked.model)
     if loaded.modality not in ("text", "both"):
-        raise InputError(f"{asked.model} reads {loaded.reads} and generates no text: choose a language model")
+        raise InputError(f"{asked.model} reads {loaded.reads} and writes nothing: choose a model that generates text")
     if picture is not None and loaded.modality != "both":
         raise InputError(f"{asked.model} reads no pictures: choose another model, or remove the picture")
     if not getattr(loaded.model, "can_generate", lambda: True)():

@@ -79,9 +79,9 @@ def read_form(raw: Any) -> dict[str, dict[str, Any]]:
     try:
         settings = json.loads(raw) if isinstance(raw, str) and raw.strip() else raw or {}
     except ValueError as error:
-        raise InputError("the settings are not valid JSON") from error
+        raise InputError("the settings are not JSON") from error
     if not isinstance(settings, dict) or not all(isinstance(v, dict) for v in settings.values()):
-        raise InputError('settings must be a JSON object for each method, such as {"rollout": {"start_layer": 1}}')
+        raise InputError('settings are an object for each method, such as {"rollout": {"start_layer": 1}}')
     return settings
 
 
