@@ -60,13 +60,13 @@ def written(cells: list[Cell]) -> str:
     meant = count["✓"] + count["○"] + count["✗"]
     lines = [
         "# Coverage", "",
-        "What explaining each family of models with each method comes to, measured on tiny random models by `tests/coverage_page.py`, which",
-        "writes this page; a test compares it with what the library does. A cell that works was checked: finite scores that are not all 0, as",
-        "many as the input has features; the plain model's logits; a sample alone (text without its padding) gets the scores it has in the",
-        "batch; the model is left as found; input × gradient equals the one computed by hand at the pixels, or at what enters the first block.", "",
-        f"**{len(rows)} architectures, {meant + count['–']} cells.** Of the {meant} cells that have a meaning {count['✓']} work ({100 * count['✓'] / max(meant, 1):.1f} %), "
-        f"{count['○']} are refused for now with a sentence that says why. Known defects (wrong, or an error of another kind): {count['✗']}. In {count['–']} cells the method has no meaning.", "",
-        "✓ works · – has no meaning on this model · ○ not yet, and the error says so · ✗ a known defect · (·) not tried", "",
+        "Which methods work on which architectures, measured on tiny random models by `tests/coverage_page.py`, which writes this page; a test",
+        "compares it with the library. A cell with ✓ passed these checks: the scores are finite, not all 0, and as many as the input has features;",
+        "the logits are those of the plain model; a sample alone (text without its padding) has the scores that it has in the batch; the model is",
+        "unchanged afterwards; input × gradient equals a direct computation at the pixels, or at the input of the first block.", "",
+        f"**{len(rows)} architectures, {meant + count['–']} cells.** Of the {meant} meaningful cells {count['✓']} work ({100 * count['✓'] / max(meant, 1):.1f} %) and "
+        f"{count['○']} raise an error with a reason (not supported yet). Known defects (wrong scores, or another error): {count['✗']}. In {count['–']} cells the method has no meaning.", "",
+        "✓ works · – has no meaning on this model · ○ not supported yet; the error says so · ✗ known defect · (·) not tried", "",
     ]  # fmt: skip
     for kind in KINDS:
         of_kind = {n: r for n, r in rows.items() if n.startswith(f"{kind}/")}
@@ -82,8 +82,8 @@ def written(cells: list[Cell]) -> str:
             ] + [""]
     for title, kinds in (
         ("Known defects", (WRONG, BROKEN)),
-        ("Not yet, because", (NOT_YET, REFUSED)),
-        ("No meaning, because", (MEANINGLESS,)),
+        ("Not supported yet", (NOT_YET, REFUSED)),
+        ("No meaning", (MEANINGLESS,)),
     ):
         groups = defaultdict(set)
         for cell in cells:
@@ -96,7 +96,7 @@ def written(cells: list[Cell]) -> str:
             lines.append(f"| {len(where)} | {message.replace('|', '/')} | {', '.join(methods)} | {shown} |")
         lines.append("")
     lines += [
-        "## Not built",
+        "## Left out",
         "",
         "| family | reason |",
         "|---|---|",

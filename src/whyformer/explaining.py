@@ -134,8 +134,8 @@ class OpenedModel:
         kinds = {single.inputs.modality for single in each}
         ids = torch.zeros(len(each), 1, dtype=torch.long)
         kind = "text" if "text" in kinds else kinds.pop()
-        whole = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
-        return Prepared(opened_model, whole, *facts, each)
+        placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
+        return Prepared(opened_model, placeholder, *facts, each)
 
     def explain(
         self,

@@ -63,7 +63,7 @@ def transformer_attribution(
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else block)
     work = streams.begin(task, rules, row_alone=True)
-    wanted = work.wanted(how, start_layer if block is None else 0)
-    walked = work.walk(rules, MapWatch(wanted, observe, gradient=weighted))
+    needed = work.wanted(how, start_layer if block is None else 0)
+    walked = work.walk(rules, MapWatch(needed, observe, gradient=weighted))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)
