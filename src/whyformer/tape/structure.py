@@ -341,12 +341,12 @@ def _learned(map_: int, axis: int, entry: int, product: int, rows: Rows) -> Tens
     if not rows.labels.get(product) or not rows.labels.get(entry):
         return None
     at_map, key, query = rows.labels[map_][0], rows.labels[entry][0], rows.labels[product][0].narrow(-1, 0, 1)
-    key = key if key.numel() == at_map.numel() else key.narrow(-1, 0, 1)
     single = [*at_map.shape]
     single[axis] = 1  # a query row has all keys
-    if [n for n in query.shape if n > 1] != [n for n in single if n > 1]:
-        return None
-    if key.numel() != at_map.numel() or not torch.equal(key.reshape(at_map.shape), at_map):
+    aligned = query.shape[:-1] == key.shape[:-1]
+    if key.numel() != at_map.numel():  # A ⊙ V has the width of V
+        key, aligned = key.narrow(-1, 0, 1), [n for n in query.shape if n > 1] == [n for n in single if n > 1]
+    if not aligned or key.numel() != at_map.numel() or not torch.equal(key.reshape(at_map.shape), at_map):
         return None  # the map was rearranged before the product
     return query.reshape(single).expand(at_map.shape)
 
