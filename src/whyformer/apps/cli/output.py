@@ -55,7 +55,7 @@ class ExplanationOutput(ExplanationSchema):
         "As logits: their softmax over all classes, or sigmoid where these do not exclude one another; null of numbers."
     )
     multi_label: bool = _required("True where the classes do not exclude one another.")
-    geometry: list[Geometry] | None = None  # type: ignore[assignment]
+    geometry: list[Geometry | None] | None = None  # type: ignore[assignment]
     parts: dict[str, ExplanationOutput] = _optional()
 
 
