@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,41 @@ def test_seconds_add_up_the_moments(ears: tuple[nn.Module, object]) -> None:
 def test_time_of_a_spectrogram_is_measured(ear: type, axis: int) -> None:
     _, facts = encode([Sound(torch.from_numpy(tone()), RATE)], ear())
     assert facts["time"] == (axis, 100.0)
+
+
+def ast(length: int) -> hf.ASTFeatureExtractor:
+    return hf.ASTFeatureExtractor(max_length=length, num_mel_bins=32)
+
+
+def whisper(length: int) -> hf.WhisperFeatureExtractor:
+    return hf.WhisperFeatureExtractor(feature_size=16, chunk_length=length)
+
+
+@pytest.mark.parametrize(("ear", "time"), [
+    *((ast(n), (1, 100.0)) for n in (16, 32, 64, 96, 100, 128, 140, 149, 150, 151, 152, 1024)), (ast(6), (None, None)),
+    *((whisper(n), (2, 100.0)) for n in (1, 2, 30)), (hf.WhisperFeatureExtractor(feature_size=16, chunk_length=1, hop_length=200), (2, 80.0)),
+    (hf.SeamlessM4TFeatureExtractor(), (1, 50.0)), (hf.ClvpFeatureExtractor(), (2, 22050 / 256)), (hf.UnivNetFeatureExtractor(), (1, 93.75)),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_time_is_right_for_any_length(ear: Any, time: tuple[int | None, float | None]) -> None:
+    """A spectrogram that ends before 1.5 s, or hops of any length; what is too short to be measured is unknown."""
+    sound = Sound(torch.from_numpy(tone(0.5)), ear.sampling_rate)
+    assert encode([sound], ear)[1]["time"] == time
+
+
+@pytest.mark.parametrize("length", [6, 128])
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_a_short_spectrogram_is_explained_along_time(length: int) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 4}
+    config = hf.ASTConfig(**sizes, frequency_stride=4, time_stride=2, max_length=length, num_mel_bins=32, num_labels=3)
+    torch.manual_seed(0)
+    model, ear = hf.ASTForAudioClassification(config).eval(), ast(length)
+    e = whyformer.explain(model, tone(), "input_x_gradient", 1, processor=ear)
+    leaf = ear(tone(), sampling_rate=RATE, return_tensors="pt").input_values.requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).logits[0, 1], leaf)
+    wanted = (leaf.detach() * gradient).sum(2)
+    assert e.rate == (100.0 if length == 128 else None)
+    assert torch.allclose(e.scores, wanted, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_scores_of_a_spectrogram_stand_at_their_moments() -> None:
