@@ -244,6 +244,30 @@ def test_what_cannot_be_heard_is_told(tmp_path: Path, ears: tuple[nn.Module, obj
         whyformer.explain(model, written(tmp_path / "empty.wav", np.zeros(0)), "saliency", 1, processor=ear)
 
 
+@pytest.mark.parametrize("mapping", [False, True])
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize(("wave", "told"), [
+    (np.zeros(0, np.float32), "the sound is empty"), (np.zeros(0, np.int16), "the sound is empty"),
+    ((tone() * 2**14).astype(np.int16), r"not int16: convert .* wave.astype\('float32'\) / 2\*\*15"),
+    ((tone() * 2**30).astype(np.int32), r"not int32: .* 2\*\*31"), (np.zeros(5, np.float32), "a sound of 0.000313 seconds, which may be too short"),
+])  # fmt: skip
+def test_a_sound_that_cannot_be_read_is_told(ears: tuple[nn.Module, Any], wave: np.ndarray, told: str, tensor: bool, mapping: bool) -> None:
+    model, ear = ears
+    given = torch.from_numpy(wave) if tensor else wave
+    given = {"array": given, "sampling_rate": RATE} if mapping else given
+    for sound in (given, [given]):
+        with pytest.raises(InputError, match=told):
+            whyformer.explain(model, sound, "saliency", 1, processor=ear)
+
+
+def test_whole_numbers_converted_as_told_are_the_sound_of_the_file(tmp_path: Path, ears: tuple[nn.Module, Any]) -> None:
+    model, ear = ears
+    path = written(tmp_path / "a.wav", tone())
+    whole = np.frombuffer(path.read_bytes()[44:], "<i2")
+    e = whyformer.explain(model, whole.astype("float32") / 2**15, "saliency", 1, processor=ear)
+    assert torch.equal(e.scores, whyformer.explain(model, path, "saliency", 1, processor=ear).scores)
+
+
 def test_a_sound_is_kept_and_drawn(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
     model, ear = ears
     made = [whyformer.explain(model, tone(), m, 1, processor=ear) for m in ("saliency", "input_x_gradient")]

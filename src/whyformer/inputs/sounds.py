@@ -36,10 +36,18 @@ class Sound:
     rate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.wave.dim() != 1 or not self.wave.is_floating_point() or not len(self.wave):
+        if self.wave.dim() != 1:
             raise InputError(
-                f"a sound must be one row of floats [T], not {list(self.wave.shape)} {self.wave.dtype}: average the "
-                "channels if there are several"
+                f"a sound must be one row of floats [T], not {list(self.wave.shape)}: average the channels if there "
+                "are several"
+            )
+        if not len(self.wave):
+            raise InputError("the sound is empty: it has no samples")
+        if not self.wave.is_floating_point():
+            bits = 8 * self.wave.element_size()
+            raise InputError(
+                f"a sound must have floats from -1 to 1, not {str(self.wave.dtype).removeprefix('torch.')}: convert "
+                f"whole numbers of {bits} bits by wave.astype('float32') / 2**{bits - 1}"
             )
 
 
@@ -117,13 +125,22 @@ def feature_extractor_of(processor: Any) -> Any:
 
 def as_sound(item: Any, processor: Any) -> Any:
     """Convert to a :class:`Sound` a mapping with "array" and "sampling_rate" (the format of ``datasets``) or, with an
-    audio processor, one row of floats; return anything else unchanged."""
+    audio processor, one row of numbers; return anything else unchanged. A row may be token ids if the processor has a
+    tokenizer."""
     if isinstance(item, Mapping) and {"array", "sampling_rate"} <= item.keys():
-        return Sound(torch.as_tensor(np.asarray(item["array"], np.float32)), int(item["sampling_rate"]))
-    row = isinstance(item, np.ndarray | Tensor) and item.ndim == 1
-    if row and feature_extractor_of(processor) is not None and torch.as_tensor(item).is_floating_point():
-        return Sound(torch.as_tensor(item).float())
+        values = item["array"]
+        values = np.asarray(values, None if isinstance(values, np.ndarray | Tensor) else np.float32)
+        return _of_floats(torch.as_tensor(values), int(item["sampling_rate"]))
+    row, extractor = isinstance(item, np.ndarray | Tensor) and item.ndim == 1, feature_extractor_of(processor)
+    if row and extractor is not None:
+        wave = torch.as_tensor(item)
+        if extractor is processor or wave.dtype not in (torch.long, torch.int):
+            return _of_floats(wave)
     return item
+
+
+def _of_floats(wave: Tensor, rate: int | None = None) -> Sound:
+    return Sound(wave.float() if wave.is_floating_point() else wave, rate)
 
 
 def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
