@@ -218,7 +218,8 @@ def _from_texts(
             raise InputError(f"the prompt has a placeholder for a picture ({mark}) and no picture: pass both")
     if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
-    check_texts([*texts, *(pairs or ())])
+    check_texts(texts)
+    check_texts(pairs or [], "text_pair")
     if len(texts) > 1 and tokenizer.pad_token is None:
         known = getattr(getattr(model, "config", None), "pad_token_id", 0) is not None
         raise InputError(
