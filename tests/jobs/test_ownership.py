@@ -180,6 +180,27 @@ def test_a_manifest_that_is_lost_or_damaged_is_made_of_the_command_and_the_parts
     assert made == ([] if finished else [2, 3])
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"name": "my app"}', '{"job": {}, "model": {}}'])
+@pytest.mark.parametrize("parts", [True, False])
+def test_json_of_another_kind_is_no_damaged_manifest(ready, tmp_path, text, parts):
+    """Reading says what running a job requires: that the file be deleted, or that another folder be used."""
+    out = tmp_path / "out"
+    if parts:
+        shutil.copytree(ready[1], out)
+    else:
+        out.mkdir()
+    (out / "manifest.json").write_text(text)
+    with pytest.raises(LoadError, match=f"is not the manifest of a job: {'delete it, and run the job' if parts else 'read another folder'}"):
+        whyformer.read(out)
+    with pytest.raises(InputError, match="another folder"):
+        run(ready, out)
+    assert (out / "manifest.json").read_text() == text
+    if parts:
+        (out / "manifest.json").unlink()
+        run(ready, out)
+        assert contents(out) == ready[2]
+
+
 def test_a_job_whose_manifest_and_log_are_lost_goes_on_from_its_parts(ready, tmp_path):
     out = stopped(ready, tmp_path / "out", 2)
     for name in ("manifest.json", "log.jsonl", ".lock"):

@@ -175,7 +175,8 @@ def _place(part: Explanation, common: bool) -> tuple[Image.Image | None, Geometr
         return original or None, geometry or None
     if not geometry and part.pictures is not None and part.pictures.dim() == 4:
         original = Image.fromarray(part.pictures[0].numpy())
-    return original or None, replace(part._geometry(0, None), box=part.boxes()[0])
+    high, wide = part.image_size or part.grid or part.scores.shape[-2:]
+    return original or None, replace(geometry or Geometry.whole((int(high), int(wide))), box=part.boxes()[0])
 
 
 def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:
