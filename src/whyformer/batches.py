@@ -79,7 +79,7 @@ def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
     parts = [first, *first.parts.values()]
     tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
     passed = {id(sample) for sample in inputs}
-    pictures = [p for e in parts for p in e.originals or () if id(p) not in passed]
+    pictures = [p for e in parts for p in e.originals or () if p is not None and id(p) not in passed]
     # tensors count twice, for the parts and their concatenation; Pillow stores 4 bytes per pixel
     size = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
     needed, free = size / len(first) * count, free_memory(torch.device("cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,41 @@ def test_time_axis_and_frame_rate_of_spectrogram_are_measured(extractor: type, a
     assert facts["time"] == (axis, 100.0)
 
 
+def ast(length: int) -> hf.ASTFeatureExtractor:
+    return hf.ASTFeatureExtractor(max_length=length, num_mel_bins=32)
+
+
+def whisper(length: int) -> hf.WhisperFeatureExtractor:
+    return hf.WhisperFeatureExtractor(feature_size=16, chunk_length=length)
+
+
+@pytest.mark.parametrize(("extractor", "time"), [
+    *((ast(n), (1, 100.0)) for n in (16, 32, 64, 96, 100, 128, 140, 149, 150, 151, 152, 1024)), (ast(6), (None, None)),
+    *((whisper(n), (2, 100.0)) for n in (1, 2, 30)), (hf.WhisperFeatureExtractor(feature_size=16, chunk_length=1, hop_length=200), (2, 80.0)),
+    (hf.SeamlessM4TFeatureExtractor(), (1, 50.0)), (hf.ClvpFeatureExtractor(), (2, 22050 / 256)), (hf.UnivNetFeatureExtractor(), (1, 93.75)),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_time_axis_of_spectrograms_of_any_length(extractor: Any, time: tuple[int | None, float | None]) -> None:
+    """A spectrogram that ends before 1.5 s, or hops of any length; what is too short to be measured is unknown."""
+    sound = Sound(torch.from_numpy(tone(0.5)), extractor.sampling_rate)
+    assert encode([sound], extractor)[1]["time"] == time
+
+
+@pytest.mark.parametrize("length", [6, 128])
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_short_spectrogram_is_explained_along_time(length: int) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 4}
+    config = hf.ASTConfig(**sizes, frequency_stride=4, time_stride=2, max_length=length, num_mel_bins=32, num_labels=3)
+    torch.manual_seed(0)
+    model, extractor = hf.ASTForAudioClassification(config).eval(), ast(length)
+    e = whyformer.explain(model, tone(), "input_x_gradient", 1, processor=extractor)
+    leaf = extractor(tone(), sampling_rate=RATE, return_tensors="pt").input_values.requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).logits[0, 1], leaf)
+    expected = (leaf.detach() * gradient).sum(2)
+    assert e.rate == (100.0 if length == 128 else None)
+    assert torch.allclose(e.scores, expected, atol=1e-5 * float(expected.abs().max()))
+
+
 def test_spectrogram_scores_are_summed_over_bands() -> None:
     """Time is the last axis of Whisper's input, so gradient × input is summed over bands."""
     torch.manual_seed(0)
@@ -206,6 +242,30 @@ def test_unusable_sound_raises(tmp_path: Path, speech_model: tuple[nn.Module, ob
         whyformer.explain(model, tmp_path / "no.wav", "saliency", 1, processor=extractor)
     with pytest.raises(InputError, match="holds no sound"):
         whyformer.explain(model, write_wav(tmp_path / "empty.wav", np.zeros(0)), "saliency", 1, processor=extractor)
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize(("wave", "message"), [
+    (np.zeros(0, np.float32), "the sound is empty"), (np.zeros(0, np.int16), "the sound is empty"),
+    ((tone() * 2**14).astype(np.int16), r"not int16: convert .* wave.astype\('float32'\) / 2\*\*15"),
+    ((tone() * 2**30).astype(np.int32), r"not int32: .* 2\*\*31"), (np.zeros(5, np.float32), "a sound of 0.000313 seconds, which may be too short"),
+])  # fmt: skip
+def test_unreadable_sound_raises(speech_model: tuple[nn.Module, Any], wave: np.ndarray, message: str, tensor: bool, mapping: bool) -> None:
+    model, extractor = speech_model
+    given = torch.from_numpy(wave) if tensor else wave
+    given = {"array": given, "sampling_rate": RATE} if mapping else given
+    for sound in (given, [given]):
+        with pytest.raises(InputError, match=message):
+            whyformer.explain(model, sound, "saliency", 1, processor=extractor)
+
+
+def test_converted_integers_equal_the_sound_of_the_file(tmp_path: Path, speech_model: tuple[nn.Module, Any]) -> None:
+    model, extractor = speech_model
+    path = write_wav(tmp_path / "a.wav", tone())
+    whole = np.frombuffer(path.read_bytes()[44:], "<i2")
+    e = whyformer.explain(model, whole.astype("float32") / 2**15, "saliency", 1, processor=extractor)
+    assert torch.equal(e.scores, whyformer.explain(model, path, "saliency", 1, processor=extractor).scores)
 
 
 def test_sound_explanation_is_saved_and_drawn(tmp_path: Path, speech_model: tuple[nn.Module, object]) -> None:

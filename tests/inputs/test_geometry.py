@@ -18,6 +18,7 @@ from torch import Tensor
 
 import whyformer
 from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.prepare import prepare
 from whyformer.show import overlay
@@ -304,6 +305,70 @@ def test_batch_has_one_geometry_per_image():
     assert e[1].placed().shape == (300, 150)
     assert not torch.isnan(e[1].placed()).any()
     assert e.originals[0] is pictures[0]
+
+
+def halves(picture: Image.Image) -> Tensor:
+    """Crop to the upper half, and mirror tall pictures."""
+    seen = squashed(picture.crop((0, 0, picture.width, picture.height // 2)))
+    return seen.flip(-1) if picture.height > picture.width else seen
+
+
+BATCHES = {
+    "a picture of three columns": ("squash", [(300, 3), (100, 200)]),
+    "a picture of one row": ("short side and crop", [(120, 300), (1, 60), (300, 120)]),
+    "one that is mirrored": (halves, [(100, 200), (200, 100), (97, 389)]),
+    "one that is much cropped": ("crop, then resize", [(1500, 117), (911, 119), (120, 120)]),
+    "none that can be measured": ("squash", [(300, 3), (2, 50)]),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_geometry_of_each_picture_in_a_batch_equals_that_of_the_picture_alone(case: str, tmp_path: Path) -> None:
+    """A picture whose position is unknown leaves those of the others as they are, also in files."""
+    name, sizes = BATCHES[case]
+    processor = PROCESSORS[name]() if isinstance(name, str) else name
+    pictures = [textured(size) for size in sizes]
+    made = prepare(torch.nn.Linear(1, 1), pictures, processor)
+    alone = [prepare(torch.nn.Linear(1, 1), picture, processor) for picture in pictures]
+    e = peaked(made)
+    e = replace(e, scores=e.scores.expand(len(sizes), -1), target=e.target.expand(len(sizes)), logits=e.logits.expand(len(sizes), -1))
+    for found in (e, Explanation.load(e.save(tmp_path / "e.safetensors"))):
+        for i, single in enumerate(alone):
+            assert found[i].geometry == single.features.geometry
+            assert [p and p.size for p in found[i].originals or ()] == [p.size for p in single.features.originals or ()]
+            own = replace(e[i], features=replace(single.features, grid=e.grid, image_size=e.image_size))
+            assert np.array_equal(found.placed(i), own.placed(), equal_nan=True)
+            assert np.array_equal(overlay(found[i]), overlay(own))
+    facts = json.loads(json.dumps(e.to_dict()))
+    assert Explanation.from_dict(facts).geometry == e.geometry
+    assert (e.geometry is None) == (case == "none that can be measured")
+
+
+def test_trust_needs_every_picture_of_a_batch():
+    e = whyformer.explain("bundled:digits", [textured((100, 200)), textured((200, 3))], "raw_attention")
+    with pytest.raises(whyformer.WhyformerError, match="pass inputs="):
+        whyformer.trust(e, "bundled:digits", steps=2, seeds=[0])
+    assert len(whyformer.trust(e, "bundled:digits", [textured((100, 200)), textured((200, 3))], steps=2, seeds=[0])) == 2
+
+
+@pytest.mark.parametrize("others", [{}, {"cells": (0.0, 0.0, 56.0, 48.0)}])
+def test_joined_pictures_lie_as_alone(others: dict[str, Any]):
+    """Pictures that are explained one by one, with the same box of the map in the input, or with different ones."""
+    pictures = [textured((100, 200)), textured((200, 3))]
+    alone = [whyformer.explain("bundled:digits", picture, "raw_attention") for picture in pictures]
+    alone[1] = alone[1].with_features(**others)
+    both = joined(alone)
+    for i, single in enumerate(alone):
+        assert both.boxes(i)[0] == single.boxes()[0] and both.placed(i).shape == single.placed().shape
+        assert overlay(both[i]).shape == overlay(single).shape
+    assert (both[1].geometry is None) == (not others)
+
+
+def test_a_picture_of_a_data_set_lies_as_alone(tmp_path: Path):
+    pictures = [textured((100, 200)), textured((200, 3)), textured((90, 30))]
+    for out in (None, tmp_path / "out"):
+        found = list(whyformer.explain_many("bundled:digits", pictures, "raw_attention", out=out))
+        assert [tuple(e.placed().shape) for e in found] == [(100, 200), (112, 112), (90, 30)]
 
 
 def test_geometry_is_saved_in_files_and_json(tmp_path):

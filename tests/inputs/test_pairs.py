@@ -64,7 +64,11 @@ def test_pair_is_shown_as_one_text(model: Any, sst2: Loaded) -> None:
     [
         ({"text": "a", "text_pair": ["b", "c"]}, {}, "1 texts and text_pair has 2"),
         ({"text": "a", "text_pair": 3}, {}, "one text each, or lists"),
-        ({"text": ["a", "b"], "text_pair": ["c", " "]}, {}, "text number 3 is empty"),
+        ({"text": ["a", "b"], "text_pair": ["c", " "]}, {}, "^text_pair number 1 is empty"),
+        ({"text": ["a", ""], "text_pair": ["c", "d"]}, {}, "^text number 1 is empty"),
+        ({"text": "a", "text_pair": ""}, {}, "^the text_pair is empty"),
+        ({"text": " ", "text_pair": "b"}, {}, "^the text is empty"),
+        ({"text": "a", "text_pair": "\ud800"}, {}, "^the text_pair contains lone surrogates"),
         ({"text": "a", "text_pair": "b"}, {"truncate": True}, "cannot be truncated"),
         ({"text": "a", "text_pair": "b " * 600}, {}, "the model takes at most"),
     ],

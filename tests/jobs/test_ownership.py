@@ -180,6 +180,27 @@ def test_lost_or_damaged_manifest_is_rebuilt_from_command_and_parts(reference, t
     assert computed == ([] if finished else [2, 3])
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"name": "my app"}', '{"job": {}, "model": {}}'])
+@pytest.mark.parametrize("parts", [True, False])
+def test_json_of_another_kind_is_no_damaged_manifest(reference, tmp_path, text, parts):
+    """Reading says what running a job requires: that the file be deleted, or that another folder be used."""
+    out = tmp_path / "out"
+    if parts:
+        shutil.copytree(reference[1], out)
+    else:
+        out.mkdir()
+    (out / "manifest.json").write_text(text)
+    with pytest.raises(LoadError, match=f"is not the manifest of a job: {'delete it, and run the job' if parts else 'read another folder'}"):
+        whyformer.read(out)
+    with pytest.raises(InputError, match="another folder"):
+        run(reference, out)
+    assert (out / "manifest.json").read_text() == text
+    if parts:
+        (out / "manifest.json").unlink()
+        run(reference, out)
+        assert contents(out) == reference[2]
+
+
 def test_job_without_manifest_and_log_resumes_from_parts(reference, tmp_path):
     out = killed_after(reference, tmp_path / "out", 2)
     for name in ("manifest.json", "log.jsonl", ".lock"):

@@ -11,6 +11,7 @@ from job_builders import picture_model, pictures, sentences, text_model
 from PIL import Image
 
 import whyformer
+from whyformer.errors import InputError
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import explain_opened, open_job
 from whyformer.models import load
@@ -60,3 +61,24 @@ def test_arrays_and_tensors_equal_pil_images(tmp_path):
     assert len(rest) == 3 and not stream.failures
     for e in rest:
         torch.testing.assert_close(e.scores, first.scores, rtol=1e-4, atol=1e-6)
+
+
+def test_a_list_of_columns_is_told_what_to_do(folder, rows):
+    """What the error says to do gives the explanations of the pairs."""
+    pandas = pytest.importorskip("pandas")
+    data = pandas.DataFrame({"premise": [row["text"] for row in rows], "hypothesis": [row["text_pair"] for row in rows]})
+    for given in (data, data.to_dict("records"), iter(data.to_dict("records"))):
+        with pytest.raises(InputError, match=r"one column, not \['premise', 'hypothesis'\]; for pairs of texts, rename"):
+            whyformer.explain_many(folder, given, "gae", column=["premise", "hypothesis"])
+    renamed = data.rename(columns={"premise": "text", "hypothesis": "text_pair"})
+    found = [e.texts for e in whyformer.explain_many(folder, renamed, "gae")]
+    assert found == [[f"{row['text']} | {row['text_pair']}"] for row in rows]
+
+
+def test_a_row_without_a_column_of_the_input_says_so(folder, tmp_path):
+    table = tmp_path / "rows.jsonl"
+    table.write_text('{"text": "a film", "label": 1}\n{"label": 0}\n')
+    for column, words in ((None, "with a default name of the input (text, image, path ...)"), ("text", "'text'")):
+        job = Job(model=folder, input=str(table), out=str(tmp_path / words[:8]), methods=("gae",), column=column)
+        (failure,) = explain_opened(open_job(job), None, lambda text: None).failures().to_pylist()
+        assert failure["reason"].endswith(f"this row has no column {words}; it has 'label': name that of the input with column=")

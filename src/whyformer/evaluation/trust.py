@@ -193,10 +193,11 @@ def trust(
     fractions = equal_steps(steps)
     if not len(seeds):
         raise InputError("trust compares with random maps: pass at least one seed")
-    samples = inputs if inputs is not None else explanation.texts or explanation.originals
-    if samples is None:
-        raise InputError("this explanation does not hold its inputs: pass inputs=...")
+    samples = inputs
     if inputs is None:
+        samples = explanation.texts or explanation.originals or [None]
+        if None in samples:
+            raise InputError("this explanation does not hold its inputs: pass inputs=...")
         options["truncate"] = True  # as in the explanation
     ready = open_model(model, processor, **options).prepare(samples)
     if ready.inputs.batch != len(explanation):

@@ -128,7 +128,7 @@ def _sizes(features: Features, level: str, scores: Tensor) -> None:
         box = getattr(features, name)
         if box is not None and not (_is_box(box) and features.image_size is not None):
             raise InputError(f"its {name} is an invalid box: {box}")
-    for geometry in features.geometry or ():
+    for geometry in filter(None, features.geometry or ()):
         if math.prod(geometry.size) > MOST_PIXELS or not _is_box(geometry.box):
             raise InputError(f"invalid geometry: size {geometry.size}, box {geometry.box}")
 
@@ -171,6 +171,8 @@ def _media(features: Features) -> None:
             f"its pictures have {tuple(pictures.shape[-3:-1])} pixels, and its image_size is {tuple(size)}"
         )
     for picture, geometry in zip(features.originals or (), features.geometry or (), strict=False):
+        if picture is None or geometry is None:
+            continue
         if picture.mode != "RGB" or (picture.height, picture.width) != tuple(geometry.size):
             pixels = f"{picture.height} x {picture.width}"
             raise InputError(f"an original of {pixels} pixels does not fit its geometry of {geometry.size}")

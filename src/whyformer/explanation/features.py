@@ -33,7 +33,7 @@ class Features:
         sampling_rate: sampling rate of the waveforms in Hz.
         durations: duration of each sound in seconds.
         rate: scores per second, for sounds.
-        originals: original pictures (RGB, any size), if their preprocessing is known.
+        originals: original pictures (RGB, any size), None for one whose position is unknown.
         geometry: position of the model's input on each original picture.
     """
 
@@ -53,13 +53,14 @@ class Features:
     sampling_rate: int | None = None
     durations: list[float] | None = None
     rate: float | None = None
-    originals: list[Image.Image] | None = None
-    geometry: list[Geometry] | None = None
+    originals: list[Image.Image | None] | None = None
+    geometry: list[Geometry | None] | None = None
 
     def sample(self, index: int) -> Features:
         """Return the features of one sample, with a batch axis of 1."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()})
+        chosen = {n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()}
+        return Features(**{n: None if isinstance(v, list) and v == [None] else v for n, v in chosen.items()})
 
     def of_texts(self, numbers: list[int]) -> Features:
         """Return the features of some texts by index; several texts of each sample are numbered consecutively."""

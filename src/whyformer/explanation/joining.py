@@ -145,24 +145,38 @@ def _maps(parts: Sequence[Explanation | None]) -> Explanation:
             features = replace(features, image_size=(high, wide))
     else:
         scores = torch.cat([torch.zeros_like(first.scores) if part is None else part.scores for part in parts])
-    originals, geometry = None, None
-    if all(part.originals is not None and part.geometry is not None for part in present):
-        size = features.grid or features.image_size or (1, 1)
-        blank_one = Image.new("RGB", size[::-1], (255, 255, 255))
-        originals = [blank_one if part is None else (part.originals or [])[0] for part in parts]
-        geometry = [Geometry.whole(size) if part is None else (part.geometry or [])[0] for part in parts]
-    if len({(part.cells, part.read, part.image_size) for part in present}) > 1:  # no common box
-        boxes = [None if part is None else part.boxes()[0] for part in parts]
+    common = len({(part.cells, part.read, part.image_size) for part in present}) == 1
+    if not common:
         features = replace(features, cells=None, read=None)
-        geometry = geometry and [g if b is None else replace(g, box=b) for g, b in zip(geometry, boxes, strict=True)]
+    originals: list[Image.Image | None] | None = None
+    geometry: list[Geometry | None] | None = None
+    if any(part.originals is not None and part.geometry is not None for part in present):
+        size = features.grid or features.image_size or (1, 1)
+        blank_one = Image.new("RGB", size[::-1], (255, 255, 255)), Geometry.whole(size)
+        places = [blank_one if part is None else _place(part, common) for part in parts]
+        originals, geometry = [picture for picture, _ in places], [place for _, place in places]
     shown = [part.pictures for part in present]
-    known = None not in shown and len({part.shape for part in shown if part is not None}) == 1
+    complete = None not in shown and len({part.shape for part in shown if part is not None}) == 1
     pictures = None
-    if known and shown[0] is not None:
+    if complete and shown[0] is not None:
         white = torch.full_like(shown[0], 255)
         pictures = torch.cat([white if part is None else part.pictures for part in parts])  # type: ignore[misc]
     features = replace(features, originals=originals, geometry=geometry, pictures=pictures, tokens=None)
     return replace(first, scores=scores, features=features, diagnostics=_diagnostics(parts))
+
+
+def _place(part: Explanation, common: bool) -> tuple[Image.Image | None, Geometry | None]:
+    """Return the picture of a part and the position of its input, or of its map if not all parts have the same box.
+
+    The position of a map is always known: if that of the input is not, the input takes the place of the picture.
+    """
+    original, geometry = part.originals and part.originals[0], part.geometry and part.geometry[0]
+    if common:
+        return original or None, geometry or None
+    if not geometry and part.pictures is not None and part.pictures.dim() == 4:
+        original = Image.fromarray(part.pictures[0].numpy())
+    high, wide = part.image_size or part.grid or part.scores.shape[-2:]
+    return original or None, replace(geometry or Geometry.whole((int(high), int(wide))), box=part.boxes()[0])
 
 
 def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
     count = counts.pop()
     for k in range(count):
         placed = [_packed(e, mosaic, i, k) if mosaic.places else _tiled(e, mosaic, i, k) for i in range(len(e))]
-        maps, geometry = [p[0] for p in placed if p is not None], [p[1] for p in placed if p is not None]
+        maps = [p[0] for p in placed if p is not None]
+        geometry: list[Geometry | None] = [p[1] for p in placed if p is not None]
         if len(maps) < len(placed):
             return None
         high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))

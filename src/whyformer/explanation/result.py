@@ -208,13 +208,13 @@ class Explanation(Displayable):
         return self.features.rate
 
     @property
-    def originals(self) -> list[Image.Image] | None:
-        """The original pictures (RGB, any size), if their preprocessing is known."""
+    def originals(self) -> list[Image.Image | None] | None:
+        """The original pictures (RGB, any size); None for one whose :attr:`geometry` is unknown."""
         return self.features.originals
 
     @property
-    def geometry(self) -> list[Geometry] | None:
-        """Position of the model's input on each original picture."""
+    def geometry(self) -> list[Geometry | None] | None:
+        """Position of the model's input on each original picture; None if it is unknown, for one picture or for all."""
         return self.features.geometry
 
     def with_features(self, **changes: Any) -> Explanation:
@@ -390,9 +390,8 @@ class Explanation(Displayable):
 
     def _geometry(self, sample: int, size: tuple[int, int] | None) -> Geometry:
         """Return the position of the model's input on the original picture, scaled to a drawing size."""
-        if self.geometry is not None:
-            geometry = self.geometry[sample]
-        else:
+        geometry = self.geometry[sample] if self.geometry is not None else None
+        if geometry is None:
             maps = self._maps()
             geometry = Geometry.whole(self.image_size or (int(maps.shape[-2]), int(maps.shape[-1])))
         return geometry if size is None else geometry.scaled(size)

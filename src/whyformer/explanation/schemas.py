@@ -47,7 +47,7 @@ class FeaturesSchema(StoredValues):
     extent: list[Pair] | None = None
     unknown: list[list[StrictInt]] | None = None
     special: list[list[StrictInt]] | None = None
-    geometry: list[dict[str, Any]] | None = None
+    geometry: list[dict[str, Any] | None] | None = None
 
 
 class ResultSchema(StoredValues):

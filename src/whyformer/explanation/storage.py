@@ -39,7 +39,7 @@ def to_plain(e: Explanation) -> dict[str, Any]:
 
     facts = {name: plain(getattr(e, name)) for name in ResultSchema.model_fields}
     facts |= {name: getattr(e.features, name) for name in FeaturesSchema.model_fields}
-    facts["geometry"] = None if e.geometry is None else [g.to_dict() for g in e.geometry]
+    facts["geometry"] = None if e.geometry is None else [g and g.to_dict() for g in e.geometry]
     return facts
 
 
@@ -59,7 +59,7 @@ def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
     arguments = {name: values[name] for name in ResultSchema.model_fields}
     features = {name: values[name] for name in FeaturesSchema.model_fields}
     if features["geometry"] is not None:
-        features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
+        features["geometry"] = [g and Geometry.from_dict(g) for g in features["geometry"]]
     return {**arguments, "features": Features(**features)}
 
 
@@ -152,6 +152,8 @@ def tensors_of(e: Explanation) -> dict[str, Tensor]:
     if e.sounds is not None:
         tensors["sounds"] = e.sounds
     for i, picture in enumerate(e.originals or ()):
+        if picture is None:
+            continue
         tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
     return tensors
 
@@ -216,9 +218,12 @@ def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> di
     stored = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     results = {name: stored[name] for name in (*_TENSORS, *(n for n in _OPTIONAL if n in stored))}
     arguments = from_plain(facts, results["logits"].shape[-1])
-    count = sum(name.startswith(_ORIGINAL) for name in stored)
-    originals = [Image.fromarray(stored[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
-    media = {"pictures": stored.get("pictures"), "sounds": stored.get("sounds"), "originals": originals or None}
+    kept = {name: Image.fromarray(t.numpy()) for name, t in stored.items() if name.startswith(_ORIGINAL)}
+    originals = [kept.pop(f"{_ORIGINAL}{i}", None) for i in range(len(results["scores"]))]
+    if kept:
+        raise InputError(f"it has {', '.join(kept)}, and scores for {len(originals)} samples")
+    media = {"pictures": stored.get("pictures"), "sounds": stored.get("sounds")}
+    media["originals"] = originals if any(originals) else None  # type: ignore[assignment]
     arguments = {**arguments, **results, "features": replace(arguments["features"], **media)}
     check_fit(arguments)
     return arguments

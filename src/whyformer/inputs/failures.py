@@ -19,13 +19,17 @@ def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | 
 
 
 def no_table(inputs: Inputs, error: Exception) -> str | None:
-    """Return why a model may fail on numbers ``[B, F]``: they are a single sample of another kind."""
+    """Return why a model may fail on numbers: a sound is too short, or ``[B, F]`` is one sample of another kind."""
+    message = " ".join(str(error).split())[:160]
+    if inputs.features.durations:
+        shortest = min(inputs.features.durations)
+        return f"the model fails on a sound of {shortest:.3g} seconds, which may be too short for it ({message})"
     if inputs.modality != "tensor" or inputs.tensor.dim() != 2:
         return None
     count, width = inputs.tensor.shape
     return (
         f"the model fails on {inputs.name} [{count}, {width}], read as {count} samples of {width} numbers "
-        f"({' '.join(str(error).split())[:160]}): pass pixels [B, C, H, W], ids [B, N] or vectors [B, N, D], and add "
+        f"({message}): pass pixels [B, C, H, W], ids [B, N] or vectors [B, N, D], and add "
         "a leading axis of 1 to an unbatched sample"
     )
 

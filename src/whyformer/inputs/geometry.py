@@ -26,17 +26,25 @@ from whyformer.inputs.settings import settings_of
 Process = Callable[[list[Image.Image]], Tensor]
 Size = tuple[int, int]
 Span = tuple[float, float]
+Places = list[Geometry | None]
 _SQUASHED, _ENLARGED = 1.5, 16.0
 _LEAST = 4  # the shortest side in pixels for which a ramp can be measured
 # rows of a ramp are rounded with 8 different offsets, so that their mean is the unrounded ramp
 _ROUNDING = np.array([0, 4, 2, 6, 1, 5, 3, 7])[:, None] / 8
 
 
-_KNOWN: OrderedDict[Hashable, list[Geometry] | None] = OrderedDict()  # (settings of a processor, sizes) -> geometry
+_KNOWN: OrderedDict[Hashable, Places] = OrderedDict()  # (settings of a processor, sizes) -> geometry
 _MOST_KNOWN = 256
 
 
-def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
+def placed(process: Process, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    """Return fields of Features: the originals and their geometry, None for a picture without a box."""
+    geometry = measure_geometry(process, [(p.height, p.width) for p in pictures])
+    originals = [None if g is None else p for p, g in zip(pictures, geometry, strict=True)]
+    return {"originals": originals, "geometry": geometry} if any(geometry) else {}
+
+
+def measure_geometry(process: Process, sizes: Sequence[Size]) -> Places:
     """Measure the geometry of pictures of these (height, width), processed in one batch.
 
     A picture has a box if the rows and columns of the input show evenly spaced places of it: no rotation, mirroring,
@@ -53,7 +61,7 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         sizes: (height, width) of each picture.
 
     Returns:
-        The geometry of each picture; None if any has no box.
+        The geometry of each picture; None for a picture without a box.
     """
     settings = settings_of(process)
     key = settings, tuple(sizes)
@@ -63,8 +71,8 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
     before = _random_state()
     measured = _measured(process, sizes)
     if _random_state() != before:
-        agree = measured is not None and all(_measured(process, sizes) == measured for _ in range(2))
-        return measured if agree else None
+        again = [_measured(process, sizes) for _ in range(2)]
+        return [g if g == a == b else None for g, a, b in zip(measured, *again, strict=True)]
     if settings is not None:
         _KNOWN[key] = measured
         while len(_KNOWN) > _MOST_KNOWN:
@@ -78,27 +86,30 @@ def _random_state() -> Hashable:
     return random.getstate(), torch.get_rng_state().numpy().tobytes(), name, np.asarray(keys).tobytes(), tuple(rest)
 
 
-def _measured(process: Process, sizes: Sequence[Size]) -> list[Geometry] | None:
+def _measured(process: Process, sizes: Sequence[Size]) -> Places:
     unique = list(dict.fromkeys(sizes))
-    if min(map(min, unique)) < _LEAST:
-        return None
     lengths = np.array(unique, dtype=float)
-    try:
-        black, white = (
-            _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in unique])
-            for level in (0, 255)
-        )
-        if black.ndim != 4 or white.shape != black.shape or len(black) != len(unique):
-            return None
-        spans = fitted(process, black, white, unique, np.stack([0 * lengths, lengths], -1))
-        if spans is not None and ((spans[..., 1] - spans[..., 0]) / lengths).min() < 0.75:
-            spans = fitted(process, black, white, unique, spans)
-    except FOREIGN_ERRORS:  # a user's processor may fail on test pictures
-        return None
-    if spans is None:
-        return None
-    edges = dict(zip(unique, spans.tolist(), strict=True))
-    return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
+    spans, short = np.full((len(unique), 2, 2), np.nan), lengths.min(1) < _LEAST
+    if not short.all():
+        with suppress(*FOREIGN_ERRORS):  # a user's processor may fail on test pictures
+            spans = np.where(short[:, None, None], np.nan, _spans(process, unique, lengths))
+    edges = {size: None if np.isnan(span).any() else span.tolist() for size, span in zip(unique, spans, strict=True)}
+    return [None if (e := edges[s]) is None else Geometry(s, (e[1][0], e[0][0], e[1][1], e[0][1])) for s in sizes]
+
+
+def _spans(process: Process, sizes: list[Size], lengths: NDArray[Any]) -> NDArray[Any]:
+    """Return ``[P, 2, 2]`` (top, bottom) and (left, right) of pictures of different sizes; NaN without a box."""
+    black, white = (
+        _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in sizes]) for level in (0, 255)
+    )
+    whole = np.stack([0 * lengths, lengths], -1)
+    if black.ndim != 4 or white.shape != black.shape or len(black) != len(sizes):
+        return whole * np.nan
+    spans = fitted(process, black, white, sizes, whole)
+    cropped = (((spans[..., 1] - spans[..., 0]) / lengths).min(1) < 0.75)[:, None, None]
+    if cropped.any():
+        spans = np.where(cropped, fitted(process, black, white, sizes, np.where(cropped, spans, whole)), spans)
+    return spans
 
 
 def distortions(size: Size, model_size: Size, geometry: Geometry | None) -> list[str]:
@@ -141,7 +152,7 @@ def ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
 
 def fitted(
     process: Process, black: NDArray[Any], white: NDArray[Any], sizes: list[Size], spans: NDArray[Any]
-) -> NDArray[Any] | None:
+) -> NDArray[Any]:
     """Fit the part of each picture that the input shows, by ramps over these spans and an eighth more on either side.
 
     Args:
@@ -150,15 +161,15 @@ def fitted(
         spans: ``[P, 2, 2]`` (top, bottom) and (left, right) of the ramps.
 
     Returns:
-        ``[P, 2, 2]`` (top, bottom) and (left, right) of each picture; None if any has no box.
+        ``[P, 2, 2]`` (top, bottom) and (left, right) of each picture; NaN for a picture without a box.
     """
     margin = (spans[..., 1:] - spans[..., :1]) / 8 * [-1, 1]
     near = np.clip(spans + margin, 0, np.array(sizes, dtype=float)[..., None])
     ramps = [_fed(process, [ramp(size, axis, span[axis]) for size, span in zip(sizes, near, strict=True)])
              for axis in (0, 1)]  # fmt: skip
+    edges = np.full_like(near, np.nan)
     if any(ramp.shape != black.shape for ramp in ramps):
-        return None
-    edges = np.empty_like(near)
+        return edges
     for i, axis in np.ndindex(len(sizes), 2):
         gain = white[i] - black[i]
         power = (gain**2).sum(0)
@@ -166,9 +177,7 @@ def fitted(
         # least squares over channels: fraction of the way from black to white, NaN at padding
         share = np.where(inside, ((ramps[axis][i] - black[i]) * gain).sum(0) / np.where(inside, power, 1), np.nan)
         span = _fit(share if axis == 0 else share.T, near[i, axis], sizes[i][axis])
-        if span is None:
-            return None
-        edges[i, axis] = span
+        edges[i, axis] = np.nan if span is None else span
     return edges
 
 

@@ -69,7 +69,7 @@ def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[
 
     spans = np.tile(np.array([[0.0, size[0]], [0.0, size[1]]]), (len(rows), 1, 1))
     edges = fitted(process, black[rows], white[rows], [size] * len(rows), spans)
-    if edges is None:
+    if np.isnan(edges).any():
         return None
     boxes = [(left, top, right, bottom) for (top, bottom), (left, right) in edges.tolist()]
     return [Tile(int(place), Geometry(size, box)) for place, box in zip(rows, boxes, strict=True)]

@@ -15,7 +15,7 @@ from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.feed import argument_name, corrected, device_of, is_auxiliary, is_table, name_outputs
-from whyformer.inputs.geometry import distortions, measure_geometry
+from whyformer.inputs.geometry import distortions, placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
@@ -218,7 +218,8 @@ def _from_texts(
             raise InputError(f"the prompt has a placeholder for a picture ({mark}) and no picture: pass both")
     if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
-    check_texts([*texts, *(pairs or ())])
+    check_texts(texts)
+    check_texts(pairs or [], "text_pair")
     if len(texts) > 1 and tokenizer.pad_token is None:
         known = getattr(getattr(model, "config", None), "pad_token_id", 0) is not None
         raise InputError(
@@ -308,15 +309,12 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     processor = getattr(processor, "image_processor", processor)
     pixels = _processed(processor, rgb)
     shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
-    geometry = None
-    if shown is not None:
-        geometry = measure_geometry(partial(_processed, processor), sizes)
-    features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
+    features = Features(pictures=shown, **({} if shown is None else placed(partial(_processed, processor), rgb)))
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
     kwargs = {"pixel_values": pixels} if named else {}
     size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    boxes = [None if geometry is None else geometry[i] for i in range(len(rgb))]
+    boxes = features.geometry or [None] * len(rgb)
     changes = [notes(p) + distortions(s, size, b) for p, s, b in zip(rgb, sizes, boxes, strict=True)]
     place = "pixel_values" if named else 0
     black, white = black_of(processor), white_of(processor)

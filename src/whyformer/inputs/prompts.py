@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError
-from whyformer.inputs.geometry import measure_geometry
+from whyformer.inputs.geometry import placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
 from whyformer.inputs.pictures import as_rgb, notes, open_picture
@@ -114,9 +114,7 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
     for name, side in sides.items():
         process = None if side.modality == "text" else _process(processor, name, groups, side.tensor)
         if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
-            sizes = [(p.height, p.width) for p in pictures]
-            geometry = None if process is None else measure_geometry(process, sizes)
-            known = replace(side.features, originals=None if geometry is None else pictures, geometry=geometry)
+            known = replace(side.features, **({} if process is None else placed(process, pictures)))
             sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
         elif process is not None and "pixel" in name:
             packed = side.modality == "tensor"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
@@ -18,6 +18,7 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.pictures import check_file
 
 LARGEST = 256 * 2**20
+_GAPS = (1.0, 0.5, 0.2, 0.1, 0.05)  # seconds between two clicks that measure the axis of time
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _TYPES = {(_WHOLE, 1): "u1", (_WHOLE, 2): "<i2", (_WHOLE, 4): "<i4", (_FLOAT, 4): "<f4", (_FLOAT, 8): "<f8"}
 
@@ -35,10 +36,18 @@ class Sound:
     rate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.wave.dim() != 1 or not self.wave.is_floating_point() or not len(self.wave):
+        if self.wave.dim() != 1:
             raise InputError(
-                f"a sound must be one row of floats [T], not {list(self.wave.shape)} {self.wave.dtype}: average the "
-                "channels if there are several"
+                f"a sound must be one row of floats [T], not {list(self.wave.shape)}: average the channels if there "
+                "are several"
+            )
+        if not len(self.wave):
+            raise InputError("the sound is empty: it has no samples")
+        if not self.wave.is_floating_point():
+            bits = 8 * self.wave.element_size()
+            raise InputError(
+                f"a sound must have floats from -1 to 1, not {str(self.wave.dtype).removeprefix('torch.')}: convert "
+                f"whole numbers of {bits} bits by wave.astype('float32') / 2**{bits - 1}"
             )
 
 
@@ -116,13 +125,22 @@ def feature_extractor_of(processor: Any) -> Any:
 
 def as_sound(item: Any, processor: Any) -> Any:
     """Convert to a :class:`Sound` a mapping with "array" and "sampling_rate" (the format of ``datasets``) or, with an
-    audio processor, one row of floats; return anything else unchanged."""
+    audio processor, one row of numbers; return anything else unchanged. A row may be token ids if the processor has a
+    tokenizer."""
     if isinstance(item, Mapping) and {"array", "sampling_rate"} <= item.keys():
-        return Sound(torch.as_tensor(np.asarray(item["array"], np.float32)), int(item["sampling_rate"]))
-    row = isinstance(item, np.ndarray | Tensor) and item.ndim == 1
-    if row and feature_extractor_of(processor) is not None and torch.as_tensor(item).is_floating_point():
-        return Sound(torch.as_tensor(item).float())
+        values = item["array"]
+        values = np.asarray(values, None if isinstance(values, np.ndarray | Tensor) else np.float32)
+        return _of_floats(torch.as_tensor(values), int(item["sampling_rate"]))
+    row, extractor = isinstance(item, np.ndarray | Tensor) and item.ndim == 1, feature_extractor_of(processor)
+    if row and extractor is not None:
+        wave = torch.as_tensor(item)
+        if extractor is processor or wave.dtype not in (torch.long, torch.int):
+            return _of_floats(wave)
     return item
+
+
+def _of_floats(wave: Tensor, rate: int | None = None) -> Sound:
+    return Sound(wave.float() if wave.is_floating_point() else wave, rate)
 
 
 def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -168,36 +186,63 @@ def with_sounds(inputs: Inputs, facts: Mapping[str, Any], notes: list[list[str]]
     known = dict(facts)
     axis, rate = known.pop("time")
     features = replace(inputs.features, **known, rate=rate)
-    return replace(inputs, features=features, notes=notes, turned=axis == 2)
+    return replace(inputs, features=features, notes=notes, turned=None if axis is None else axis == 2)
 
 
-def _time(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int, float | None]:
-    """Return (time axis, steps per second) of an extractor's output; the steps are None if unknown.
+def _time(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int | None, float | None]:
+    """Return (time axis, steps per second) of an extractor's output; None for what is unknown.
 
     For a wave, they are the wave's. For a spectrogram, they are measured from the places that change with each of two
-    clicks one second apart.
+    clicks: along the axis of time, the second click repeats the first at a distance. Clicks that are one second apart
+    are measured best; clicks nearer to each other and to the start are tried if an output is too short for these.
     """
     tensor = next(v for v in encoded.values() if isinstance(v, Tensor) and v.is_floating_point())
     if tensor.dim() != 3:
         return 1, float(rate) if tensor.dim() == 2 else None
-    noise = torch.randn(2 * rate, generator=torch.Generator().manual_seed(0)).numpy() * 1e-3
+    for gap in _GAPS:
+        powers = _clicks(extractor, rate, round(gap * rate))
+        shifts = [_shift(*power) for power in powers]
+        moved = [axis for axis, (lag, _, _) in enumerate(shifts) if lag]
+        if len(moved) != 1 or min(similarity for _, similarity, _ in shifts) < 0.9:
+            continue
+        late, (lag, similarity, distance) = powers[moved[0]][1], shifts[moved[0]]
+        if lag < 2 or late[-1] > 0.01 * late.max():  # it may be cut off
+            continue
+        steps, hop = distance / gap, getattr(extractor, "hop_length", None)
+        exact = rate / hop if isinstance(hop, int) and hop else lag / gap
+        # without a hop, a distance of whole steps shows in an exact repetition
+        if abs(exact - steps) < 0.03 * steps and (isinstance(hop, int) or similarity > 0.999):
+            return moved[0] + 1, exact
+        return moved[0] + 1, steps if gap == _GAPS[0] else None
+    return None, None
+
+
+def _clicks(extractor: Any, rate: int, gap: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return what an early click and one ``gap`` samples later add to the output, for each place along axes 1 and 2."""
+    period = torch.randn(gap, generator=torch.Generator().manual_seed(0)).numpy() * 1e-3
+    noise = np.resize(period, 2 * rate)  # repeated, so that both clicks have the same surroundings
     clicks = [noise, noise.copy()]
-    for click, at in zip(clicks, (rate // 2, 3 * rate // 2), strict=True):
+    for click, at in zip(clicks, (gap // 2, gap // 2 + gap), strict=True):
         click[at] = 1.0
     first, second = (
         next(v for v in extractor(c, sampling_rate=rate, return_tensors="pt").values() if isinstance(v, Tensor))[0]
         for c in clicks
     )
-    first, second = first.double(), second.double()
-    distances = []
-    for axis in (1, 2):  # centers of the places at which the first is larger, and the second is
-        power = [(sign * (first - second)).clamp(min=0).square().sum(2 - axis) for sign in (1, -1)]
-        places = torch.arange(len(power[0]), dtype=torch.float64)
-        early, late = (float((p * places).sum() / p.sum()) for p in power)
-        distances.append(late - early)
-    axis = 1 if distances[0] > distances[1] else 2
-    steps, hop = distances[axis - 1], getattr(extractor, "hop_length", None)
-    if not (math.isfinite(steps) and steps > 1):
-        return axis, None
-    exact = rate / hop if isinstance(hop, int) and hop else float(round(steps))
-    return axis, exact if abs(exact - steps) < 0.03 * steps else steps
+    change = (first.double() - second.double()).numpy()
+    early, late = np.square(change.clip(min=0)), np.square(change.clip(max=0))
+    return [(early.sum(1 - axis), late.sum(1 - axis)) for axis in (0, 1)]
+
+
+def _shift(early: NDArray[np.float64], late: NDArray[np.float64]) -> tuple[int, float, float]:
+    """Return (steps, similarity of ``late`` to ``early`` shifted by them, distance of their centers).
+
+    The similarity, at most 1, is 0 unless both have about the same sum.
+    """
+    if not 0.5 * early.sum() < late.sum() < 2 * early.sum():
+        return 0, 0.0, 0.0
+    count, places = len(early), np.arange(len(early))
+    products = np.fft.irfft(np.fft.rfft(late, 2 * count) * np.fft.rfft(early, 2 * count).conj(), 2 * count)
+    lag = int(products.argmax())
+    similarity = float(products[lag] / np.sqrt(np.square(early).sum() * np.square(late).sum()))
+    distance = float((places * late).sum() / late.sum() - (places * early).sum() / early.sum())
+    return lag if lag < count else lag - 2 * count, similarity, distance

@@ -9,14 +9,19 @@ from torch import Tensor
 from whyformer.errors import InputError
 
 
-def check_texts(texts: list[str]) -> None:
-    """Raise for empty texts and for lone surrogates, which are not valid text."""
+def check_texts(texts: list[str], name: str = "text") -> None:
+    """Raise for empty texts and for lone surrogates, which are not valid text.
+
+    Args:
+        texts: a text of each sample.
+        name: "text", or "text_pair" for the second texts of pairs.
+    """
     for i, text in enumerate(texts):
-        name = "the text" if len(texts) == 1 else f"text number {i}"
+        named = f"the {name}" if len(texts) == 1 else f"{name} number {i}"
         if not text.strip():
-            raise InputError(f"{name} is empty")
+            raise InputError(f"{named} is empty")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise InputError(f"{name} contains lone surrogates, which are not valid UTF-8 text")
+            raise InputError(f"{named} contains lone surrogates, which are not valid UTF-8 text")
 
 
 def extent(texts: list[str], offsets: list[list[tuple[int, int]]], encoded: Any) -> list[tuple[int, int]] | None:

@@ -153,17 +153,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         LoadError: the manifest is missing or damaged.
     """
+    lost = any(folder.glob("part-*.parquet"))
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         checked(Manifest, manifest, "the manifest")
         if manifest.pop(_CHECKSUM, None) != _digest_of(manifest):
             raise ValueError("its content does not match its checksum")
     except FileNotFoundError as error:
-        lost = any(folder.glob("part-*.parquet"))
         way = "run the job that wrote its parts again to restore it" if lost else "it is not the output of a job"
         raise LoadError(f"{folder} has no {MANIFEST}: {way}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if is_foreign(folder / MANIFEST):
+            way = "delete it, and run the job that wrote the parts beside it again" if lost else "read another folder"
+            raise LoadError(f"{folder / MANIFEST} is not the manifest of a job: {way}") from error
         raise LoadError(
             f"{folder / MANIFEST} is damaged ({error}): run the job again to rewrite it; finished parts are kept"
         ) from error
     return dict(manifest)
+
+
+def is_foreign(path: Path) -> bool:
+    """Return True if a file of the manifest's name is JSON of another kind; a damaged manifest is not."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not (isinstance(facts, dict) and {"job", "model", "source"} <= facts.keys())

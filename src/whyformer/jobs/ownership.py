@@ -27,6 +27,7 @@ from whyformer.jobs.manifest import (
     changes,
     finished_parts,
     holds,
+    is_foreign,
     job_id,
     read_manifest,
 )
@@ -157,12 +158,7 @@ def _id_in_manifest(path: Path) -> str | None:
     try:
         return job_id(read_manifest(path.parent))
     except LoadError:
-        pass
-    try:
-        facts = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-    return None if isinstance(facts, dict) and {"job", "model", "source"} <= facts.keys() else ""
+        return "" if is_foreign(path) else None
 
 
 def _id_in_lines(path: Path) -> str | None:

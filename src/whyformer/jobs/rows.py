@@ -216,8 +216,9 @@ def _as_row(
 
 
 def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
-    expected = "one of text, image, path ..." if column is None else repr(column)
-    return f"there is no column {expected}: choose one of {', '.join(map(repr, item)) or 'no columns'} with column="
+    missing = "with a default name of the input (text, image, path ...)" if column is None else repr(column)
+    way = f"it has {', '.join(map(repr, item))}: name that of the input with column=" if item else "it has none"
+    return f"this row has no column {missing}; {way}"
 
 
 def failed_row(

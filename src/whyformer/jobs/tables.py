@@ -55,15 +55,23 @@ def check_columns(
         if required is not None and required not in names:
             raise InputError(f"{name} has no column {required!r}; it has {listing}")
     if column is None and not any(default in names for default in content):
-        raise InputError(f"{name} has no column with a default name of the input; choose one of {listing} with column=")
+        raise InputError(
+            f"{name} has no column with a default name of the input (text, image, path ...); it has {listing}: name "
+            "that of the input with column="
+        )
 
 
 def check_data(data: Any, column: str | None, id_column: str | None) -> None:
     """Check that the named columns of Python data exist, if its columns are known without reading it.
 
     Raises:
-        InputError: a column does not exist; the message lists the existing columns.
+        InputError: a column does not exist, and the message lists the existing columns; or ``column`` is a list.
     """
+    if isinstance(column, list):
+        raise InputError(
+            f"column= takes the name of one column, not {column!r}; for pairs of texts, rename their columns to 'text' "
+            "and 'text_pair', and omit column="
+        )
     names = column_names(data)
     if names is not None:
         check_columns(described(data), names, column, id_column, (*CONTENT, *TENSORS))

@@ -154,7 +154,7 @@ def input_of(e: Explanation) -> Hashable:
         return e.pictures.numpy().tobytes()
     if e.sounds is not None:
         return e.sounds.numpy().tobytes()
-    if e.originals is not None:
+    if e.originals is not None and e.originals[0] is not None:
         return e.originals[0].tobytes()
     return tuple(e.tokens[0]) if e.tokens is not None else tuple(e.logits[0].tolist())
 

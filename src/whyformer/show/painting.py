@@ -69,8 +69,9 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
 
 def base(e: Explanation, sample: int = 0) -> Image.Image | None:
     """Return the picture to draw on: the original if its geometry is known, else the model's input."""
-    if e.originals is not None and e.geometry is not None:
-        return e.originals[sample]
+    original = e.originals[sample] if e.originals is not None and e.geometry is not None else None
+    if original is not None:
+        return original
     return None if e.pictures is None else Image.fromarray(e.pictures[sample].numpy())
 
 

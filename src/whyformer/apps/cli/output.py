@@ -55,7 +55,7 @@ class ExplanationOutput(ExplanationSchema):
         "In the order of logits: softmax over all classes, or sigmoid if multi_label is true; null for a regression."
     )
     multi_label: bool = _required("True if several classes can be true at once.")
-    geometry: list[Geometry] | None = None  # type: ignore[assignment]
+    geometry: list[Geometry | None] | None = None  # type: ignore[assignment]
     parts: dict[str, ExplanationOutput] = _optional()
 
 

@@ -29,13 +29,13 @@ def shrunk(e: Explanation, longest: int) -> Explanation:
     """Return the explanation with original pictures of at most this size, so that hundreds fit into memory."""
     if e.originals is None or e.geometry is None:
         return e
-    small = []
-    for original in e.originals:
-        picture = original.convert("RGB")
-        picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
-        small.append(picture)
-    places = [g.scaled((p.height, p.width)) for g, p in zip(e.geometry, small, strict=True)]
-    return e.with_features(originals=small, geometry=places)
+    originals, geometry = list(e.originals), list(e.geometry)
+    for i, (original, place) in enumerate(zip(e.originals, e.geometry, strict=True)):
+        if original is not None and place is not None:
+            picture = original.convert("RGB")
+            picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+            originals[i], geometry[i] = picture, place.scaled((picture.height, picture.width))
+    return e.with_features(originals=originals, geometry=geometry)
 
 
 def decoded(source: Any) -> Image.Image:

@@ -234,11 +234,12 @@ def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
     for values in facts["explanations"]:
         e = Explanation.from_dict(values)
         if picture is not None and len(e) == 1:
-            if e.geometry is None:
+            place = e.geometry[0] if e.geometry is not None else None
+            if place is None:
                 e = e.with_features(pictures=torch.from_numpy(np.array(picture))[None])
             else:  # the picture may have another size than the original
                 size = (picture.height, picture.width)
-                e = e.with_features(originals=[picture], geometry=[e.geometry[0].scaled(size)])
+                e = e.with_features(originals=[picture], geometry=[place.scaled(size)])
         maps += _maps(e, str(facts.get("input") or path.stem), name, facts)
     return maps
 

@@ -53,7 +53,8 @@ def _original(e: Explanation) -> dict[str, Any] | None:
 
 def _shares(e: Explanation, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
     """Return (left, top, width, height) of a box as shares of the picture; outside 0..1 in padding."""
-    high, wide = e.geometry[0].size if e.geometry is not None else e.image_size or e.grid or e.scores.shape[-2:]
+    place = e.geometry[0] if e.geometry is not None else None
+    high, wide = e.image_size or e.grid or e.scores.shape[-2:] if place is None else place.size
     left, top, right, bottom = box
     return left / wide, top / high, (right - left) / wide, (bottom - top) / high
 
