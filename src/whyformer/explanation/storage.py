@@ -59,7 +59,7 @@ def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
     arguments = {name: values[name] for name in ResultSchema.model_fields}
     features = {name: values[name] for name in FeaturesSchema.model_fields}
     if features["geometry"] is not None:
-        features["geometry"] = [g and Geometry.from_dict(g) for g in features["geometry"]]
+        features["geometry"] = [None if g is None else Geometry.from_dict(g) for g in features["geometry"]]
     return {**arguments, "features": Features(**features)}
 
 
