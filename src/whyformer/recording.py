@@ -25,7 +25,6 @@ from whyformer.inputs.failures import failure_reason
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.models.isolation import Snapshot
-from whyformer.models.walking import named_modules
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
@@ -427,9 +426,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
 def _leaves(tape: Tape, model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return {what it is: tensor} of the tensors that a pass read and that others can write to."""
     names = {id(argument): f"the input '{name}'" for name, argument in arguments.items()}
-    for path, module in named_modules(model):
-        start = f"{path}." if path else ""
-        names |= {id(p): f"the parameter '{start}{n}'" for n, p in module._parameters.items()}
-        names |= {id(b): f"the buffer '{start}{n}'" for n, b in module._buffers.items()}
+    names |= {id(p): f"the parameter '{n}'" for n, p in model.named_parameters()}
+    names |= {id(b): f"the buffer '{n}'" for n, b in model.named_buffers()}
     leaves = sorted(tape.leaves - tape.written)
     return {names.get(id(tape[n]), f"value {n}, which the model read,"): tape[n] for n in leaves}

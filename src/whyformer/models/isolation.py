@@ -57,7 +57,7 @@ def parameters(model: nn.Module, named: Named | None = None, *, hold: bool = Tru
     for name, module in named or named_modules(model):
         for parameter, p in module._parameters.items():
             if p is not None and p.is_floating_point():
-                memory, version = p.detach() if hold else None, 0 if p.is_inference() else p._version
+                memory, version = p.detach() if hold else None, _version(p)
                 states[f"{name}.{parameter}" if name else parameter] = (p, memory, version, _address(p))
     return states
 
@@ -66,6 +66,10 @@ def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None 
     """Return the names of the parameters that changed since :func:`parameters` returned ``before``."""
     after = parameters(model, named, hold=False)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _address(parameter: Tensor) -> int:
@@ -115,7 +119,7 @@ def _state(tensor: Tensor) -> tuple[Tensor, tuple[object, ...]]:
     if rows.numel() > _WHOLE:
         i = torch.arange(max(rows.shape), device=rows.device)
         rows = rows[i % len(rows), i % rows.shape[1]]
-    facts = 0 if tensor.is_inference() else tensor._version, tensor.device, tensor.dtype, tensor.shape
+    facts = _version(tensor), tensor.device, tensor.dtype, tensor.shape
     return rows.clone().flatten().view(torch.uint8), facts  # as bytes, NaN equals NaN
 
 
