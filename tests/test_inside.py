@@ -290,9 +290,12 @@ def test_a_record_is_kept_by_what_leaves_its_weights() -> None:
     kept = model.last.bias.data.clone()
     model.last.bias.data.mul_(3)
     model.last.bias.data = kept
-    model.requires_grad_(False).train()(ids + 1)
+    model.requires_grad_(False)(ids + 1)
+    assert torch.equal(r.run({}), r.logits())
     model.wide.weight = nn.Parameter(torch.zeros(4096, 8))  # the record still has the former
     assert torch.equal(r.relevance(r["wide"], 1), wanted)
+    with pytest.raises(ModelError, match=r"wide\.weight"):  # another pass would not
+        r.run({})
 
 
 def test_a_write_to_a_tensor_of_a_value_leaves_the_record() -> None:

@@ -49,10 +49,15 @@ class _Stored:
 
     tape: Tape
     leaves: Snapshot
+    weights: Mapping[str, Tensor]
 
-    def refuse_changes(self) -> None:
-        """Raise if walks would mix activations of the pass with other weights."""
+    def refuse_changes(self, model: nn.Module | None = None) -> None:
+        """Raise if walks would mix the activations with other weights, or if a new pass of ``model`` has others."""
         changed = self.leaves.changed()
+        if changed is None and model is not None:
+            # offloaded weights are on the meta device between passes
+            named = ((n, p) for n, p in model.named_parameters() if not p.is_meta)
+            changed = next((f"the parameter '{n}'" for n, p in named if self.weights.get(n) is not p), None)
         if changed is not None:
             raise ModelError(
                 f"{changed} was changed after the pass was recorded, so the result would mix the values of two passes: "
@@ -343,8 +348,11 @@ class Record:
         Args:
             changes: maps a value to a function that takes its tensor and returns the replacement.
             target: selects the logits, as for :meth:`logits`.
+
+        Raises:
+            ModelError: a parameter was changed or replaced since.
         """
-        self._stored.refuse_changes()
+        self._stored.refuse_changes(self._ready.model)
         inputs, change = self._ready.inputs, {v.number: f for v, f in changes.items()}
         changed = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
         return self._ready.resolver(target).read(changed.output()).detach()
@@ -410,7 +418,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
         raise InputError(reason) from error
     tape = forward_pass.tape
     arguments = {str(i): a for i, a in enumerate(args)} | kwargs
-    stored = _Stored(tape, Snapshot(_leaves(tape, ready.model, arguments)))
+    stored = _Stored(tape, Snapshot(_leaves(tape, ready.model, arguments)), dict(ready.model.named_parameters()))
     value = lambda n, name="": Value(n, tape.shapes[n], name, stored)  # noqa: E731
     named = {name: value(tape.number(t)) for name, t in arguments.items() if isinstance(t, Tensor) and tape.knows(t)}
     sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from test_two_streams import CLASSES, WIDTH, Attend, Block
+from test_two_streams import CLASSES, WIDTH, ResidualAttention, StreamBlock
 from torch import Tensor, nn
 
 import whyformer
@@ -20,8 +20,8 @@ class Reader(nn.Module):
     def __init__(self, turns: int, normed: bool, follows: bool) -> None:
         super().__init__()
         self.words, self.vectors, self.head = nn.Embedding(40, WIDTH), nn.Linear(5, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.own = nn.ModuleList(Block(False) for _ in range(turns))
-        self.across, self.last = nn.ModuleList(Attend() for _ in range(turns)), nn.Linear(WIDTH, WIDTH)
+        self.own = nn.ModuleList(StreamBlock(False) for _ in range(turns))
+        self.across, self.last = nn.ModuleList(ResidualAttention() for _ in range(turns)), nn.Linear(WIDTH, WIDTH)
         self.follows = follows
         for attend in self.across:
             attend.norm = attend.norm if normed else nn.Identity()
