@@ -238,6 +238,78 @@ def test_invalid_arguments_raise_with_remedy() -> None:
         r.relevance(r["bert.encoder"], target=99)
 
 
+class _Wide(nn.Module):
+    """A matrix of more elements than are compared whole, a buffer, and an integer input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.wide, self.last = nn.Embedding(9, 8), nn.Linear(8, 4096), nn.Linear(4096, 3)
+        self.register_buffer("shift", torch.ones(8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.wide(self.table(ids) + self.shift).tanh().mean(1))
+
+
+def _optimizer_step(model: nn.Module, ids: Tensor) -> None:
+    model(ids).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+WRITES: dict[str, tuple[str, Any]] = {
+    "data": ("the parameter 'wide.weight'", lambda m, ids: m.wide.weight.data.mul_(3)),
+    "a row": ("the parameter 'wide.weight'", lambda m, ids: m.wide.weight.data[2077].zero_()),
+    "a column": ("the parameter 'wide.weight'", lambda m, ids: m.wide.weight.data[:, 5].zero_()),
+    "exchanged": ("the parameter 'last.bias'", lambda m, ids: m.last.bias.data.copy_(m.last.bias.data.flip(0))),
+    "other data": ("the parameter 'last.bias'", lambda m, ids: setattr(m.last.bias, "data", torch.zeros(3))),
+    "one element": ("the parameter 'wide.weight'", lambda m, ids: m.wide.weight.detach()[7, 3].zero_()),
+    "type": ("the parameter", lambda m, ids: m.double()),
+    "optimizer": ("the parameter", _optimizer_step),
+    "buffer": ("the buffer 'shift'", lambda m, ids: m.shift.data.zero_()),
+    "input": ("the input '0'", lambda m, ids: ids.zero_()),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_record_of_changed_weights_is_refused(way: str) -> None:
+    model, ids = _Wide().eval(), torch.tensor([[1, 2, 3]])
+    r = record(model, ids)
+    value = r["wide"]
+    name, write = WRITES[way]
+    write(model, r.inputs["0"]._stored.tape[r.inputs["0"].number] if way == "input" else ids)
+    uses = [r.logits, r.inside, lambda: r.walk_back([value]), lambda: r.relevance(value), lambda: r.replay({})]
+    for use in [*uses, lambda: r.run({}), lambda: [r.value(n).tensor for n in range(len(r.tape))]]:
+        with pytest.raises(ModelError, match=f"{name}.*record again"):
+            use()
+    assert record(model, ids).relevance(value.number).shape == value.shape
+
+
+def test_a_record_is_kept_by_what_leaves_its_weights() -> None:
+    model, ids = _Wide().eval(), torch.tensor([[1, 2, 3]])
+    r = record(model, ids)
+    wanted = r.relevance(r["wide"], 1)
+    kept = model.last.bias.data.clone()
+    model.last.bias.data.mul_(3)
+    model.last.bias.data = kept
+    model.requires_grad_(False)(ids + 1)
+    assert torch.equal(r.run({}), r.logits())
+    model.wide.weight = nn.Parameter(torch.zeros(4096, 8))  # the record still has the former
+    assert torch.equal(r.relevance(r["wide"], 1), wanted)
+    with pytest.raises(ModelError, match=r"wide\.weight"):  # another pass would not
+        r.run({})
+
+
+def test_a_write_to_a_tensor_of_a_value_leaves_the_record() -> None:
+    model, inputs = built("bert")
+    r = record(model, inputs)
+    paths = ("bert.encoder.layer.0", "bert.encoder.layer.1")
+    wanted = [r.logits(), *(r.relevance(r[p], 1) for p in paths)]
+    for values in (r.runs(paths[1]), r.roots, r.outputs.values(), r.inputs.values()):
+        for value in values:
+            value.tensor.zero_()
+    r.attention_map(r.attentions[0]).zero_()
+    assert all(map(torch.equal, [r.logits(), *(r.relevance(r[p], 1) for p in paths)], wanted))
+
+
 def test_module_that_runs_twice_has_two_values() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:

@@ -16,14 +16,15 @@ from functools import cached_property
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.inputs import Inputs
 from whyformer.inputs.failures import failure_reason
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
+from whyformer.models.isolation import Snapshot
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
@@ -43,6 +44,35 @@ __all__ = ["Record", "Value", "record"]
 
 
 @dataclass(frozen=True, eq=False)
+class _Stored:
+    """The values of a pass, with the contents of the tensors that it read."""
+
+    tape: Tape
+    leaves: Snapshot
+    weights: Mapping[str, Tensor]
+
+    def refuse_changes(self, model: nn.Module | None = None) -> None:
+        """Raise if walks would mix the activations with other weights, or if a new pass of ``model`` has others."""
+        changed = self.leaves.changed()
+        if changed is None and model is not None:
+            # offloaded weights are on the meta device between passes
+            named = ((n, p) for n, p in model.named_parameters() if not p.is_meta)
+            changed = next((f"the parameter '{n}'" for n, p in named if self.weights.get(n) is not p), None)
+        if changed is not None:
+            raise ModelError(
+                f"{changed} was changed after the pass was recorded, so the result would mix the values of two passes: "
+                "record again, or record a copy of the model before you change it: "
+                "whyformer.record(copy.deepcopy(model), inputs)"
+            )
+
+    def read(self, number: int) -> Tensor:
+        """Return a copy of a value, because a write to the value itself would change later results."""
+        if not self.tape.holds(number):
+            self.refuse_changes()
+        return self.tape[number].clone()
+
+
+@dataclass(frozen=True, eq=False)
 class Value:
     """A tensor of the recorded pass. Values with the same number are equal.
 
@@ -55,12 +85,16 @@ class Value:
     number: int
     shape: torch.Size
     module: str
-    _tape: Tape = field(repr=False)
+    _stored: _Stored = field(repr=False)
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor, recomputed if the tape does not store it."""
-        return self._tape[self.number]
+        """A copy of the tensor, recomputed if the tape does not store it.
+
+        Raises:
+            ModelError: it must be recomputed, and a tensor that the pass read was changed since.
+        """
+        return self._stored.read(self.number)
 
     def __index__(self) -> int:
         return self.number
@@ -76,6 +110,9 @@ class Value:
 class Record:
     """One recorded forward pass of a model; see :func:`record`.
 
+    The methods that return logits or relevance, and :meth:`attention_map`, raise a ModelError if a parameter, a buffer
+    or an input that the pass read was changed since.
+
     Attributes:
         tape: the calls and values of the pass.
         inputs: the tensors passed to the model, by name or position.
@@ -89,6 +126,7 @@ class Record:
     outputs: Mapping[str, Value]
     _ready: Prepared = field(repr=False)
     _pass: ForwardPass = field(repr=False)
+    _stored: _Stored = field(repr=False)
 
     # -- structure of the pass
     @cached_property
@@ -144,7 +182,7 @@ class Record:
         Raises:
             ModelError: it is unknown to which sample, head, query or key the elements of the map belong.
         """
-        return attention.arrange(*map(values or self.tape.__getitem__, attention.maps))
+        return attention.arrange(*map(values or self._stored.read, attention.maps))
 
     @property
     def modules(self) -> list[str]:
@@ -167,7 +205,7 @@ class Record:
             raise InputError(f"the pass has the values 0 to {len(self.tape) - 1}, not {number}")
         maker = self.tape.maker.get(number)
         module = "" if maker is None else self.tape.modules.get(maker.number, "")
-        return Value(number, self.tape.shapes[number], module, self.tape)
+        return Value(number, self.tape.shapes[number], module, self._stored)
 
     def runs(self, module: str) -> list[Value]:
         """Return the outputs of a module, one for each run; if it returned several tensors, the first.
@@ -181,7 +219,7 @@ class Record:
         firsts = [next((n for n in numbers if self.tape.floating(n)), None) for numbers in self.tape.outputs[module]]
         if None in firsts:
             raise InputError(f"the module '{module}' returned no floating-point tensor")
-        return [Value(n, self.tape.shapes[n], module, self.tape) for n in firsts if n is not None]
+        return [Value(n, self.tape.shapes[n], module, self._stored) for n in firsts if n is not None]
 
     def __getitem__(self, module: str) -> Value:
         """Return the output of a module; if it returned several tensors, the first.
@@ -201,6 +239,7 @@ class Record:
         Args:
             target: as for :func:`whyformer.explain`.
         """
+        self._stored.refuse_changes()
         return self._ready.resolver(target).read(self._pass.output()).detach()
 
     def walk_back(
@@ -221,7 +260,9 @@ class Record:
         Raises:
             InputError: the target does not fit the model's output, a composite or value does not exist, or a value is
                 not floating-point.
+            ModelError: a tensor that the pass read was changed since.
         """
+        self._stored.refuse_changes()
         values = [v if isinstance(v, Value) else self.value(v) for v in wanted]
         for v in values:
             if not self.tape.floating(v.number):
@@ -258,7 +299,7 @@ class Record:
         """Return the :meth:`relevance` of several values, computed in one walk."""
         rules = _composite(composite, self._ready.opened)
         flows = self.walk_back(values, target, rules)
-        return {v: flow if rules.carrier == "relevance" else v.tensor * flow for v, flow in flows.items()}
+        return {v: flow if rules.carrier == "relevance" else self.tape[v.number] * flow for v, flow in flows.items()}
 
     def inside(self, target: Target = None, composite: str | Composite = "attnlrp") -> Inside:
         """Return the relevance of each attention head, each MLP and its neurons. This takes one walk with the composite
@@ -283,9 +324,11 @@ class Record:
             target: selects the logits, as for :meth:`logits`.
 
         Raises:
-            ModelError: the model decides by a value that depends on the changes: use :meth:`run`.
+            ModelError: the model decides by a value that depends on the changes: use :meth:`run`; or a tensor that the
+                pass read was changed since.
             InputError: the shape of a replacement differs from that of its value.
         """
+        self._stored.refuse_changes()
         for value, tensor in changes.items():
             if tensor.shape != value.shape:
                 shapes = f"{list(value.shape)}, and its replacement {list(tensor.shape)}"
@@ -305,7 +348,11 @@ class Record:
         Args:
             changes: maps a value to a function that takes its tensor and returns the replacement.
             target: selects the logits, as for :meth:`logits`.
+
+        Raises:
+            ModelError: a parameter was changed or replaced since.
         """
+        self._stored.refuse_changes(self._ready.model)
         inputs, change = self._ready.inputs, {v.number: f for v, f in changes.items()}
         changed = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
         return self._ready.resolver(target).read(changed.output()).detach()
@@ -371,7 +418,8 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
         raise InputError(reason) from error
     tape = forward_pass.tape
     arguments = {str(i): a for i, a in enumerate(args)} | kwargs
-    value = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
+    stored = _Stored(tape, Snapshot(_leaves(tape, ready.model, arguments)), dict(ready.model.named_parameters()))
+    value = lambda n, name="": Value(n, tape.shapes[n], name, stored)  # noqa: E731
     named = {name: value(tape.number(t)) for name, t in arguments.items() if isinstance(t, Tensor) and tape.knows(t)}
     sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
     roots = [n for name in named if id(arguments[name]) in sides for n in roots_of(tape, named[name].number)]
@@ -380,4 +428,13 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     outputs = {name or "output": value(n) for name, n in forward_pass.outputs.items()}
     if not outputs:
         raise InputError("the model returned no floating-point tensor")
-    return Record(tape, named, tuple(value(n) for n in roots), outputs, ready, forward_pass)
+    return Record(tape, named, tuple(value(n) for n in roots), outputs, ready, forward_pass, stored)
+
+
+def _leaves(tape: Tape, model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return {what it is: tensor} of the tensors that a pass read and that others can write to."""
+    names = {id(argument): f"the input '{name}'" for name, argument in arguments.items()}
+    names |= {id(p): f"the parameter '{n}'" for n, p in model.named_parameters()}
+    names |= {id(b): f"the buffer '{n}'" for n, b in model.named_buffers()}
+    leaves = sorted(tape.leaves - tape.written)
+    return {names.get(id(tape[n]), f"value {n}, which the model read,"): tape[n] for n in leaves}

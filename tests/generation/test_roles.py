@@ -74,6 +74,35 @@ def test_turns_contain_the_messages_without_template_text(
     assert float(turns.matrix.sum()) == pytest.approx(float(g.matrix.sum()))
 
 
+@pytest.mark.parametrize("unit", ["word", "sentence"])
+@pytest.mark.parametrize("template", ["own", MARKED, NO_SYSTEM, IN_FRONT], ids=["own", "marked", "no system", "in front"])
+def test_adjacent_template_tokens_are_one_unit(
+    template: str, unit: str, language_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if template != "own":
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+    g = explained(language_model, tokenizer, CONVERSATION[1:] if template == NO_SYSTEM else CONVERSATION)
+    merged = g.by(unit)
+    special, bounds = set(merged.special or ()), {i for _, a, b in merged.turns for i in (a, b)}
+    assert all(i in bounds for i in special if i - 1 in special)
+    assert texts(merged) == texts(g) and "".join(merged.pieces) == "".join(g.pieces)
+    if template == "own":
+        assert [merged.pieces[i] for i in sorted(special)][-5:] == [
+            "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n", "<|im_end|>"
+        ]  # fmt: skip
+    ranges = merged.groups or []
+    wanted = torch.stack([g.matrix[:, a:b].sum(1) for a, b in ranges], 1)
+    steps = [(a - g.start, b - g.start) for a, b in ranges[merged.start :]]
+    assert torch.allclose(merged.matrix, torch.stack([wanted[a:b].sum(0) for a, b in steps]), atol=1e-6)
+
+
+def test_special_tokens_of_an_answer_and_of_plain_text_are_separate(language_model: Any, tokenizer: Any) -> None:
+    for prompt in ("<|im_start|><|im_start|>One two", CONVERSATION):
+        g = explained(language_model, tokenizer, prompt, " Good<|im_end|><|im_end|>").by("word")
+        assert g.pieces[-3:] == [" Good", "<|im_end|>", "<|im_end|>"] and len(g) == 3
+        assert prompt is CONVERSATION or g.pieces[:3] == ["<|im_start|>", "<|im_start|>", "One"]
+
+
 def test_special_tokens_of_a_prompt(language_model: Any, tokenizer: Any) -> None:
     g = explained(language_model, tokenizer, "<|im_start|>One two")
     assert (g.turns, g.special) == ([], [0, len(g.ids) - 1])

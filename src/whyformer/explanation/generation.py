@@ -173,7 +173,8 @@ class Generation(Displayable):
         the summed rows of a word explain the log-probability of the word, for every method whose scores are linear in
         the target (gradient × input, and all methods that propagate multipliers, such as ``attnlrp``).
 
-        Each special token is a separate word and sentence. It belongs to the scores of a turn, but not to its text.
+        Each special token is a separate word and sentence; adjacent tokens of a chat template, such as those before a
+        message, are one. They belong to the scores of a turn, but not to its text.
 
         Raises:
             InputError: the unit is unknown, or tokens are merged already.
@@ -185,13 +186,16 @@ class Generation(Displayable):
         if unit == "token":
             return self
         special = frozenset(self.special or ())
-        breaks = {self.source, self.start, *(i for _, a, b in self.turns for i in (a, b) if i < len(self.ids))}
+        bounds = {self.source, self.start, *(i for _, a, b in self.turns for i in (a, b) if i < len(self.ids))}
         if unit == "turn":
             listed = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
-            merged = _filled(listed, len(self.ids), breaks)
+            merged = _filled(listed, len(self.ids), bounds)
         else:
-            breaks |= {i for n in special for i in (n, n + 1) if i < len(self.ids)}
+            breaks = bounds | {i for n in special for i in (n, n + 1) if i < len(self.ids)}
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
+            # tokens of a chat template that continue its text between two contents
+            template = {n for n in special if n < self.start and n - 1 in special} - bounds if self.turns else set()
+            merged = _filled([], len(self.ids), {a for a, _ in merged} - template)
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
         columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)

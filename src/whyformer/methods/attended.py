@@ -260,16 +260,19 @@ class MapPass:
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
-        """Return the number of the output of a block's first norm if the attention's queries and values (without
-        attention, the whole first branch) are computed from it; else of the block's input."""
+        """Return the number of the output of a block's first norm if the attention's queries and values (of
+        cross-attention, only the queries; without attention, the whole first branch) are computed from it; else of the
+        block's input."""
         if not block.attentions:
             units = (self.program.makers[n] for n in self.path(stream, block)[1:])
             added = (unit for unit in units if unit.kind == "add")
             branch = path_to(self.program.dominator, max(next(added).entries))
             path = self._within(branch, block.entry)
             return path[self.behind_norm(path)]
-        piece = next((a for a in block.attentions if a.is_self), block.attentions[0]).pieces[0]
-        ends = [n for n in (piece.query, piece.value) if n is not None] or [piece.map]
+        attention = next((a for a in block.attentions if a.is_self), block.attentions[0])
+        piece = attention.pieces[0]
+        own = (piece.query, piece.value) if attention.is_self else (piece.query,)  # others' values are of other rows
+        ends = [n for n in own if n is not None] or [piece.map]
         first, *others = (path_to(self.program.dominator, n) for n in ends)
         path = self._within([n for n in first if all(n in other for other in others)], block.entry)
         return path[self.behind_norm(path)]

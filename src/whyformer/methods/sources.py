@@ -17,6 +17,7 @@ from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import Key, MapPass, map_pass
 from whyformer.methods.passes import Feed, ForwardPass
+from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
@@ -36,6 +37,7 @@ class Sources:
 
     model: nn.Module
     inputs: Inputs
+    method: str
     read_logits: Callable[[Output], Tensor]
     last: bool
     options: Options
@@ -332,13 +334,21 @@ class Sources:
         """Return the main input's scores, with those of the other inputs as parts."""
         main = by_input.pop(self.inputs.name, None)
         if main is None:
-            # if attention reaches the input, blocks that attend only to other rows have no map; else one is missing
-            is_reached = any(self.inputs.name in key for key in self.structure.reached)
-            raise self.refuse(
-                f"no attention connects its output with its input '{self.inputs.name}'",
-                verdict="has no meaning" if is_reached else "is not supported yet",
-            )
+            raise self._unattended()
         return replace(main, diagnostics=diagnostics, parts=by_input)
+
+    def _unattended(self) -> MethodNotApplicable:
+        """Return the error for maps none of which has scores of the main input; it names blocks that have some."""
+        name, settings = self.inputs.name, METHODS[self.method].settings
+        blocks = self.structure.attending(name)
+        if blocks:
+            ways = {"block": f"block={blocks[-1]}", "aggregation": f"aggregation={{'layers': {blocks[-1]}}}"}
+            way = " or ".join(text for setting, text in ways.items() if setting in settings)
+            reason = f"the chosen block does not attend to its input '{name}'"
+            return self.refuse(f"{reason}. Ways out: {way} (blocks {', '.join(map(str, blocks))} attend to it)")
+        if any(name in key for key in self.structure.reached):
+            return self.refuse(f"no block of the sequence that its output reads attends to its input '{name}' itself")
+        return self.refuse(f"no attention connects its output with its input '{name}'", verdict=NOT_YET)
 
     @property
     def one_sequence(self) -> bool:

@@ -101,6 +101,12 @@ class Structure:
                 names.update(self.passed.key_streams[number])
         return names
 
+    def attending(self, name: str) -> list[int]:
+        """Return the indices of the blocks of sequences that the target reads that attend to rows of an input."""
+        keys = self.passed.key_streams
+        found = ((n, a.layer) for n, a in self.attentions.items() if a.queries in self.ends and not a.is_merged)
+        return sorted({layer for n, layer in found if any(name in key for key in keys[n])})
+
     def elements_of(self, name: str) -> Tensor | None:
         """Return the element ``[B, M]`` of an input that each of its rows represents, −1 for none; None if the rows are
         not looked up by ids."""

@@ -1,16 +1,17 @@
-"""Detect changes of a model while it is explained."""
+"""Detect changes of a model while it is explained, or after a pass of it was recorded."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.models.walking import named_modules
 
-__all__ = ["changes", "parameters", "refuse_changes"]
+__all__ = ["Snapshot", "changes", "parameters", "refuse_changes"]
 
 
 @contextlib.contextmanager
@@ -56,7 +57,7 @@ def parameters(model: nn.Module, named: Named | None = None, *, hold: bool = Tru
     for name, module in named or named_modules(model):
         for parameter, p in module._parameters.items():
             if p is not None and p.is_floating_point():
-                memory, version = p.detach() if hold else None, 0 if p.is_inference() else p._version
+                memory, version = p.detach() if hold else None, _version(p)
                 states[f"{name}.{parameter}" if name else parameter] = (p, memory, version, _address(p))
     return states
 
@@ -65,6 +66,10 @@ def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None 
     """Return the names of the parameters that changed since :func:`parameters` returned ``before``."""
     after = parameters(model, named, hold=False)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _address(parameter: Tensor) -> int:
@@ -80,3 +85,43 @@ def _same(before: _State | None, after: _State | None) -> bool:
     if before[0].is_meta or after[0].is_meta:  # offloaded weights, loaded for each forward pass
         return True
     return before[0] is after[0] and before[2:] == after[2:]
+
+
+# -- tensors of a recorded pass --------------------------------------------------------------------------------------
+_WHOLE = 1 << 14
+"""Number of elements up to which tensors are compared whole."""
+
+
+class Snapshot:
+    """Detects writes to tensors, also those that advance no version counter, such as writes to ``parameter.data``.
+
+    Elements are compared too: all of them up to 2¹⁴; in a larger tensor, some of every row and column, because reading
+    all would take about as long as a pass. So a write through ``.data`` to single elements of a large matrix can be
+    missed.
+
+    Args:
+        tensors: the tensors by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        plain = lambda t: t.layout is torch.strided and not (t.is_nested or t.is_quantized)  # noqa: E731
+        self._tensors = {name: tensor for name, tensor in tensors.items() if plain(tensor)}
+        self._states = {name: _state(tensor) for name, tensor in self._tensors.items()}
+
+    def changed(self) -> str | None:
+        """Return the name of the first tensor that was written to, moved or converted; None if there is none."""
+        return next((n for n, t in self._tensors.items() if not _equal(self._states[n], _state(t))), None)
+
+
+def _state(tensor: Tensor) -> tuple[Tensor, tuple[object, ...]]:
+    """Return (elements of a tensor as bytes, its version counter, device, type and shape)."""
+    rows = tensor.detach().resolve_conj().resolve_neg().reshape(len(tensor) if tensor.dim() > 1 else 1, -1)
+    if rows.numel() > _WHOLE:
+        i = torch.arange(max(rows.shape), device=rows.device)
+        rows = rows[i % len(rows), i % rows.shape[1]]
+    facts = _version(tensor), tensor.device, tensor.dtype, tensor.shape
+    return rows.clone().flatten().view(torch.uint8), facts  # as bytes, NaN equals NaN
+
+
+def _equal(before: tuple[Tensor, tuple[object, ...]], after: tuple[Tensor, tuple[object, ...]]) -> bool:
+    return before[1] == after[1] and torch.equal(before[0], after[0])

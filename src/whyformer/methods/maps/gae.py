@@ -34,7 +34,8 @@ def gae(
     side: Literal["auto", "image", "text"] = "auto",
     composite: CompositeName = "plain",
 ) -> Scores:
-    """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R.
+    """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R,
+    Σ_i w_i R_i with w_i ∝ ‖∂f/∂h_i‖, where f is the target and h the last state (1 at a single row, such as CLS).
 
     One forward and one backward pass; computed with row vectors instead of matrices, without storing attention maps.
     If streams attend to one another (encoder and decoder, LXMERT), the paper's cross-attention rules are used. Each

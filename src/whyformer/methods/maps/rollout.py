@@ -27,7 +27,8 @@ ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
     class_specific=False,
 )
 def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None) -> Scores:
-    """mean_h A_b, the readout row (CLS, or the pooled rows).
+    """mean_h A_b, the readout row: the row of CLS, or of pooled rows i their mean with weights w_i ∝ ‖∂f/∂h_i‖ for
+    f = ½‖logits‖² and the last state h.
 
     Args:
         block: index of the block; negative ones count from the last.
@@ -61,7 +62,8 @@ def rollout(
     aggregation: Choices = None,
     composite: CompositeName = "plain",
 ) -> Scores:
-    """Â_b = rownorm(fuse_h A_b + I), J = Â_L ⋯ Â_start; the scores are the readout row of J.
+    """Â_b = rownorm(fuse_h A_b + I), J = Â_L ⋯ Â_start; the scores are the readout row of J, Σ_i w_i J_i with
+    w_i ∝ ‖∂f/∂h_i‖ at the last state h, and f = ½‖logits‖², or the target with ``gradient_weighted``.
 
     Args:
         head_fusion: "mean" (published), "max" or "min" over heads.
