@@ -193,8 +193,11 @@ def test_what_says_that_it_is_a_class_makes_it_one(name: str) -> None:
     e = whyformer.explain(model, inputs, "lrp", processor=tokenizer() if text else None)
     assert e.activation == "sigmoid" and torch.allclose(e.probabilities(), e.logits.double().sigmoid())
     assert f"Why “{called}”? {100 * float(e.probabilities()[0, 0]):.1f} %" in str(e[0])
+    kind, reads = targets.Probability, tokenizer() if text else None
+    found, wanted = (whyformer.explain(model, inputs, "lrp", t, reads) for t in (kind(0), kind(0, multi_label=True)))
+    assert torch.equal(found.scores, wanted.scores) and not torch.equal(found.scores, e.scores)
     with pytest.raises(InputError, match="multi_label=True"):
-        whyformer.explain(model, inputs, "lrp", targets.Probability(0), tokenizer() if text else None)
+        whyformer.explain(model, inputs, "lrp", kind(0, multi_label=False), reads)
 
 
 def test_the_name_of_the_output_is_shown() -> None:
