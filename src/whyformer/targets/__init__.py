@@ -11,7 +11,7 @@ Any other output needs an explicit target: :class:`Token`, :class:`Span`, :class
 the error lists those that fit the output.
 """
 
-from whyformer.targets.naming import class_index, token_ids
+from whyformer.targets.naming import class_index, own_texts, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.resolving import OUTPUT, Resolver, Target, of_samples, several_tokens
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability, RowTarget
@@ -32,6 +32,7 @@ __all__ = [
     "Token",
     "class_index",
     "of_samples",
+    "own_texts",
     "several_tokens",
     "token_ids",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.models.output import Output
 from whyformer.models.readout import has_row, refusal, row_of
-from whyformer.targets.naming import class_index, in_range, token_ids
+from whyformer.targets.naming import class_index, in_range, text_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.rows import Logit, LogProbability, Probability, RowTarget
 
@@ -37,6 +38,8 @@ class Resolver:
         processor: provides the names of tokens, if it is or holds a tokenizer.
         activation: function (length of the row, whether the model returned the row itself) -> name of the row's
             activation, as in :func:`whyformer.models.ends.final_activation`; default: softmax.
+        texts: function that returns the texts that are the classes of each sample, which name these classes; None if
+            the classes are others.
 
     Attributes:
         reading: the target over the raw output, or the user's callable; None if the row of logits is read.
@@ -55,11 +58,13 @@ class Resolver:
         batch: int,
         processor: Any = None,
         activation: Callable[[int, bool], str] = lambda outputs, returned: "softmax",
+        texts: Callable[[], list[list[str]] | None] = lambda: None,
     ) -> None:
         tokenizer = getattr(processor, "tokenizer", processor)
         self.tokenizer: Any = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
         self.labels, self.classes, self.batch = labels, classes, batch
-        self._activation = activation
+        self._activation, self._texts = activation, cache(texts)
+        self._word: str | None = None  # the text of a token, which is an index of a row over the vocabulary only
         target = _plain(target)
         if isinstance(target, str) and _is_written(target):
             target = _parsed(target)
@@ -109,10 +114,10 @@ class Resolver:
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
-            return self._index(target)
+            return self._in_each(target)
         if isinstance(target, Sequence):
             self._fit(len(target))
-            return [self._index(t) for t in target]
+            return [self._index(t, i) for i, t in enumerate(target)]
         raise InputError(
             "a target must be a class index or name, a list of these, a function or one of whyformer.targets, not "
             f"{target!r}"
@@ -121,20 +126,32 @@ class Resolver:
     def _indices_of(self, value: Any) -> Any:
         """Replace names by indices in one value or a list of one per sample."""
         if isinstance(value, str):
-            return self._index(value)
+            return self._in_each(value)
         if not isinstance(value, list | tuple):
             return value
         self._fit(len(value))
-        return [self._index(v) if isinstance(v, str) else v for v in value]
+        return [self._index(v, i) if isinstance(v, str) else v for i, v in enumerate(value)]
 
-    def _index(self, wanted: Any) -> int:
+    def _in_each(self, wanted: Any) -> int | list[int]:
+        """Return the index of a class or token; a list of one per sample if the classes are texts of their own."""
+        texts = self._texts() if isinstance(wanted, str) and self.reading is None else None
+        indices = [self._index(wanted, i) for i in range(1 if texts is None else self.batch)]
+        return indices[0] if len(set(indices)) == 1 else indices
+
+    def _index(self, wanted: Any, sample: int) -> int:
         read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)
-        if not isinstance(wanted, str) or not read_off or self.classes is not None or _is_index(wanted):
+        if not isinstance(wanted, str) or not read_off or self.classes is not None:
             return class_index(wanted, self.labels, None if isinstance(self.reading, Query | Pixel) else self.classes)
+        texts = self._texts() if self.reading is None else None
+        if texts is not None:
+            return text_index(wanted, texts[sample], self.tokenizer)
+        if _is_index(wanted):
+            return class_index(wanted, None)
         if self.tokenizer is None:
             raise InputError(f"the token {wanted!r} needs a tokenizer: pass processor=, or the token's id")
         ids = token_ids(self.tokenizer, wanted)
         if len(ids) == 1:
+            self._word = wanted
             return ids[0]
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         raise InputError(f"{wanted!r} is {len(ids)} tokens ({parts}), not one: name one token")
@@ -172,8 +189,14 @@ class Resolver:
             logits: the row that was read.
 
         Raises:
-            InputError: the target names a class outside the row, or a probability of a row that has none.
+            InputError: the target names a class outside the row, a token of a row that is not over the vocabulary, or a
+                probability of a row that has none.
         """
+        if self._word is not None and not self._is_vocabulary(logits):
+            raise InputError(
+                f"{self._word!r} is the text of a token, and the output is {logits.shape[-1]} numbers, fewer than the "
+                f"tokenizer has tokens: pass an index, 0 to {logits.shape[-1] - 1}"
+            )
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
             function = self.target
