@@ -85,7 +85,6 @@ class Resolver:
         self.pairs = isinstance(self.reading, Similarity)
         self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
-        self._check_named(classes if self.reading is None or callable(self.reading) else None)
 
     def _fit(self, count: int) -> None:
         if count != self.batch:
@@ -116,21 +115,18 @@ class Resolver:
         if isinstance(target, str | float) or hasattr(target, "__index__"):
             return self._in_each(target)
         if isinstance(target, Sequence):
-            self._fit(len(target))
-            return [self._index(t, i) for i, t in enumerate(target)]
+            return self._indices_of(list(target))
         raise InputError(
             "a target must be a class index or name, a list of these, a function or one of whyformer.targets, not "
             f"{target!r}"
         )
 
     def _indices_of(self, value: Any) -> Any:
-        """Replace names by indices in one value or a list of one per sample."""
-        if isinstance(value, str):
-            return self._in_each(value)
+        """Return the index of a class, or a list of one per sample."""
         if not isinstance(value, list | tuple):
-            return value
+            return self._in_each(value)
         self._fit(len(value))
-        return [self._index(v, i) if isinstance(v, str) else v for i, v in enumerate(value)]
+        return [self._index(v, i) for i, v in enumerate(value)]
 
     def _in_each(self, wanted: Any) -> int | list[int]:
         """Return the index of a class or token; a list of one per sample if the classes are texts of their own."""
@@ -156,8 +152,8 @@ class Resolver:
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         raise InputError(f"{wanted!r} is {len(ids)} tokens ({parts}), not one: name one token")
 
-    def _check_named(self, classes: int | None, words: bool = False) -> None:
-        """Raise if a target over the row names a class outside of it."""
+    def _check_named(self, classes: int, words: bool) -> None:
+        """Raise if a target over the row names a class outside of it, of a row of ``classes``."""
         if isinstance(self.target, RowTarget):
             for classes_of in (self.target.index, getattr(self.target, "other", 0)):
                 for index in torch.as_tensor(classes_of).flatten().tolist():
@@ -192,7 +188,7 @@ class Resolver:
             InputError: the target names a class outside the row, a token of a row that is not over the vocabulary, or a
                 probability of a row that has none.
         """
-        if self._word is not None and not self._is_vocabulary(logits):
+        if self._word is not None and logits.shape[-1] < int(self.tokenizer.vocab_size):
             raise InputError(
                 f"{self._word!r} is the text of a token, and the output is {logits.shape[-1]} numbers, fewer than the "
                 f"tokenizer has tokens: pass an index, 0 to {logits.shape[-1] - 1}"
@@ -308,6 +304,29 @@ class Resolver:
         return word
 
 
+def check_target(target: Any, labels: dict[int, str] | None, classes: int | None, batch: int, processor: Any) -> None:
+    """Raise where a target fits no input of a model; arguments as for :class:`Resolver`.
+
+    Raises:
+        InputError: it cannot be read, or names a class that the model does not have.
+    """
+    if several_tokens(target, processor, labels, classes) is None:
+        Resolver(target, labels, classes, batch, processor)
+
+
+def written_target(target: Any) -> Any:
+    """Return a target of :mod:`whyformer.targets`, an object or text, as text; any other target is returned unchanged.
+
+    Raises:
+        InputError: the text cannot be read.
+    """
+    target = _parsed(target) if isinstance(target, str) and _is_written(target) else target
+    if not _is_target(target):
+        return target
+    plain = replace(target, **{f.name: _plain(getattr(target, f.name)) for f in fields(target)})
+    return repr(_parsed(repr(plain)))
+
+
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
     """Return (text, token ids) of a target that names several next tokens of a language model; None for any other."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -417,7 +436,9 @@ def _parsed(text: str) -> Any:
 
     try:
         return evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
+    except InputError:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise InputError(
             f"the target {text!r} cannot be read: put names in quotes, as in Contrast('cat', 'dog'), Probability(3), "
             "Token(-1, 'word'), Token(5, 17), Span(3, 7), Query(0, 3), Pixel(4, 9, 2) or Similarity()"

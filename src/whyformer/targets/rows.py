@@ -71,10 +71,16 @@ class Probability(RowTarget):
     Args:
         multi_label: True for the sigmoid, False for the softmax. None: the sigmoid if ``e.activation`` of the model is
             ``"sigmoid"``, else the softmax.
+
+    Raises:
+        InputError: ``multi_label`` is none of these.
     """
 
     index: int | str | Sequence[int | str]
     multi_label: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_multi_label(self)
 
     def __call__(self, logits: Tensor) -> Tensor:
         return _pick(torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, -1), self.index)
@@ -99,8 +105,9 @@ class LogProbability(RowTarget):
     among: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        _check_multi_label(self)
         counts = self.among if isinstance(self.among, list | tuple) else [2 if self.among is None else self.among]
-        if any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in counts):
+        if not counts or any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in counts):
             raise InputError(f"LogProbability: among must be a whole number of at least 2, not {self.among!r}")
         if self.multi_label and self.among is not None:
             raise InputError(
@@ -116,6 +123,12 @@ class LogProbability(RowTarget):
 
     def title(self, name: Callable[[int], str]) -> str:
         return super().title(name) + ("" if self.among is None else f" among the {self.among} likeliest")
+
+
+def _check_multi_label(target: Probability | LogProbability) -> None:
+    kind, value = type(target).__name__, target.multi_label
+    if not isinstance(value, bool | None):
+        raise InputError(f"{kind}: multi_label must be True, False or None, not {value!r}")
 
 
 def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: int | Sequence[int]) -> Tensor:

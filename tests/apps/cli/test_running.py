@@ -48,6 +48,19 @@ def test_a_job_file_and_the_same_as_options_write_the_same(place):
     assert whyformer.read(place / "maps").table().num_rows == 22
 
 
+def test_targets_with_commas_of_their_own(place):
+    folder = place / "written"
+    asked("run", str(place / "JOB.toml"), "--out", str(folder), "--targets", "Contrast('good', 'bad'), bad, LogProbability(1, among=2)", status=3)
+    names = [row["target_name"] for row in whyformer.read(folder).table(["target_name"]).to_pylist()[:3]]
+    assert names == ["good rather than bad", "bad", "good among the 2 likeliest"]
+    one = place / "one"
+    asked("run", str(place / "JOB.toml"), "--out", str(one), "--targets", "Probability('good')", status=3)
+    assert set(whyformer.read(one).table(["target_name"])["target_name"].to_pylist()) == {"good"}
+    said = asked("run", str(place / "JOB.toml"), "--out", str(place / "none"), "--targets", "Contrast(good, bad)", status=2)
+    assert "cannot be read: put names in quotes" in said.stderr
+    assert not (place / "none").exists()
+
+
 def test_a_dry_run_says_what_it_costs_and_writes_nothing(place):
     found = asked("run", str(place / "JOB.toml"), "--out", str(place / "dry"), "--dry-run", "--json")
     facts = json.loads(found.stdout)

@@ -31,7 +31,8 @@ _Out = Annotated[str | None, Option(
 )]
 _Targets = Annotated[str | None, Option(
     "--targets", "-t", metavar="WHICH",
-    help="predicted (default), top-K, all, column:NAME (the true class), or classes with commas between."
+    help="predicted (default), top-K, all, column:NAME (the true class), or classes and targets such as "
+    "\"Token(5, 'blue')\" with commas between."
 )]
 _Column = Annotated[str | None, Option(
     metavar="NAME", help="Which column of a table is the input. Default: text, image, path ..."
