@@ -54,7 +54,7 @@ ALLOWED_IMPORTS = {
     "apps.http": {"errors"},
     "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
     "apps.web": RESULTS | {"", "apps", "apps.http", "comparing", "defaults", "evaluation", "explainer", "inputs", "methods", "models", "options", "prepared", "show", "targets"},
-    "apps.server": RESULTS | {"", "apps", "apps.http", "defaults", "explainer", "inputs", "jobs", "methods", "models", "options", "show", "targets"},
+    "apps.server": RESULTS | {"", "apps", "apps.http", "defaults", "explainer", "inputs", "jobs", "methods", "models", "options", "show"},
     "apps.cli": RESULTS
     | {"", "__version__", "apps", "apps.report", "apps.server", "apps.web", "auditing", "baselines", "benchmarks", "comparing", "defaults", "evaluation", "explainer", "inputs", "jobs", "maximize", "methods", "models", "options", "show", "targets"},
     "web": {"apps.web"},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
 from whyformer.errors import InputError
@@ -83,6 +84,83 @@ def test_gradient_methods_are_linear_in_the_target(name: str) -> None:
     p = logits.softmax(-1)
     mixed = sum(p[:, c].reshape(-1, *[1] * (scores(c).dim() - 1)) * scores(c) for c in range(5))
     assert torch.allclose(scores(LogProbability(1)), scores(1) - mixed, atol=1e-10)
+
+
+def multi_label(outputs: int, end: bool) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Return a model with a sigmoid for each class, by its config or by its end, and ids of two samples."""
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config.num_labels, config.problem_type = outputs, None if end else "multi_label_classification"
+    model = BertForSequenceClassification(config).double().eval()
+    return (EndsInSigmoid(model).eval() if end else model), torch.tensor([[2, 7, 9, 11, 3], [2, 8, 4, 6, 3]])
+
+
+class EndsInSigmoid(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids).logits.sigmoid()
+
+
+def by_hand(model: torch.nn.Module, ids: torch.Tensor, value: Any) -> torch.Tensor:
+    """Return embedding × gradient of a function of the logits, by autograd."""
+    embeddings, inner = [], getattr(model, "inner", model)
+    hook = inner.bert.embeddings.register_forward_hook(lambda module, args, out: embeddings.append(out))
+    logits = inner(ids).logits
+    hook.remove()
+    (slope,) = torch.autograd.grad(value(logits).sum(), embeddings[0])
+    return (embeddings[0] * slope).sum(-1).detach()
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize(("outputs", "index"), [(3, 1), (3, [2, 0]), (1, 0)])
+@pytest.mark.parametrize(("kind", "log"), [(Probability, False), (LogProbability, True)])
+def test_probability_of_multi_label_class_is_sigmoid(
+    kind: Any, log: bool, outputs: int, index: Any, end: bool
+) -> None:
+    model, ids = multi_label(outputs, end)
+    picked = torch.as_tensor(index).expand(2)
+
+    def value(logits: torch.Tensor) -> torch.Tensor:
+        p = logits.sigmoid().gather(1, picked[:, None])
+        return p.log() if log else p
+
+    for target in (kind(index), repr(kind(index)), kind(index, multi_label=True)):
+        e = whyformer.explain(model, ids, "input_x_gradient", target)
+        assert e.activation == "sigmoid"
+        assert torch.allclose(e.scores, by_hand(model, ids, value), atol=1e-12)
+    # occlusion shows the value itself
+    shown = whyformer.explain(model, ids, "occlusion", kind(index), baseline=0)
+    logits = getattr(model, "inner", model)
+    padded = ids.clone()
+    padded[:, 2] = 0
+    with torch.no_grad():
+        lost = value(logits(ids).logits) - value(logits(padded).logits)
+    assert torch.allclose(shown.scores[:, 2], lost[:, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_measured_probability_of_multi_label_class_is_sigmoid(end: bool) -> None:
+    model, ids = multi_label(3, end)
+    expected = Probability(1, multi_label=True)
+    results = [
+        whyformer.arbitrate(model, ids, ["input_x_gradient", "rollout"], target=t, mode="instance", holdout=0.5)
+        for t in (Probability(1), expected)
+    ]
+    assert torch.equal(results[0].selection, results[1].selection)
+    e = whyformer.explain(model, ids, "input_x_gradient", Probability(1))
+    repeated = whyformer.explain(model, ids, "input_x_gradient", e.diagnostics["target"])
+    assert torch.equal(e.scores, repeated.scores)
+
+
+def test_multi_label_false_explains_the_softmax() -> None:
+    model, ids = multi_label(3, False)
+    e = whyformer.explain(model, ids, "input_x_gradient", Probability(1, multi_label=False))
+    assert torch.allclose(e.scores, by_hand(model, ids, lambda logits: logits.softmax(-1)[:, 1]), atol=1e-12)
+    with pytest.raises(InputError, match="omit it"):
+        whyformer.explain(model, ids, "input_x_gradient", LogProbability(1, among=2))
 
 
 def test_explanation_names_its_target() -> None:

@@ -15,7 +15,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs.normalize import some_of
 from whyformer.models.memory import free_memory, is_out_of_memory
 from whyformer.progress import Track
-from whyformer.targets import Resolver, Target, of_samples, several_tokens
+from whyformer.targets import Target, check_target, of_samples
 
 AT_ONCE = 32
 """Batch size for a list of samples; halved when memory runs out."""
@@ -50,9 +50,8 @@ def in_batches(
             is_all = stop - start == count
             try:
                 ready = begin(some_of(inputs, start, stop))
-                names = ready.processor, ready.labels, ready.classes
-                if start == 0 and several_tokens(target, *names) is None:
-                    Resolver(target, ready.labels, ready.classes, count, ready.processor)  # validate all targets
+                if start == 0:  # validate the targets of all samples
+                    check_target(target, ready.labels, ready.classes, count, ready.processor)
                 result = explain(ready, target if is_all else of_samples(target, range(start, stop)), is_all)
             except (WhyformerError, RuntimeError, MemoryError) as error:
                 if not is_all and isinstance(error, InputError):

@@ -25,7 +25,7 @@ from whyformer.models.ends import end_function, final_activation
 from whyformer.models.kinds import is_contrastive, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
-from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
+from whyformer.targets import Resolver, Span, Target, of_samples, own_texts, several_tokens
 
 if TYPE_CHECKING:
     from whyformer.explaining import OpenedModel
@@ -91,7 +91,25 @@ class Prepared:
     def resolver(self, target: Target = None) -> Resolver:
         """Resolve a user's target against the model's classes."""
         facts = (self.labels, self.classes, self.inputs.batch, self.processor)
-        return Resolver(target, *facts, activation=self.activation)
+        return Resolver(target, *facts, activation=self.activation, texts=self.texts)
+
+    def texts(self) -> list[list[str]] | None:
+        """Return the texts that are the classes of each sample: the choices of multiple choice, or the texts that each
+        picture is compared with; None for other classes, or without a tokenizer."""
+        if self.singles:
+            each = [single.texts() for single in self.singles]
+            return None if None in each else [texts[0] for texts in each if texts]
+        inputs, tokenizer = self.inputs, getattr(self.processor, "tokenizer", self.processor)
+        sides = (inputs.side(name) for name in (inputs.name, *inputs.others))
+        text = next((side for side in sides if side.modality == "text" and side.special is not None), None)
+        if text is None or not hasattr(tokenizer, "decode"):
+            return None
+        assert text.special is not None
+        if text.choices is not None:
+            return [own_texts(tokenizer, *rows) for rows in zip(text.tensor, text.special, strict=True)]
+        if inputs.modality == "text" or not is_contrastive(self.model, *inputs.feed):
+            return None
+        return [own_texts(tokenizer, text.tensor, text.special)] * inputs.batch
 
     def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
         """Return the task that methods run on; ``name`` names the work in error messages."""

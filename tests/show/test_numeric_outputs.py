@@ -193,8 +193,11 @@ def test_single_output_with_sigmoid_or_name_is_class(name: str) -> None:
     e = whyformer.explain(model, inputs, "lrp", processor=tokenizer() if text else None)
     assert e.activation == "sigmoid" and torch.allclose(e.probabilities(), e.logits.double().sigmoid())
     assert f"Why “{class_name}”? {100 * float(e.probabilities()[0, 0]):.1f} %" in str(e[0])
+    kind, reads = targets.Probability, tokenizer() if text else None
+    result, expected = (whyformer.explain(model, inputs, "lrp", t, reads) for t in (kind(0), kind(0, multi_label=True)))
+    assert torch.equal(result.scores, expected.scores) and not torch.equal(result.scores, e.scores)
     with pytest.raises(InputError, match="multi_label=True"):
-        whyformer.explain(model, inputs, "lrp", targets.Probability(0), tokenizer() if text else None)
+        whyformer.explain(model, inputs, "lrp", kind(0, multi_label=False), reads)
 
 
 def test_name_of_output_is_shown() -> None:

@@ -225,7 +225,7 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int) -> tuple[
     if resolver.raw:
         return index[:, None], [Logit(0)]
     if mode not in ("prime", "label"):
-        return index[:, None], [resolver.target if callable(resolver.target) else goal(index.tolist())]
+        return index[:, None], [resolver.callable(logits) if callable(resolver.target) else goal(index.tolist())]
     if callable(resolver.target):
         raise InputError(f"arbitrate: mode '{mode}' compares classes, so the target must be a class, not a callable")
     first = logits.cpu().scatter(1, index[:, None], float("inf"))

@@ -17,7 +17,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
-from whyformer.jobs.description import check_values, top_count
+from whyformer.jobs.description import check_values, listed, top_count
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
@@ -25,7 +25,7 @@ from whyformer.models.memory import is_out_of_memory
 from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords
 from whyformer.prepared import Prepared
-from whyformer.targets import class_index
+from whyformer.targets import check_target, class_index
 
 WINDOW = 8
 """Number of batches that are read ahead and sorted by length."""
@@ -101,6 +101,10 @@ class Session:
     def reads_text(self) -> bool:
         """True if the processor is a tokenizer without an image processor."""
         return hasattr(self.processor, "convert_ids_to_tokens") and not hasattr(self.processor, "image_processor")
+
+    def check_target(self, target: Any) -> None:
+        """Raise where a target, as for :func:`whyformer.explain`, fits no row."""
+        check_target(target, class_names(self.model)[0], class_count(self.model), 1, self.processor)
 
     def explain(
         self, reads: Sequence[RowContent], size: int, on_start: Callable[[Iterable[int]], None] = lambda rows: None
@@ -212,19 +216,20 @@ def open_session(
     """Load the model, and check methods and targets against it.
 
     Raises:
-        LoadError, ModelError, InputError: as for :func:`whyformer.explain`; also if the model lacks a target class.
+        LoadError, ModelError, InputError: as for :func:`whyformer.explain`; also if a target cannot be read, or
+            names a class that the model lacks.
     """
     parsed = tuple(map(read_method, methods))
+    targets = listed(targets)
     check_values({"targets": targets})
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)
     opened = open_model(model, processor, **options)
-    model = opened.model
-    if isinstance(targets, list | tuple):
-        for target in targets:
-            class_index(target, class_names(model)[0], class_count(model))
-    return Session(opened, parsed, targets)
+    session = Session(opened, parsed, targets)
+    for target in targets if isinstance(targets, list) else ():
+        session.check_target(target)
+    return session
 
 
 def _processor(name: str, modality: str) -> Any:

@@ -17,6 +17,7 @@ from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.schemas import Natural
 from whyformer.explanation.storage import plain
 from whyformer.options import DEFAULTS, NAMES, WORDS, Options, kind_of, split
+from whyformer.targets import written_target
 
 # options that a manifest always names, as manifests of earlier versions do
 _ALWAYS = {"dtype": "float32", "device": None, "truncate": False}
@@ -35,7 +36,8 @@ class Job:
         methods: names, or ``{method = "name", setting = value}``.
         processor: name of the processor, if the model does not have one.
         targets: ``"predicted"``, ``"column:NAME"`` (the true class, in a column of the input), ``"top-K"`` (the K
-            classes with the highest logits), ``"all"``, or a list of classes (names or indices).
+            classes with the highest logits), ``"all"``, or a list of classes (names or indices) and of targets as text,
+            such as ``"Token(1, 'PER')"`` (see :mod:`whyformer.targets`).
         column: column of a table that holds the input.
         id_column: column of a table that identifies a row.
         limit: number of rows to explain, from the first; all by default.
@@ -76,6 +78,7 @@ class Job:
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", listed(self.targets))
         check_values({f.name: getattr(self, f.name) for f in fields(self)} | vars(self.options))
         if "://" in self.out:
             raise InputError(f"out must be a local or mounted folder, not {self.out!r}")
@@ -102,7 +105,8 @@ _Top = Annotated[StrictStr, Field(pattern="^top-0*[1-9][0-9]*$")]
 _Column = Annotated[StrictStr, Field(pattern=r"^column:\s*\S")]
 _Classes = Annotated[list[StrictStr | StrictInt], Field(min_length=1)]
 _K = '"top-K" with an integer K of at least 1'
-_TARGETS = f'"predicted", "all", "column:NAME", {_K}, or a list of targets, which are classes by name or index'
+_KINDS = 'classes by name or index, or text such as "Token(1, 2)"'
+_TARGETS = f'"predicted", "all", "column:NAME", {_K}, or a list of targets: {_KINDS}'
 VALUES: dict[str, tuple[Any, str]] = {
     **{name: (Annotated[StrictStr, Field(pattern=r"\S")], f"a string such as {e}") for name, e in _EXAMPLES.items()},
     **dict.fromkeys(("processor", "column", "id_column", "address"), _TEXT),
@@ -133,6 +137,18 @@ def check_values(values: Mapping[str, Any]) -> None:
             _adapter(name).validate_python(values[name])
         except ValidationError:
             raise InputError(f"{name} must be {VALUES[name][1]}, not {values[name]!r}") from None
+
+
+def listed(targets: Any) -> Any:
+    """Return the targets of a job with those of :mod:`whyformer.targets` as text, and one of these in a list.
+
+    Raises:
+        InputError: the text of one cannot be read.
+    """
+    if isinstance(targets, list | tuple):
+        return [written_target(target) for target in targets]
+    written = written_target(targets)
+    return targets if written is targets else [written]
 
 
 def top_count(value: str) -> int:

@@ -48,7 +48,8 @@ def explain_many(
             folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, or a URL.
         method: a name, or a list of names, (name, settings) pairs or ``{"method": name, setting: value}``.
         targets: ``"predicted"``, ``"top-K"``, ``"all"``, ``"column:NAME"`` (the true class; the label of an
-            (input, label) pair is in the column "label"), or a list of classes.
+            (input, label) pair is in the column "label"), or a list of classes and of targets from
+            :mod:`whyformer.targets`, as objects or as text. Positions are those of each input.
         batch_size: inputs in one batch, or ``"auto"`` as for :class:`~whyformer.jobs.description.Job`.
         out: output folder; another call with the same folder resumes. :func:`whyformer.read` reads the explanations.
         workers: number of threads that read the inputs.

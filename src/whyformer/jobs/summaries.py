@@ -70,7 +70,7 @@ def words(
 
     Args:
         maps: explanations.
-        target: class, by name or index; may be omitted if there is only one.
+        target: class, by name or index, or the name of another target; may be omitted if there is only one.
         method: method; may be omitted if there is only one.
         count: largest number of words.
         least: number of texts that must contain a word.
@@ -123,7 +123,7 @@ def mean_map(maps: Maps, target: int | str | None = None, method: str | None = N
 
     Args:
         maps: explanations.
-        target: class, by name or index; all classes together by default.
+        target: class, by name or index, or the name of another target; all together by default.
         method: method; may be omitted if there is only one.
 
     Raises:
@@ -181,7 +181,10 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     Raises:
         InputError: the runs have no row in common, or contain only the top scores.
     """
-    columns = ["row", "id", "method", "target", "scores", "shape", "logits", "features", "probability", "input_sha256"]
+    columns = [
+        "row", "id", "method", "target", "diagnostics", "scores", "shape", "logits", "features", "probability",
+        "input_sha256",
+    ]  # fmt: skip
     if any(str(m.manifest["job"]["scores"]).startswith("top-") for m in (before, after)):
         raise InputError("drift compares all scores of a map, and one of these runs stored only the top scores")
     agreement, changes, pairs = [], [], []
@@ -189,7 +192,7 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     for old, new in _paired(before.rows(columns), after.rows(columns)):
         predicted = [_predicted(row) for row in (old, new)]
         rows[old["row"]] = rows.get(old["row"], False) or predicted[0] != predicted[1]
-        if (old["method"], old["target"]) != (new["method"], new["target"]) or old["shape"] != new["shape"]:
+        if _asked(old) != _asked(new) or old["shape"] != new["shape"]:
             continue
         value = _agreement(np.asarray(old["scores"], float), np.asarray(new["scores"], float))
         pairs.append((old["id"], value))
@@ -201,6 +204,11 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     pairs.sort(key=lambda pair: pair[1])
     changed = sum(rows.values())
     return Drift(len(rows), changed, bootstrap(agreement), bootstrap(changes), tuple(pairs[:count]))
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Return the method, the class and the target as text, if it is not the class alone."""
+    return row["method"], row["target"], str(json.loads(row["diagnostics"]).get("target"))
 
 
 def _predicted(row: Mapping[str, Any]) -> int:
@@ -221,10 +229,10 @@ def _paired(
         elif new[0] < old[0]:
             new = next(right, None)
         else:
-            by_key = {(r["method"], r["target"]): r for r in new[1]}
+            by_key = {_asked(r): r for r in new[1]}
             for row in old[1]:
                 if row["input_sha256"] == new[1][0]["input_sha256"]:
-                    yield row, by_key.get((row["method"], row["target"]), new[1][0])
+                    yield row, by_key.get(_asked(row), new[1][0])
             old, new = next(left, None), next(right, None)
 
 
@@ -245,29 +253,39 @@ def chosen(maps: Maps, target: Any, method: str | None, *, every: bool = False) 
 
     Args:
         maps: explanations.
-        target: class, by name or index.
+        target: class, by name or index, or the name of another target.
         method: method.
         every: without a ``target``, use all classes.
 
     Raises:
         InputError: the method or the class is missing or ambiguous.
     """
-    pairs: Mapping[tuple[str, int], None] = {
-        (row["method"], row["target"]): None for row in maps.table(["method", "target"]).group_by(
-            ["method", "target"], use_threads=False).aggregate([]).to_pylist()
-    }  # fmt: skip
-    methods = list(dict.fromkeys(m for m, _ in pairs))
+    keys = ["method", "target", "target_name"]
+    groups = maps.table(keys).group_by(keys, use_threads=False).aggregate([]).to_pylist()
+    methods = list(dict.fromkeys(group["method"] for group in groups))
     if method is None and len(methods) > 1:
         raise InputError(f"there are several methods: choose one of {', '.join(methods)}")
     if method is not None and method not in methods:
         raise InputError(f"there is no method '{method}' in {maps.path}; its methods: {', '.join(methods) or 'none'}")
-    class_ = None if target is None else class_index(target, maps.labels, None)
-    classes = sorted({t for m, t in pairs if method in (None, m)})
-    if class_ is None and len(classes) > 1 and not every:
-        names = [(maps.labels or {}).get(c, str(c)) for c in classes[:10]]
-        raise InputError(f"there are several classes: choose one of {', '.join(names)}")
-    values = {"method": method, "target": class_}
-    yield from maps.explanations(**{name: value for name, value in values.items() if value is not None})
+    asked = {(group["target"], group["target_name"]) for group in groups if method in (None, group["method"])}
+    values: dict[str, Any] = {} if method is None else {"method": method}
+    if target is not None:
+        named = {pair for pair in asked if pair[1] == target and not _is_class(maps, *pair)}
+        if not named:
+            values["target"] = class_index(target, maps.labels, None)
+            asked = {pair for pair in asked if pair[0] == values["target"]}
+        asked = named or {pair for pair in asked if _is_class(maps, *pair)} or asked
+    if len(asked) > 1 and not (every and target is None):
+        names = [str(index) if name is None else name for index, name in sorted(asked, key=str)]
+        raise InputError(f"there are several targets: choose one of {', '.join(names[:10])}")
+    if target is not None and asked:
+        values |= {n: v for n, v in zip(("target", "target_name"), *asked, strict=True) if v is not None}
+    yield from maps.explanations(**values)
+
+
+def _is_class(maps: Maps, index: int, name: str | None) -> bool:
+    """Return whether the name of a target is that of its class alone."""
+    return name in (None, (maps.labels or {}).get(index, str(index)))
 
 
 def _target_of(e: Explanation) -> str:

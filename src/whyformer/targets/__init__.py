@@ -11,9 +11,17 @@ Any other output needs an explicit target: :class:`Token`, :class:`Span`, :class
 the error lists those that fit the output.
 """
 
-from whyformer.targets.naming import class_index, token_ids
+from whyformer.targets.naming import class_index, own_texts, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.resolving import OUTPUT, Resolver, Target, of_samples, several_tokens
+from whyformer.targets.resolving import (
+    OUTPUT,
+    Resolver,
+    Target,
+    check_target,
+    of_samples,
+    several_tokens,
+    written_target,
+)
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability, RowTarget
 
 __all__ = [
@@ -30,8 +38,11 @@ __all__ = [
     "Span",
     "Target",
     "Token",
+    "check_target",
     "class_index",
     "of_samples",
+    "own_texts",
     "several_tokens",
     "token_ids",
+    "written_target",
 ]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
+from torch import Tensor
+
 from whyformer.errors import LONGEST, InputError
+
+_FEW = 5
+"""Number of texts that an error lists."""
 
 
 def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
@@ -29,26 +35,77 @@ def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | No
         if isinstance(wanted, bool) or not hasattr(wanted, "__index__"):
             raise InputError(f"a class is an index or a name, not {wanted!r}")
         return in_range(operator.index(wanted), classes)
+    return _found(wanted, labels or {}, classes, lambda name: _named(name, labels or {}), _unknown_class)
+
+
+def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
+    """Return the index of a text among the texts that are the classes of a sample.
+
+    Numbers and quotes are read as in :func:`class_index`; any other text must have the tokens of one of the texts.
+
+    Args:
+        wanted: index or text.
+        texts: as of :func:`own_texts`.
+        tokenizer: the tokenizer that they were read by.
+
+    Raises:
+        InputError: no such text, several such texts, or a number that also is another text.
+    """
+
+    def equal(name: str) -> list[int]:
+        content = tokenizer.decode(tokenizer.encode(name, add_special_tokens=False)).strip()
+        return [i for i, text in enumerate(texts) if text in (name, content)]
+
+    return _found(wanted, dict(enumerate(texts)), len(texts), equal, _unknown_text)
+
+
+def own_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
+    """Return the content of texts ``[T, N]``, without special tokens and without the parts that all of them share, such
+    as the question before each answer of multiple choice.
+
+    Args:
+        ids: token ids.
+        special: ``[T, N]`` True at special tokens, which separate the parts.
+    """
+    parts = []
+    for row in zip(ids.tolist(), special.tolist(), strict=True):
+        runs = groupby(zip(*row, strict=True), lambda token: token[1])
+        parts.append([[number for number, _ in run] for is_special, run in runs if not is_special])
+    if len(parts) > 1 and len(set(map(len, parts))) == 1:
+        columns = list(zip(*parts, strict=True))
+        own = [column for column in columns if any(part != column[0] for part in column)] or columns[-1:]
+        parts = [list(row) for row in zip(*own, strict=True)]
+    return [" ".join(tokenizer.decode(part).strip() for part in row) for row in parts]
+
+
+def _found(
+    wanted: str,
+    labels: Mapping[int, str],
+    classes: int | None,
+    named: Callable[[str], list[int]],
+    unknown: Callable[[str, Mapping[int, str]], InputError],
+) -> int:
+    """Return the index that a text means: a number, or the name of the one class that ``named`` returns for it."""
     text = wanted.strip()
     if text[:1] == "#" and _is_number(text[1:]):
         return in_range(int(text[1:]), classes)
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
-    matches = _named(text[1:-1] if quoted else text, labels or {})
+    name = text[1:-1] if quoted else text
+    matches = named(name)
+    listed = ", ".join(f"{i} ({labels[i]})" for i in matches)
     if _is_number(text):
         index = int(text)
         if any(other != index for other in matches):
-            listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in matches)
             raise InputError(
                 f"'{text}' is ambiguous: it is the index of a class and the name of another, {listed}. "
                 f"Write #{index} for the index, or '\"{text}\"' with the inner quotes for the name"
             )
         return in_range(index, classes)
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in matches)
+    if len(matches) > 1:
         raise InputError(f"'{wanted}' names several classes: {listed}. Pass the index")
-    raise _unknown_class(text[1:-1] if quoted else text, labels or {})
+    if not matches:
+        raise unknown(name, labels)
+    return matches[0]
 
 
 def _is_number(text: str) -> bool:
@@ -82,6 +139,18 @@ def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return InputError(
         f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: pass an index.")
+    )
+
+
+def _unknown_text(name: str, texts: Mapping[int, str]) -> InputError:
+    def short(text: str) -> str:
+        return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
+
+    listed = ", ".join(f"{i} ({short(text)})" for i, text in list(texts.items())[:_FEW])
+    more = f" ... {len(texts) - 1} ({short(texts[len(texts) - 1])})" if len(texts) > _FEW else ""
+    return InputError(
+        f"none of the texts that this model chooses from is {short(name)}. They are {listed}{more}: pass one of "
+        "them (a list of one per sample where they differ), or its index"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.models.output import Output
 from whyformer.models.readout import has_row, refusal, row_of
-from whyformer.targets.naming import class_index, in_range, token_ids
+from whyformer.targets.naming import class_index, in_range, text_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.rows import Logit, LogProbability, Probability, RowTarget
 
@@ -37,6 +38,8 @@ class Resolver:
         processor: provides the names of tokens, if it is or holds a tokenizer.
         activation: function (length of the row, whether the model returned the row itself) -> name of the row's
             activation, as in :func:`whyformer.models.ends.final_activation`; default: softmax.
+        texts: function that returns the texts that are the classes of each sample, which name these classes; None if
+            the classes are others.
 
     Attributes:
         reading: the target over the raw output, or the user's callable; None if the row of logits is read.
@@ -55,11 +58,13 @@ class Resolver:
         batch: int,
         processor: Any = None,
         activation: Callable[[int, bool], str] = lambda outputs, returned: "softmax",
+        texts: Callable[[], list[list[str]] | None] = lambda: None,
     ) -> None:
         tokenizer = getattr(processor, "tokenizer", processor)
         self.tokenizer: Any = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
         self.labels, self.classes, self.batch = labels, classes, batch
-        self._activation = activation
+        self._activation, self._texts = activation, cache(texts)
+        self._word: str | None = None  # the text of a token, which is an index of a row over the vocabulary only
         target = _plain(target)
         if isinstance(target, str) and _is_written(target):
             target = _parsed(target)
@@ -80,7 +85,6 @@ class Resolver:
         self.pairs = isinstance(self.reading, Similarity)
         self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
-        self._check_named(classes if self.reading is None or callable(self.reading) else None)
 
     def _fit(self, count: int) -> None:
         if count != self.batch:
@@ -109,38 +113,47 @@ class Resolver:
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
-            return self._index(target)
+            return self._in_each(target)
         if isinstance(target, Sequence):
-            self._fit(len(target))
-            return [self._index(t) for t in target]
+            return self._indices_of(list(target))
         raise InputError(
             "a target must be a class index or name, a list of these, a function or one of whyformer.targets, not "
             f"{target!r}"
         )
 
     def _indices_of(self, value: Any) -> Any:
-        """Replace names by indices in one value or a list of one per sample."""
-        if isinstance(value, str):
-            return self._index(value)
+        """Return the index of a class, or a list of one per sample."""
         if not isinstance(value, list | tuple):
-            return value
+            return self._in_each(value)
         self._fit(len(value))
-        return [self._index(v) if isinstance(v, str) else v for v in value]
+        return [self._index(v, i) for i, v in enumerate(value)]
 
-    def _index(self, wanted: Any) -> int:
+    def _in_each(self, wanted: Any) -> int | list[int]:
+        """Return the index of a class or token; a list of one per sample if the classes are texts of their own."""
+        texts = self._texts() if isinstance(wanted, str) and self.reading is None else None
+        indices = [self._index(wanted, i) for i in range(1 if texts is None else self.batch)]
+        return indices[0] if len(set(indices)) == 1 else indices
+
+    def _index(self, wanted: Any, sample: int) -> int:
         read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)
-        if not isinstance(wanted, str) or not read_off or self.classes is not None or _is_index(wanted):
+        if not isinstance(wanted, str) or not read_off or self.classes is not None:
             return class_index(wanted, self.labels, None if isinstance(self.reading, Query | Pixel) else self.classes)
+        texts = self._texts() if self.reading is None else None
+        if texts is not None:
+            return text_index(wanted, texts[sample], self.tokenizer)
+        if _is_index(wanted):
+            return class_index(wanted, None)
         if self.tokenizer is None:
             raise InputError(f"the token {wanted!r} needs a tokenizer: pass processor=, or the token's id")
         ids = token_ids(self.tokenizer, wanted)
         if len(ids) == 1:
+            self._word = wanted
             return ids[0]
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         raise InputError(f"{wanted!r} is {len(ids)} tokens ({parts}), not one: name one token")
 
-    def _check_named(self, classes: int | None, words: bool = False) -> None:
-        """Raise if a target over the row names a class outside of it."""
+    def _check_named(self, classes: int, words: bool) -> None:
+        """Raise if a target over the row names a class outside of it, of a row of ``classes``."""
         if isinstance(self.target, RowTarget):
             for classes_of in (self.target.index, getattr(self.target, "other", 0)):
                 for index in torch.as_tensor(classes_of).flatten().tolist():
@@ -172,34 +185,41 @@ class Resolver:
             logits: the row that was read.
 
         Raises:
-            InputError: the target names a class outside the row, or a probability of a row that has none.
+            InputError: the target names a class outside the row, a token of a row that is not over the vocabulary, or a
+                probability of a row that has none.
         """
+        if self._word is not None and logits.shape[-1] < int(self.tokenizer.vocab_size):
+            raise InputError(
+                f"{self._word!r} is the text of a token, and the output is {logits.shape[-1]} numbers, fewer than the "
+                f"tokenizer has tokens: pass an index, 0 to {logits.shape[-1] - 1}"
+            )
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
             function = self.target
             if not _is_target(function):
                 return lambda logits: _numbers(function(logits), len(logits))
-            self._check_probability(function, logits)
-            return function
+            return self._with_activation(function, logits)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
         target: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
-        self._check_probability(target, logits)
-        return target
+        return self._with_activation(target, logits)
 
     def activation(self, logits: Tensor) -> str:
         """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
         returned = callable(self.reading) and not isinstance(self.reading, _RAW)
         return "identity" if self.raw else self._activation(logits.shape[-1], returned)
 
-    def _check_probability(self, target: Any, logits: Tensor) -> None:
-        """Raise for a softmax over a row that is not over classes."""
-        if not isinstance(target, Probability | LogProbability) or target.multi_label:
-            return
-        kind, numeric = type(target).__name__, self.activation(logits) == "identity"
-        if not numeric and logits.shape[-1] > 1:
-            return
+    def _with_activation(self, target: Any, logits: Tensor) -> Any:
+        """Return a probability as that of the row's activation; raise for a softmax over a row that has none."""
+        if not isinstance(target, Probability | LogProbability):
+            return target
+        kind, activation = type(target).__name__, self.activation(logits)
+        if target.multi_label is None:
+            target = replace(target, multi_label=activation == "sigmoid")
+        numeric = activation == "identity"
+        if target.multi_label or (not numeric and logits.shape[-1] > 1):
+            return target
         why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
         index = torch.as_tensor(target.index).flatten()[0]
         raise InputError(
@@ -282,6 +302,29 @@ class Resolver:
             return str(index) if token is None else repr(_shown(self.tokenizer, token))
 
         return word
+
+
+def check_target(target: Any, labels: dict[int, str] | None, classes: int | None, batch: int, processor: Any) -> None:
+    """Raise where a target fits no input of a model; arguments as for :class:`Resolver`.
+
+    Raises:
+        InputError: it cannot be read, or names a class that the model does not have.
+    """
+    if several_tokens(target, processor, labels, classes) is None:
+        Resolver(target, labels, classes, batch, processor)
+
+
+def written_target(target: Any) -> Any:
+    """Return a target of :mod:`whyformer.targets`, an object or text, as text; any other target is returned unchanged.
+
+    Raises:
+        InputError: the text cannot be read.
+    """
+    target = _parsed(target) if isinstance(target, str) and _is_written(target) else target
+    if not _is_target(target):
+        return target
+    plain = replace(target, **{f.name: _plain(getattr(target, f.name)) for f in fields(target)})
+    return repr(_parsed(repr(plain)))
 
 
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
@@ -393,7 +436,9 @@ def _parsed(text: str) -> Any:
 
     try:
         return evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
+    except InputError:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise InputError(
             f"the target {text!r} cannot be read: put names in quotes, as in Contrast('cat', 'dog'), Probability(3), "
             "Token(-1, 'word'), Token(5, 17), Span(3, 7), Query(0, 3), Pixel(4, 9, 2) or Similarity()"

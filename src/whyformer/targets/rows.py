@@ -66,10 +66,21 @@ class Logit(RowTarget):
 
 @dataclass(frozen=True)
 class Probability(RowTarget):
-    """softmax(f)_c, or sigmoid(f_c) with ``multi_label=True``."""
+    """softmax(f)_c, or sigmoid(f_c) of a multi-label model.
+
+    Args:
+        multi_label: True for the sigmoid, False for the softmax. None: the sigmoid if ``e.activation`` of the model is
+            ``"sigmoid"``, else the softmax.
+
+    Raises:
+        InputError: ``multi_label`` is none of these.
+    """
 
     index: int | str | Sequence[int | str]
-    multi_label: bool = False
+    multi_label: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_multi_label(self)
 
     def __call__(self, logits: Tensor) -> Tensor:
         return _pick(torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, -1), self.index)
@@ -77,27 +88,32 @@ class Probability(RowTarget):
 
 @dataclass(frozen=True)
 class LogProbability(RowTarget):
-    """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``.
+    """log softmax(f)_c, or log sigmoid(f_c) of a multi-label model.
 
     Args:
+        multi_label: as for :class:`Probability`.
         among: take the softmax over this many likeliest classes and c only, as in top-k sampling of a language
             model's next token: why c *rather than* the other likely words. Or a list of one per sample. None: over
             all classes.
 
     Raises:
-        InputError: ``among`` is not an integer of at least 2, or is combined with ``multi_label``.
+        InputError: ``among`` is not an integer of at least 2, or is combined with a sigmoid.
     """
 
     index: int | str | Sequence[int | str]
-    multi_label: bool = False
+    multi_label: bool | None = None
     among: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        _check_multi_label(self)
         counts = self.among if isinstance(self.among, list | tuple) else [2 if self.among is None else self.among]
-        if any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in counts):
+        if not counts or any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in counts):
             raise InputError(f"LogProbability: among must be a whole number of at least 2, not {self.among!r}")
         if self.multi_label and self.among is not None:
-            raise InputError("LogProbability: among has no meaning with multi_label=True: omit one of them")
+            raise InputError(
+                "LogProbability: among is for a softmax, not for a model whose classes have a sigmoid each, nor with "
+                "multi_label=True: omit it"
+            )
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self.among is not None:
@@ -107,6 +123,12 @@ class LogProbability(RowTarget):
 
     def title(self, name: Callable[[int], str]) -> str:
         return super().title(name) + ("" if self.among is None else f" among the {self.among} likeliest")
+
+
+def _check_multi_label(target: Probability | LogProbability) -> None:
+    kind, value = type(target).__name__, target.multi_label
+    if not isinstance(value, bool | None):
+        raise InputError(f"{kind}: multi_label must be True, False or None, not {value!r}")
 
 
 def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: int | Sequence[int]) -> Tensor:

@@ -48,6 +48,19 @@ def test_job_file_and_equal_options_write_same_files(folder):
     assert whyformer.read(folder / "maps").table().num_rows == 22
 
 
+def test_targets_that_contain_commas(folder):
+    output = folder / "written"
+    invoke("run", str(folder / "JOB.toml"), "--out", str(output), "--targets", "Contrast('good', 'bad'), bad, LogProbability(1, among=2)", status=3)
+    names = [row["target_name"] for row in whyformer.read(output).table(["target_name"]).to_pylist()[:3]]
+    assert names == ["good rather than bad", "bad", "good among the 2 likeliest"]
+    one = folder / "one"
+    invoke("run", str(folder / "JOB.toml"), "--out", str(one), "--targets", "Probability('good')", status=3)
+    assert set(whyformer.read(one).table(["target_name"])["target_name"].to_pylist()) == {"good"}
+    result = invoke("run", str(folder / "JOB.toml"), "--out", str(folder / "none"), "--targets", "Contrast(good, bad)", status=2)
+    assert "cannot be read: put names in quotes" in result.stderr
+    assert not (folder / "none").exists()
+
+
 def test_dry_run_reports_cost_and_writes_nothing(folder):
     result = invoke("run", str(folder / "JOB.toml"), "--out", str(folder / "dry"), "--dry-run", "--json")
     facts = json.loads(result.stdout)

@@ -23,6 +23,13 @@ import pytest
 import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
+from transformers import (
+    BertForMaskedLM,
+    BertForTokenClassification,
+    ViTImageProcessorPil,
+    YolosConfig,
+    YolosForObjectDetection,
+)
 
 import whyformer
 from waiting import HANG, wait_for
@@ -37,6 +44,8 @@ from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.methods.task import Task
 from whyformer.models import load
+from whyformer.targets import Query
+from zoo_evaluate import tiny_bert
 
 testclient = pytest.importorskip("starlette.testclient")
 ROOT = Path(__file__).parents[3]
@@ -87,6 +96,64 @@ def test_response_equals_explain(client):
     Image.open(io.BytesIO(png.content)).verify()
 
 
+def test_target_as_text_equals_that_of_explain(client):
+    for target in ("Contrast('positive', 0)", "LogProbability(1)"):
+        answer = post_text(client, "A charming film, though it drags.", method="gae", target=target)
+        assert answer.status_code == 200, answer.text
+        jsonschema.validate(answer.json(), make_schema())
+        (explanation,) = answer.json()["explanations"]
+        e = whyformer.explain("bundled:sst2", "A charming film, though it drags.", "gae", target)
+        torch.testing.assert_close(torch.tensor(explanation["scores"]), e.scores)
+        assert explanation["target_names"] == e.target_names
+
+
+def token_model(kind):
+    """A tiny BERT that names words or fills masks."""
+    base, reader = tiny_bert()
+    base.config.id2label, base.config.label2id = {0: "O", 1: "PER", 2: "LOC"}, {"O": 0, "PER": 1, "LOC": 2}
+    torch.manual_seed(0)
+    return kind(base.config).eval(), reader
+
+
+@pytest.mark.parametrize(("kind", "target"), [
+    (BertForTokenClassification, "Token(1, 'PER')"), (BertForTokenClassification, "Token(-2, Contrast('LOC', 0))"),
+    (BertForMaskedLM, "Token(2, 'good')"),
+])  # fmt: skip
+def test_targets_of_outputs_other_than_classes(kind, target):
+    model, reader = token_model(kind)
+    with make_client(build(Session(Explainer(model, reader), ()), "text", limits())) as client, ThreadPoolExecutor(4) as pool:
+        texts = ["good film", "a good film", "the bad", "bad bad film"]
+        answers = list(pool.map(lambda text: post_text(client, text, method="input_x_gradient", target=target), texts))
+        for text, answer in zip(texts, answers, strict=True):
+            assert answer.status_code == 200, answer.text
+            e = whyformer.explain(model, text, "input_x_gradient", target, reader)
+            (explanation,) = answer.json()["explanations"]
+            torch.testing.assert_close(torch.tensor(explanation["scores"]), e.scores, rtol=1e-4, atol=1e-6)
+            assert explanation["target_names"] == e.target_names
+        for wrong, message in (("Token(9, 1)", "position 9 is outside"), (None, "a target must select"), ("Span(1, 2)", "the model's output")):
+            refused = post_text(client, "good film", target=wrong)
+            assert refused.status_code == 400
+            assert message in refused.json()["detail"]
+
+
+def test_query_of_detector(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = YolosForObjectDetection(YolosConfig(**sizes, image_size=[32, 32], patch_size=8, num_detection_tokens=4)).eval()
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    picture = Image.effect_noise((32, 32), 50).convert("RGB")
+    body = io.BytesIO()
+    picture.save(body, "PNG")
+    with make_client(build(Session(Explainer(model, processor), ()), "image", limits())) as client:
+        ask = {"method": "input_x_gradient", "target": "Query(1, 0)"}
+        answer = client.post("/v1/explain/picture", params=ask, content=body.getvalue())
+        assert answer.status_code == 200, answer.text
+        e = whyformer.explain(model, picture, "input_x_gradient", Query(1, 0), processor)
+        torch.testing.assert_close(torch.tensor(answer.json()["explanations"][0]["scores"]), e.scores)
+        refused = client.post("/v1/explain/picture", params={"target": "Query(9, 0)"}, content=body.getvalue())
+        assert refused.status_code == 400 and "query 9 is outside" in refused.json()["detail"]
+
+
 def test_picture_is_sent_as_body(digits):
     raw = (ROOT / "examples/pictures/digits_37.png").read_bytes()
     with make_client(build(digits, "image", limits(pixels=10_000_000))) as client:
@@ -115,6 +182,13 @@ INVALID = {
     "an unknown class": ({"text": "a film", "target": "ugly"}, 400),
     "a class out of range": ({"text": "a film", "target": 7}, 400),
     "a setting too large for a server": ({"text": "a film", "method": "integrated_gradients", "settings": {"steps": 10**7}}, 400),
+    "a target that cannot be read": ({"text": "a film", "target": "Contrast(positive, 0)"}, 400),
+    "a class of a target": ({"text": "a film", "target": "Contrast('ugly', 0)"}, 400),
+    "a target for another output": ({"text": "a film", "target": "Token(1, 0)"}, 400),
+    "a target that is nonsense": ({"text": "a film", "target": "Contrast(Logit(1), {2: 3})"}, 400),
+    "a target for two samples": ({"text": "a film", "target": "Logit([0, 1])"}, 400),
+    "a target too deep to read": ({"text": "a film", "target": "Logit(" + "-" * 250 + "x)"}, 400),
+    "a target too long": ({"text": "a film", "target": "x" * 301}, 413),
     "too long for the model": ({"text": "! " * 140}, 400),
     "too many characters": ({"text": "x" * 301}, 413),
     "too many bytes": ({"text": "x" * 6000}, 413),

@@ -192,8 +192,15 @@ def _share(text: str | None) -> float | None:
 
 
 def parts(text: str) -> list[str]:
-    """Split a text at commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Split a text at commas outside of brackets."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:

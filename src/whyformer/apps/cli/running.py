@@ -31,7 +31,8 @@ _Out = Annotated[str | None, Option(
 )]
 _Targets = Annotated[str | None, Option(
     "--targets", "-t", metavar="WHICH",
-    help="predicted (default), top-K, all, column:NAME (the true class), or classes separated by commas."
+    help="predicted (default), top-K, all, column:NAME (the true class), or classes and targets such as "
+    "\"Token(5, 'blue')\" with commas between."
 )]
 _Column = Annotated[str | None, Option(
     metavar="NAME", help="Column of a table that holds the input. Default: the first of text, image, path ..."

@@ -32,11 +32,13 @@ def summary(job: JobFolder) -> BenchmarkSection:
     """Return a section with the words or the mean map of each method and class, of at most 12 pairs."""
     maps, tables, remarks = job.maps, list[dict[str, Any]](), list[str]()
     pictures: list[tuple[str, Markup]] = []
-    keys = ["method", "target", "level"]
+    keys = ["method", "target", "target_name", "level"]
     pairs = maps.table(keys).group_by(keys, use_threads=False).aggregate([]).to_pylist()
     for pair in pairs[:_PAIRS]:
-        method, target = pair["method"], int(pair["target"])
-        name = f"{method}: {(maps.labels or {}).get(target, target)}"
+        method, index, target = pair["method"], int(pair["target"]), pair["target_name"]
+        label = (maps.labels or {}).get(index, str(index))
+        name = f"{method}: {target or label}"
+        target = index if target in (None, label) else target
         try:
             if pair["level"] == "token":
                 tables.append(_words(name, maps, method, target))
@@ -82,19 +84,21 @@ def _drift(before: JobFolder, after: JobFolder) -> BenchmarkSection:
     return section("drift", f"{before.file} → {after.file}", _conventions(after.maps), tables, remarks)
 
 
-def _words(name: str, maps: Maps, method: str, target: int) -> dict[str, Any]:
+def _words(name: str, maps: Maps, method: str, target: int | str) -> dict[str, Any]:
     words = maps.words(target, method, count=_WORDS)
     rows = [(word.word, [_cell(word.share), _cell(word.share.count)]) for word in words.words]
     note = f"mean share of a text's Σ|score|, 95 % bootstrap intervals, over {words.texts} texts"
     return _table(name, "word", ["share", "texts"], rows, f"{note}; words of at least 3 of them")
 
 
-def _mean(maps: Maps, method: str, target: int) -> Markup:
+def _mean(maps: Maps, method: str, target: int | str) -> Markup:
     """Return the drawing of a mean map."""
     import torch
 
+    from whyformer.jobs.summaries import chosen
+
     mean = maps.mean_map(target, method)
-    like = next(maps.explanations(method=method, target=target))
+    like = next(chosen(maps, target, method))
     scores = torch.from_numpy(mean.mean).reshape(like.scores.shape).to(like.scores)
     return drawn(replace(like, scores=scores, parts={}), _PICTURE)
 

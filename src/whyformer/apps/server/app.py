@@ -29,10 +29,8 @@ from whyformer.inputs.pictures import open_picture
 from whyformer.jobs.batching import Session
 from whyformer.jobs.records import plain
 from whyformer.methods import METHODS, find
-from whyformer.models.structure import class_count, class_names
 from whyformer.show import encode, figure
 from whyformer.show.files import record_of
-from whyformer.targets import class_index
 
 Format = Annotated[Literal["json", "png"], Query()]
 Responses = dict[int | str, dict[str, Any]]
@@ -80,7 +78,10 @@ class TextRequest(BaseModel):
     settings: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the method that differ from the defaults."
     )
-    target: int | str | None = Field(None, description="Index or name of a class; default: the predicted class.")
+    target: int | str | None = Field(
+        None,
+        description="Index or name of a class, or a target such as \"Token(1, 'PER')\"; default: the predicted class.",
+    )
 
 
 class Service:
@@ -102,13 +103,15 @@ class Service:
         """Raise 400 if the model or the method does not accept a request."""
         if (kind := "text" if isinstance(content, str) else "image") != self.modality:
             raise HTTPException(400, f"{self.session.name} reads {self.modality}, and this is {kind}")
+        if isinstance(target, str) and (count := len(target)) > self.limits.characters:
+            raise HTTPException(413, f"the target has {count} characters, and {self.limits.characters} are taken")
         most = self.limits.setting
         try:
             for name, value in find(method).complete(settings).items():
                 if isinstance(value, int | float) and abs(value) > most:
                     raise InputError(f"{name} must be at most {most} on this server")
             if target is not None:
-                class_index(target, class_names(self.session.model)[0], class_count(self.session.model))
+                self.session.check_target(target)
         except WhyformerError as error:
             raise HTTPException(400, str(error)) from error
 
@@ -165,7 +168,7 @@ async def explain_picture(
     request: Request,
     service: Served,
     method: str = DEFAULT_METHOD,
-    target: str | None = None,
+    target: Annotated[str | None, Query(description="As for a text, such as 3 or \"Query(0, 'cat')\".")] = None,
     settings: Annotated[
         str, Query(description="Settings of the method that differ from the defaults, as a JSON object.")
     ] = "{}",
