@@ -164,7 +164,8 @@ class Resolver:
         """Return the row ``[B, C]`` that the target selects from; ``[B, 1]`` the value itself if there is no such row.
 
         Raises:
-            InputError: the output needs a target and has none, or the target is for another kind of output.
+            InputError: the output needs a target and has none, or the target is for another kind of output, such as the
+                text of a token for a row that is not over the vocabulary.
         """
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
@@ -172,7 +173,14 @@ class Resolver:
         if self.reading is None and self.target is None and "logits_per_image" in output.named:
             raise refusal(output, "compares pictures with texts")
         if self.reading is None:
-            return row_of(output)
+            row = row_of(output)
+            of_tokens = output.logits is not None and output.logits.dim() == 3  # a language model's, as measured
+            if self._word is not None and not of_tokens and row.shape[-1] < int(self.tokenizer.vocab_size):
+                raise InputError(
+                    f"{self._word!r} is the text of a token, and the output is {row.shape[-1]} numbers, fewer than the "
+                    f"tokenizer has tokens: pass an index, 0 to {row.shape[-1] - 1}"
+                )
+            return row
         if has_row(output):  # a user's function gets the row as the model returned it
             return row_of(output.as_returned())
         self.raw = True
@@ -185,14 +193,8 @@ class Resolver:
             logits: the row that was read.
 
         Raises:
-            InputError: the target names a class outside the row, a token of a row that is not over the vocabulary, or a
-                probability of a row that has none.
+            InputError: the target names a class outside the row, or a probability of a row that has none.
         """
-        if self._word is not None and logits.shape[-1] < int(self.tokenizer.vocab_size):
-            raise InputError(
-                f"{self._word!r} is the text of a token, and the output is {logits.shape[-1]} numbers, fewer than the "
-                f"tokenizer has tokens: pass an index, 0 to {logits.shape[-1] - 1}"
-            )
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
             function = self.target
