@@ -20,7 +20,7 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import spread
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.prompts import unstackable
+from whyformer.inputs.prompts import are_stackable, separate_prompts
 from whyformer.targets import LogProbability, Token
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -118,7 +118,7 @@ def test_compare_takes_them_and_saving_keeps_them(tmp_path: Any) -> None:
     assert all(torch.equal(again.part(n).scores, e.part(n).scores) for n in e.inputs)
     likely = whyformer.compare(model, given, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
-    with pytest.raises(InputError, match="arbitrate needs a batch, and the pictures of these prompts make none"):
+    with pytest.raises(InputError, match="arbitrate needs a batch, and these samples make none"):
         whyformer.arbitrate(model, given, ["saliency", "input_x_gradient"], processor=processor)
 
 
@@ -182,7 +182,7 @@ def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
     plain = whyformer.evaluate(model, given, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
     if metric == "deletion":
         assert plain.values == pytest.approx(found.values)
-    with pytest.raises(InputError, match="do not fit 3 prompts of up to"):
+    with pytest.raises(InputError, match="do not fit 3 samples of up to"):
         whyformer.evaluate(model, given, e.part("input_ids").scores[:, 1:], metric, processor, **more)
 
 
@@ -201,16 +201,16 @@ def test_what_one_prompt_is_refused_for_is_told() -> None:
 
 def test_texts_that_pictures_are_compared_with_stay_together() -> None:
     """One text alone would be another question: no processor of a model of two towers knows a place for a picture."""
-    model, _ = built("llava")
     processor = SimpleNamespace(image_token=None, image_processor=object(), tokenizer=object())
-    assert unstackable(model, {"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
+    assert separate_prompts({"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
 
 
 def test_prompts_are_parted_by_their_shapes_alone() -> None:
     model, processor = built("gemma3")
-    for groups, count in (([[EVEN], [EVEN]], 0), ([[EVEN], [EVEN, EVEN]], 2), ([[], [EVEN]], 2)):
+    for groups, stackable in (([[EVEN], [EVEN]], True), ([[EVEN], [EVEN, EVEN]], False), ([[], [EVEN]], False)):
         texts = [written(w, group, processor) for w, group in zip(WORDS, groups, strict=False)]
-        assert len(unstackable(model, {"text": texts, "images": groups}, processor)) == count
+        prompts = separate_prompts({"text": texts, "images": groups}, processor)
+        assert len(prompts) == 2 and are_stackable(model, prompts, processor) is stackable
 
 
 def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:

@@ -132,11 +132,6 @@ def test_a_batch_of_unequal_sounds_equals_single_ones(ears: tuple[nn.Module, obj
     assert torch.allclose(both.scores[1], alone.scores[0], atol=1e-5)
 
 
-def test_unequal_sounds_without_a_mask_are_refused(ears: tuple[nn.Module, object]) -> None:
-    with pytest.raises(InputError, match="returns no mask"):
-        whyformer.explain(ears[0], [tone(0.5, 0.1, 0.2), tone()], "saliency", 1, processor=hf.Wav2Vec2FeatureExtractor(return_attention_mask=False))
-
-
 def test_a_data_set_of_sounds(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
     model, ear = ears
     files = [written(tmp_path / f"{i}.wav", tone(0.5 + 0.25 * (i == 1)), 4) for i in range(3)]

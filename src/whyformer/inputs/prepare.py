@@ -306,11 +306,11 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
-    pixels = _processed(processor, rgb)
+    pixels = processed(processor, rgb)
     shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
     geometry = None
     if shown is not None:
-        geometry = measure_geometry(partial(_processed, processor), sizes)
+        geometry = measure_geometry(partial(processed, processor), sizes)
     features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
@@ -323,7 +323,7 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)
 
 
-def _processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
+def processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
     """Return the processor's pixels ``[B, C, H, W]``."""
     if hasattr(processor, "preprocess"):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -81,20 +81,22 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
     return texts, opened, token
 
 
-def unstackable(model: nn.Module, inputs: Any, processor: Any) -> list[Any]:
-    """Return the single prompts if their tensors cannot be stacked, else an empty list.
-
-    Tensors can be stacked if all prompts have tensors of the same shapes, except for the number of tokens, and the same
-    number of placeholders for rows of pictures. A prompt without pictures is returned as its text.
-    """
+def separate_prompts(inputs: Any, processor: Any) -> list[Any]:
+    """Return each prompt with its own pictures, or as its text if it has none; empty if the pictures do not belong to
+    single prompts."""
     _refuse_without(processor)
     texts, opened, token = _opened(inputs["text"], inputs["images"], processor)
     if token is None or len(texts) == 1:
         return []
-    singles = [
+    return [
         {"text": text, "images": pictures} if pictures else text for text, pictures in zip(texts, opened, strict=True)
     ]
-    return singles if len({_shape(model, single, processor) for single in singles}) > 1 else []
+
+
+def are_stackable(model: nn.Module, prompts: Sequence[Any], processor: Any) -> bool:
+    """Return whether the tensors of prompts, as returned by :func:`separate_prompts`, can be stacked: they have the
+    same shapes, except for the number of tokens, and the same number of placeholders for rows of pictures."""
+    return len({_shape(model, prompt, processor) for prompt in prompts}) <= 1
 
 
 def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
