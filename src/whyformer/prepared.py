@@ -98,8 +98,8 @@ class Prepared:
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
         self.refuse_singles(name or "this")
-        texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
-        if texts and is_contrastive(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
+        texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" else ()
+        if texts and is_contrastive(self.model, *inputs.feed) and not resolver.pairs:  # the texts are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)

@@ -154,7 +154,7 @@ def test_maps_of_a_picture_and_of_all_tokens_are_not_joined() -> None:
 def test_pixels_of_some_and_tokens_of_others_are_not_taken_out_together() -> None:
     model, processor = built("gemma3")
     given = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
-    with pytest.raises(InputError, match="tokens from others: evaluate them one at a time"):
+    with pytest.raises(InputError, match="pixels from some of them: evaluate them one at a time"):
         whyformer.evaluate(model, given, torch.ones(2, 3), "deletion", processor, baseline="unk")
 
 

@@ -21,7 +21,7 @@ from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, padding_of, with_pictures
 from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
@@ -211,7 +211,7 @@ def _notes_on_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] 
 def _from_texts(
     model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool, pairs: list[str] | None = None
 ) -> Inputs:
-    mark = getattr(tokenizer, "image_token", None)
+    mark, padding = getattr(tokenizer, "image_token", None), padding_of(model, tokenizer, len(texts))
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for text in texts:
         if isinstance(mark, str) and mark in text:
@@ -230,9 +230,8 @@ def _from_texts(
         texts,
         pairs,
         return_tensors="pt",
-        padding=len(texts) > 1,
         truncation=truncate,
-        max_length=limit if truncate else None,
+        **({"max_length": limit} if truncate else {}) | padding,
         return_offsets_mapping=bool(tokenizer.is_fast),
     )
     offsets = encoded.pop("offset_mapping", None)

@@ -55,8 +55,9 @@ def encode(
     images = opened if token is not None else opened[0]
     if not any(opened):
         raise InputError("the list of pictures is empty")
+    padding = padding_of(model, processor, len(texts))
     try:
-        encoded = dict(processor(images=images, text=texts, return_tensors="pt", padding=len(texts) > 1))
+        encoded = dict(processor(images=images, text=texts, return_tensors="pt", **padding))
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the processor fails on this prompt and its pictures: {reason}") from error
@@ -79,6 +80,20 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
     if token is not None:
         texts = [_with_places(t, token, len(group), processor) for t, group in zip(texts, opened, strict=True)]
     return texts, opened, token
+
+
+def padding_of(model: nn.Module, processor: Any, texts: int) -> dict[str, Any]:
+    """Return the tokenizer's arguments that set the padding of texts: to the longest; or to the model's maximum if the
+    model reads padding as it did in training (SigLIP), which is so if a processor that compares pictures with texts has
+    a tokenizer with a maximum length and without an attention mask."""
+    tokenizer, config = getattr(processor, "tokenizer", None), getattr(model, "config", None)
+    longest = getattr(tokenizer, "model_max_length", None)
+    masked = "attention_mask" in getattr(tokenizer, "model_input_names", ["attention_mask"])
+    compares = hasattr(processor, "image_processor") and _word(getattr(processor, "image_token", None)) is None
+    if masked or not compares or not isinstance(longest, int) or longest >= 10**9:
+        return {"padding": texts > 1}
+    positions = getattr(getattr(config, "text_config", config), "max_position_embeddings", longest)
+    return {"padding": "max_length", "max_length": min(longest, positions)}
 
 
 def separate_prompts(inputs: Any, processor: Any) -> list[Any]:

@@ -179,27 +179,32 @@ class Resolver:
             function = self.target
             if not _is_target(function):
                 return lambda logits: _numbers(function(logits), len(logits))
-            self._check_probability(function, logits)
-            return function
+            return self._with_activation(function, logits)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
         target: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
-        self._check_probability(target, logits)
-        return target
+        return self._with_activation(target, logits)
 
     def activation(self, logits: Tensor) -> str:
         """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
         returned = callable(self.reading) and not isinstance(self.reading, _RAW)
         return "identity" if self.raw else self._activation(logits.shape[-1], returned)
 
-    def _check_probability(self, target: Any, logits: Tensor) -> None:
-        """Raise for a softmax over a row that is not over classes."""
+    def _with_activation(self, target: Any, logits: Tensor) -> Any:
+        """Return the target with the row's activation: a probability is a sigmoid if the row's is.
+
+        Raises:
+            InputError: the target is a softmax over a row that is not over classes.
+        """
         if not isinstance(target, Probability | LogProbability) or target.multi_label:
-            return
-        kind, numeric = type(target).__name__, self.activation(logits) == "identity"
+            return target
+        activation, kind = self.activation(logits), type(target).__name__
+        if activation == "sigmoid" and getattr(target, "among", None) is None:
+            return replace(target, multi_label=True)
+        numeric = activation == "identity"
         if not numeric and logits.shape[-1] > 1:
-            return
+            return target
         why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
         index = torch.as_tensor(target.index).flatten()[0]
         raise InputError(

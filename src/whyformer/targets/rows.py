@@ -66,7 +66,7 @@ class Logit(RowTarget):
 
 @dataclass(frozen=True)
 class Probability(RowTarget):
-    """softmax(f)_c, or sigmoid(f_c) with ``multi_label=True``."""
+    """softmax(f)_c; or sigmoid(f_c) if the model's activation is a sigmoid, or with ``multi_label=True``."""
 
     index: int | str | Sequence[int | str]
     multi_label: bool = False
@@ -77,7 +77,7 @@ class Probability(RowTarget):
 
 @dataclass(frozen=True)
 class LogProbability(RowTarget):
-    """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``.
+    """log softmax(f)_c; or log sigmoid(f_c) if the model's activation is a sigmoid, or with ``multi_label=True``.
 
     Args:
         among: take the softmax over this many likeliest classes and c only, as in top-k sampling of a language
