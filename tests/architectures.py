@@ -1,4 +1,4 @@
-"""Every family of architectures that transformers and timm can build tiny, and why the others are not here."""
+"""Every architecture family of transformers and timm that can be built tiny, and why the others are left out."""
 
 from __future__ import annotations
 
@@ -35,49 +35,49 @@ _LEFT_OUT: dict[str, dict[str, str]] = {
             "bit convnext convnextv2 efficientnet focalnet hgnet_v2 mobilenet_v1 mobilenet_v2 poolformer pp_lcnet regnet "
             "resnet textnet pp_ocrv5_mobile_det pp_ocrv5_server_det pp_ocrv6_medium_det pp_ocrv6_small_det align",
     },
-    "needs detectron2": {
+    "requires detectron2": {
         "": "layoutlmv2",
     },
-    "needs natten": {
+    "requires natten": {
         "": "dinat",
     },
-    "stands for the models of timm, which are here by themselves": {
+    "a wrapper of timm models, which are tested directly": {
         "": "timm_wrapper",
     },
-    "a language model without a picture, and there": {
+    "takes no picture: tested as a language model": {
         "vision and language": "mistral4",
     },
-    "here as its text part": {
+    "tested as its text model": {
         "causal language model": "dots3_note gemma3n qwen3_5_moe qwen4_exp",
     },
-    "is a vision-language model, and there": {
+    "tested as a vision-language model": {
         "image classification": "shieldgemma2",
     },
-    "shares parts with the picture side, so that it takes what that one has computed": {
+    "uses values that another model computed": {
         "causal language model": "gemma4_assistant gemma4_unified_assistant",
     },
-    "reads proteins, not pictures": {
+    "its inputs are proteins, not pictures": {
         "vision and language": "evolla",
     },
-    "acts, and takes the state of a robot": {
+    "a policy for robots; its inputs include the state of the robot": {
         "vision and language": "pi0",
     },
-    "writes by diffusion, all tokens at once": {
+    "generates all tokens at once, by diffusion": {
         "vision and language": "diffusion_gemma",
     },
-    "writes codes of sound, several at a time": {
+    "generates several audio codes per step": {
         "causal language model": "musicgen musicgen_melody",
     },
-    "listens to sound before it writes": {
+    "its input is sound": {
         "sequence to sequence": "nemo_speechlm vibevoice_asr voxtral_realtime",
     },
-    "answers by one of a list of answers, not by a span": {
+    "selects one of a list of answers, not a span": {
         "question answering": "lxmert",
     },
-    "packs the pictures of all samples into one row, so that no sample can be taken out; one by one in tests/inputs/test_packed.py": {
+    "packs the pictures of all samples into one row, so samples cannot be separated; tests/inputs/test_packed.py tests single samples": {
         "vision and language": "minicpm_ocr minicpmv4_6 minicpmv4_7",
     },
-    "looks at a picture at sizes that are fixed in its code, too large to be tiny": {
+    "resizes pictures to sizes that are fixed in its code, too large for a tiny model": {
         "vision and language": "deepseek_ocr2 unlimited_ocr",
     },
 }  # fmt: skip
@@ -92,7 +92,7 @@ LEFT_OUT = {
 # -- the list ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Architecture:
-    """``name`` is "kind/family"; ``builds`` the class of transformers, or a builder."""
+    """``name`` is "kind/family"; ``builds`` is the name of a transformers class, or a builder."""
 
     kind: str
     family: str
@@ -115,27 +115,27 @@ class Architecture:
         return model, inputs_of(model, self.kind)
 
     def marks(self, model: nn.Module) -> list[int]:
-        """Ids that stand for places of a picture."""
+        """Ids of image placeholder tokens."""
         config = getattr(model, "config", None)
-        found = [getattr(config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index")]
-        return [i for i in found if isinstance(i, int)]
+        ids = [getattr(config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index")]
+        return [i for i in ids if isinstance(i, int)]
 
 
-# kinds whose families are those of the kinds before them: a few stand for the head
+# kinds whose families occur in earlier kinds: a few represent the head
 FEW_HEADS = {"masked language model", "token classification", "question answering", "multiple choice"}
-STANDING = {"bert", "deberta-v2", "electra", "gpt2", "modernbert", "roberta", "xlnet"}
+REPRESENTATIVES = {"bert", "deberta-v2", "electra", "gpt2", "modernbert", "roberta", "xlnet"}
 
 
 def listed() -> list[Architecture]:
-    """Every family of the mappings once a kind; of heads on families that are there already only those of a few."""
-    made, seen = [], set()
+    """Every family of the mappings, once per kind; heads on families listed already only for a few representatives."""
+    architectures, seen = [], set()
     for kind, mapping in KINDS.items():
         for family, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
             head = kind in FEW_HEADS or kind == "causal language model"
             if (
                 family in LEFT_OUT
                 or f"{kind}/{family}" in LEFT_OUT
-                or (head and family in seen and family not in STANDING)
+                or (head and family in seen and family not in REPRESENTATIVES)
             ):
                 continue
             seen.add(family)
@@ -147,10 +147,10 @@ def listed() -> list[Architecture]:
                     else {}
                 ),
             }
-            made.append(Architecture(kind, family, names if isinstance(names, str) else names[0], own))
+            architectures.append(Architecture(kind, family, names if isinstance(names, str) else names[0], own))
     for name, settings in TIMM.items():
-        made.append(Architecture("image classification", f"timm {name}", partial(of_timm, name, settings)))
-    return made
+        architectures.append(Architecture("image classification", f"timm {name}", partial(of_timm, name, settings)))
+    return architectures
 
 
 # -- timm --------------------------------------------------------------------------------------------------------------

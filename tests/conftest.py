@@ -1,4 +1,4 @@
-"""Set up once for all tests: no network, one thread, a torchvision that imports, and where the shared data lies."""
+"""Setup of all tests: no network, one thread, an importable torchvision, and the folder of shared data."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ import transformers
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
-# A torchvision without its compiled operators (no CPU build to match) fails at import on these two schemas; beside a torch for
-# CUDA it has them.
+# A torchvision without its compiled operators (there is no matching CPU build) fails at import on these two schemas; with a
+# torch for CUDA it has them.
 if torch.version.cuda is None:
     _TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
     for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshold", "qnms": "Tensor dets, Tensor scores, float iou_threshold"}.items():
         try:
             _TORCHVISION.define(f"{_name}({_arguments}) -> Tensor")
         except RuntimeError:
-            # defined already: this torchvision came with its operators
+            # already defined: this torchvision has its operators
             pass
 
-# its log handler keeps the standard error of the moment it is made in: not that of a command under test, closed after it
+# create the log handler now: it keeps the current stderr, and that of a command under test would be closed later
 transformers.logging.get_logger()
 
-# the same examples in every run, and no time limit on a busy machine
+# the same examples in every run, and no time limit
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
-# tiny tensors: a second thread only waits, very long on a machine that is busy
+# for tiny tensors a second thread only waits
 torch.set_num_threads(1)
 
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests and imported packages, a million objects, stay to the end: the collector of garbage need not visit them each time."""
+    """Exempt collected tests and imported packages, a million objects, from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -64,7 +64,7 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data and weights beside the checkout; it is no part of the project, so tests that need it skip without it."""
+    """The folder of real data and weights next to the checkout; tests that need it are skipped without it."""
     folder = TESTS.parents[1] / "shared"
     if not (folder / "weights" / "deit_tiny_in1k").is_dir():
         pytest.skip(f"needs the real data and weights in {folder}, which are not here")
@@ -73,13 +73,13 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """A port that nobody listens on: tests in several processes would otherwise all try the first one, 7860, at once."""
+    """A free port: tests in several processes would otherwise all try the default port 7860."""
 
-    def found() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as door:
-            return int(door.getsockname()[1])
+    def find_port() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return int(server.getsockname()[1])
 
-    return found
+    return find_port
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
     """The tapes of recorded passes."""
     from whyformer.methods import passes
 
-    seen: list[weakref.ref[Any]] = []
+    tapes: list[weakref.ref[Any]] = []
     call = passes.record_call
 
     def record_call(*args: Any, **kwargs: Any) -> Any:
         tape, output = call(*args, **kwargs)
-        seen.append(weakref.ref(tape))
+        tapes.append(weakref.ref(tape))
         return tape, output
 
     monkeypatch.setattr(passes, "record_call", record_call)
-    yield seen
+    yield tapes
     gc.collect()

@@ -1,4 +1,4 @@
-"""Walks over functions of ``[B, ...]`` without inputs whose rows are known."""
+"""Backward walks over functions of ``[B, ...]`` whose inputs have no known rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whyformer.tape.values import Tape
 
 @dataclass(frozen=True)
 class LeadingAxis:
-    """Samples along the first axis of every value, whose size is B or a multiple of it, ``[B · rest, ...]``."""
+    """Samples along the first axis of every value, whose size is B or a multiple of B, ``[B · rest, ...]``."""
 
     batch: int
 
@@ -36,6 +36,6 @@ class LeadingAxis:
 
 
 def walk_back(program: Program, tape: Tape, runs: Any, **options: Any) -> Any:
-    """Walk back from an output whose first axis is that of samples."""
+    """Walk back from an output whose first axis is the sample axis."""
     samples: Any = LeadingAxis(tape.shapes[program.output][0] if tape.shapes[program.output] else 1)
     return walking.walk_back(program, tape, runs, samples=samples, **options)

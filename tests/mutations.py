@@ -1,4 +1,4 @@
-"""Valid values and files, damaged: what hypothesis tests of readers draw from."""
+"""Hypothesis strategies that damage valid values and files, for tests of readers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ ODD = st.one_of(
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    found = [path] if path else []
+    """Paths of all values inside a JSON value."""
+    paths = [path] if path else []
     if len(path) > 6:
-        return found
+        return paths
     if isinstance(value, dict):
-        for key, one in value.items():
-            found += places(one, (*path, key))
+        for key, item in value.items():
+            paths += places(item, (*path, key))
     elif isinstance(value, list):
-        for i, one in enumerate(value[:6]):
-            found += places(one, (*path, i))
-    return found
+        for i, item in enumerate(value[:6]):
+            paths += places(item, (*path, i))
+    return paths
 
 
 @st.composite
@@ -39,25 +40,25 @@ def mutated(draw: Any, whole: Any) -> Any:
     """A JSON value with one to three of its places changed, dropped, doubled or swapped."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
-        known = places(value)
-        if not known:
+        paths = places(value)
+        if not paths:
             break
-        path = draw(st.sampled_from(known))
+        path = draw(st.sampled_from(paths))
         inner = value
         for key in path[:-1]:
             inner = inner[key]
         how = draw(st.sampled_from(["odd", "odd", "drop", "double", "other"]))
         if how == "odd":
-            inner[path[-1]] = copy.deepcopy(draw(ODD))  # what is drawn is shared between examples
+            inner[path[-1]] = copy.deepcopy(draw(ODD))  # drawn values are shared between examples
         elif how == "drop":
             del inner[path[-1]]
         elif how == "other":
-            other = draw(st.sampled_from(known))
-            taken = value
+            other = draw(st.sampled_from(paths))
+            source = value
             try:
                 for key in other:
-                    taken = taken[key]
-                inner[path[-1]] = copy.deepcopy(taken)
+                    source = source[key]
+                inner[path[-1]] = copy.deepcopy(source)
             except (KeyError, IndexError, TypeError):
                 pass
         elif isinstance(inner, list):
@@ -69,25 +70,25 @@ def mutated(draw: Any, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: Any, whole: bytes) -> bytes:
-    """A file with bytes flipped, cut off, taken out, doubled or put in."""
+    """A file with bytes flipped, overwritten, truncated, removed, inserted or doubled."""
     content = bytearray(whole)
     for _ in range(draw(st.integers(1, 3))):
         if not content:
             break
-        # headers, where sizes and shapes are declared, as often as all the rest
-        place = draw(st.integers(0, len(content) - 1) | st.integers(0, min(len(content), 64) - 1))
+        # half of the places are in the header, which declares sizes and shapes
+        offset = draw(st.integers(0, len(content) - 1) | st.integers(0, min(len(content), 64) - 1))
         how = draw(st.sampled_from(["flip", "flip", "set", "cut", "out", "in", "double"]))
         size = draw(st.integers(1, 16))
         if how == "flip":
-            content[place] ^= 1 << draw(st.integers(0, 7))
+            content[offset] ^= 1 << draw(st.integers(0, 7))
         elif how == "set":
-            content[place : place + size] = draw(st.sampled_from([b"\xff", b"\x00", b"\x7f", b"9"])) * len(content[place : place + size])
+            content[offset : offset + size] = draw(st.sampled_from([b"\xff", b"\x00", b"\x7f", b"9"])) * len(content[offset : offset + size])
         elif how == "cut":
-            del content[place:]
+            del content[offset:]
         elif how == "out":
-            del content[place : place + size]
+            del content[offset : offset + size]
         elif how == "in":
-            content[place:place] = draw(st.binary(min_size=1, max_size=16))
+            content[offset:offset] = draw(st.binary(min_size=1, max_size=16))
         else:
-            content[place:place] = content[place : place + size * 8]
+            content[offset:offset] = content[offset : offset + size * 8]
     return bytes(content)

@@ -1,4 +1,4 @@
-"""What explaining each architecture with each method comes to: works, has no meaning, not yet, or wrong."""
+"""The outcome of each method on each architecture: works, no meaning, not yet, refused, wrong or broken."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FEW: dict[str, Any] = {"samples": 2, "steps": 2, "masks": 4, "repeats": 2, "patc
 RECTIFIED = (
     "gradcam",
     "gradcam_attention",
-)  # (·)⁺: with random weights a map may well be all 0, which the result warns of
-# the module behind which all paths lead, where some pass around the first block
+)  # (·)⁺: with random weights a map can be all 0, about which the result warns
+# where paths bypass the first block: the module that all paths leave from
 AROUND = {
     "causal language model/rwkv": "rwkv.blocks.0.pre_ln",
     "sequence classification/minimax": "model.layers.0.input_layernorm",
@@ -30,40 +30,40 @@ AROUND = {
     "sequence classification/funnel": "funnel.embeddings",
     "masked language model/neomme": "model.embedding_norm",
 }
-# further tables of these, which are read behind it
+# further embedding tables of these, read after that module
 TABLES = {"masked language model/neomme": ["model.value_embeddings"]}
-# outcomes of a cell, best first; "wrong" and "broken" are defects of the library
+# outcomes of a cell from best to worst; "wrong" and "broken" are defects of the library
 WORKS, MEANINGLESS, NOT_YET, REFUSED, WRONG, BROKEN = "works", "no meaning", "not yet", "refused", "wrong", "broken"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One architecture explained by one method; ``said`` is the error's sentence or what a check found."""
+    """One architecture explained by one method; ``message`` is the text of the error or of the failed check."""
 
     architecture: str
     method: str
     outcome: str
-    said: str = ""
+    message: str = ""
 
 
 WRITES = ("causal language model", "sequence to sequence")
 
 
 def reads_ahead(kind: str, model: nn.Module, inputs: Any) -> bool:
-    """Whether what a language model says of a token depends on later tokens, so that it has no next token."""
+    """Return True if the logits of a language model at a token depend on later tokens, so that there is no next token."""
     if kind not in WRITES:
         return False
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     ids = inputs[name]
-    other = ids.clone()
-    other[:, -1] = torch.where(ids[:, -1] == 50, 51, 50)
+    changed = ids.clone()
+    changed[:, -1] = torch.where(ids[:, -1] == 50, 51, 50)
     ones = {"attention_mask": torch.ones_like(inputs["attention_mask"])} if name == "input_ids" else {}
     with torch.no_grad():
-        both = [main_logits(model(**{**inputs, **ones, name: value})) for value in (ids, other)]
+        both = [main_logits(model(**{**inputs, **ones, name: value})) for value in (ids, changed)]
     return both[0].shape[1] == ids.shape[1] and not close(both[0][:, :-1], both[1][:, :-1], 1e-6)
 
 
-# outputs of a form of their own
+# targets of models with unusual outputs
 TARGETS: dict[str, Any] = {
     "video classification/videoprism_vision_model": lambda output: output.logits[:, 0, 1],
     "two towers/videoprism": lambda output: output.logits_per_video.diagonal(),
@@ -71,7 +71,7 @@ TARGETS: dict[str, Any] = {
 
 
 def target_of(kind: str, ahead: bool = False) -> Any:
-    """A target that fits the head: what an output other than one row of logits needs."""
+    """A target that fits the head of this kind of model."""
     targets = whyformer.targets
     if ahead:
         return targets.Token(3, 70)
@@ -89,14 +89,14 @@ def target_of(kind: str, ahead: bool = False) -> Any:
 
 
 def row(inputs: dict[str, Tensor], index: int, *, crop: bool) -> dict[str, Tensor]:
-    """One sample as a batch of one; ``crop`` takes the padding off."""
+    """One sample as a batch of one; ``crop`` removes the padding."""
     samples = len(LENGTHS)
     long = inputs["input_ids"].shape[-1] if "input_ids" in inputs else 0
     real = int(inputs["attention_mask"][index].sum()) if crop and "attention_mask" in inputs else long
-    one = {n: t.unflatten(0, (samples, -1))[index] for n, t in inputs.items()}
+    sample = {n: t.unflatten(0, (samples, -1))[index] for n, t in inputs.items()}
     same = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
     beside = ("bbox", "image_attention_mask", "cross_attention_mask")
-    return {n: t[..., :real] if n in same else t[:, :real] if n in beside else t for n, t in one.items()}
+    return {n: t[..., :real] if n in same else t[:, :real] if n in beside else t for n, t in sample.items()}
 
 
 def explain(architecture: Architecture, model: nn.Module, inputs: Any, method: str, index: int | None = None) -> Any:
@@ -110,7 +110,7 @@ def explain(architecture: Architecture, model: nn.Module, inputs: Any, method: s
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
-    """Equal to a part of the maximum; below float32's own noise (of a sum that cancels) there is nothing to compare."""
+    """Equal up to a fraction of the maximum, which is at least the rounding noise of float32 (of a sum that cancels)."""
     noise = 1e-12 if a.dtype == b.dtype == torch.float64 and tolerance <= 1e-4 else 1e-3
     return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=noise))
 
@@ -128,7 +128,7 @@ def main_logits(output: Any) -> Tensor:
 
 
 class Study:
-    """One architecture: built once, explained by many methods, checked."""
+    """One architecture, built once, whose explanations by many methods are checked."""
 
     def __init__(self, architecture: Architecture) -> None:
         self.architecture = architecture
@@ -137,9 +137,9 @@ class Study:
         with torch.no_grad():
             try:
                 self.logits = main_logits(self.model(**self.inputs))
-                if not self.logits.isfinite().all():  # masks of float32's smallest number make more of it in float64
+                if not self.logits.isfinite().all():  # masks filled with the minimum of float32 overflow in float64
                     raise RuntimeError("float32 only")
-            except RuntimeError:  # kernels of experts and states know float32 only
+            except RuntimeError:  # kernels of experts and state-space layers support float32 only
                 self.model, self.inputs = model.float(), to(inputs, torch.float32)
                 self.logits = main_logits(self.model(**self.inputs))
             self.exact = self.logits.dtype == torch.float64
@@ -148,8 +148,8 @@ class Study:
             self.single = single if self.crop else row(self.inputs, 1, crop=False)
             self.alone = self.crop or self._same_alone(self.single)
         torch.manual_seed(0)
-        self.tables: list[nn.Module] = []  # in which the ids are looked up once more, behind the first block
-        self.versions = False  # whether what enters some block is several versions of each row
+        self.tables: list[nn.Module] = []  # embedding tables that are read after the first block
+        self.versions = False  # True if a block takes several versions of each row
         self.before = snapshot(self.model)
 
     @property
@@ -157,18 +157,18 @@ class Study:
         return 1e-4 if self.exact else 5e-3
 
     def _same_alone(self, single: dict[str, Tensor]) -> bool:
-        """Whether the plain model gives the sample alone what it gives it in the batch."""
+        """Return True if the plain model's logits of the sample alone equal those in the batch."""
         try:
-            one, whole = main_logits(self.model(**single))[0], self.logits.unflatten(0, (2, -1))[1]
+            alone, whole = main_logits(self.model(**single))[0], self.logits.unflatten(0, (2, -1))[1]
         except Exception:
             return False
-        whole = whole.squeeze(0) if whole.dim() > one.dim() else whole
-        whole = whole[: one.shape[0]] if one.dim() > 1 else whole
-        return close(one, whole, 1e-9 if self.exact else 1e-4)
+        whole = whole.squeeze(0) if whole.dim() > alone.dim() else whole
+        whole = whole[: alone.shape[0]] if alone.dim() > 1 else whole
+        return close(alone, whole, 1e-9 if self.exact else 1e-4)
 
     def cell(self, method: str) -> Cell:
-        outcome, said = self._outcome(method)
-        return Cell(self.architecture.name, method, outcome, said)
+        outcome, message = self._outcome(method)
+        return Cell(self.architecture.name, method, outcome, message)
 
     def _outcome(self, method: str) -> tuple[str, str]:
         try:
@@ -176,8 +176,8 @@ class Study:
                 warnings.simplefilter("ignore")
                 result = explain(self.architecture, self.model, self.inputs, method)
         except MethodNotApplicable as error:
-            said = str(error)
-            return (MEANINGLESS if "has no meaning" in said else NOT_YET), said
+            message = str(error)
+            return (MEANINGLESS if "has no meaning" in message else NOT_YET), message
         except WhyformerError as error:
             return REFUSED, f"{type(error).__name__}: {error}"
         except Exception as error:
@@ -200,7 +200,7 @@ class Study:
                 part.level == "token"
                 and ids is not None
                 and not ids.is_floating_point()
-                and part.scores.shape != (len(ids), ids.shape[-1])  # of a multiple choice those of the choice meant
+                and part.scores.shape != (len(ids), ids.shape[-1])  # a multiple-choice explanation scores the chosen option only
             ):
                 return f"{list(part.scores.shape)} scores for {list(ids.shape)} of {name or 'input_ids'}"
         if not any(bool(p.scores.any()) for p in parts.values()) and not (method in RECTIFIED and any(result.warnings)):
@@ -213,10 +213,10 @@ class Study:
             return "logits are not those of the plain model"
         if self.alone and (
             self.crop or "input_ids" not in self.inputs or method != "occlusion"
-        ):  # padding that matters: which there is
-            one = parts_of(explain(self.architecture, self.model, self.single, method, 1))
+        ):  # the padding has an effect here, so removed tokens must not become padding
+            singles = parts_of(explain(self.architecture, self.model, self.single, method, 1))
             for name, part in parts.items():
-                alone, batched = one[name].scores[0], part.scores[1]
+                alone, batched = singles[name].scores[0], part.scores[1]
                 cut = tuple(slice(n) for n in alone.shape)
                 if not close(alone, batched[cut], self.tolerance):
                     return f"a sample alone gets other scores than in the batch ({name or 'the input'})"
@@ -224,47 +224,50 @@ class Study:
             return self.misplaced(parts)
         return ""
 
-    # -- place -------------------------------------------------------------------------------------------------------
+    # -- places ------------------------------------------------------------------------------------------------------
     def misplaced(self, parts: dict[str, Any]) -> str:
-        """Gradient × input by hand: at pixels, at what enters the first block that a text's rows enter."""
+        """Compare input × gradient with autograd at the pixels, or at the input of the first block for text.
+
+        Return a description of the first mismatch, or "".
+        """
         for name, part in parts.items():
             visual = part.level != "token"
             name = name or next((n for n, t in self.inputs.items() if t.is_floating_point() == visual), "")
             hand, keep = self.by_hand(name) if name in self.inputs else None, None
             if hand is None:
                 continue
-            found, value = part.scores.double(), self.inputs[name]
+            scores, value = part.scores.double(), self.inputs[name]
             if visual:
-                channels = (-3,) if hand.dim() == found.dim() + 1 else tuple(range(1, hand.dim() - 2))
+                channels = (-3,) if hand.dim() == scores.dim() + 1 else tuple(range(1, hand.dim() - 2))
                 hand = hand.sum(channels) if channels else hand
             elif value.is_floating_point():
-                columns = hand.dim() == 3 and found.shape[1] == hand.shape[2] != hand.shape[1]  # of a spectrogram
-                # patches of all samples, each of them numbers or a small picture
-                packed = (hand.dim() == 2 and hand.shape != found.shape) or hand.dim() > 3
-                hand = hand.flatten(1).sum(-1).unflatten(0, (len(found), -1)) if packed else hand
+                columns = hand.dim() == 3 and scores.shape[1] == hand.shape[2] != hand.shape[1]  # a spectrogram
+                # patches of all samples in one axis, each a vector or a small image
+                packed = (hand.dim() == 2 and hand.shape != scores.shape) or hand.dim() > 3
+                hand = hand.flatten(1).sum(-1).unflatten(0, (len(scores), -1)) if packed else hand
                 hand = hand.sum(1) if columns else hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
-                if hand.shape != found.shape:
-                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
+                if hand.shape != scores.shape:
+                    return f"{list(scores.shape)} scores where {list(hand.shape)} belong to {name}"
             else:
-                own = name == "input_ids" and "attention_mask" in self.inputs
-                keep = self.inputs["attention_mask"].bool() if own else torch.ones_like(value, dtype=torch.bool)
+                has_mask = name == "input_ids" and "attention_mask" in self.inputs
+                keep = self.inputs["attention_mask"].bool() if has_mask else torch.ones_like(value, dtype=torch.bool)
                 keep = keep & ~torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
                 if value.dim() == 3:
                     hand, keep = (t.reshape(value.shape)[torch.arange(2), torch.tensor([1, 0])] for t in (hand, keep))
-                if hand.shape != found.shape:
-                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
-                hand, found = hand * keep, found * keep
-            agree = hand.shape != found.shape or close(found, hand.double(), self.tolerance)
+                if hand.shape != scores.shape:
+                    return f"{list(scores.shape)} scores where {list(hand.shape)} belong to {name}"
+                hand, scores = hand * keep, scores * keep
+            agree = hand.shape != scores.shape or close(scores, hand.double(), self.tolerance)
             if not agree and not self.slopes_agree(name, part.scores, keep):
                 return f"input × gradient of {name} is not the one computed by hand"
         return ""
 
     def slopes_agree(self, name: str, scores: Tensor, keep: Tensor | None) -> bool:
-        """Whether scores are the slopes of the target along x, by differences of two passes. Autograd does not tell them of a
-        model that detaches something or has backward functions of its own. Of a text, at the tokens to ``keep``.
+        """Return True if scores are the slopes of the target along x, by differences of two passes. Autograd gives other values
+        for a model that detaches tensors or has custom backward functions. For text, only the tokens to ``keep`` count.
 
-        A long step may cross kinks (where boxes are looked at), a short one drowns where part of the model rounds to float32:
-        each slope has to be met by one of the two."""
+        A long step may cross kinks (where boxes are read), a short one is lost where part of the model rounds to float32:
+        each slope has to agree for one of the two."""
         value, steps = self.inputs[name], (1e-4, 1e-6) if self.exact else (1e-3,)
         behind = AROUND.get(self.architecture.name)
         block = self.model.get_submodule(behind) if behind else None
@@ -275,14 +278,14 @@ class Study:
         for _ in range(3):
             weights = torch.rand(scores.shape, dtype=scores.dtype)
             weights = weights if keep is None else weights * keep
-            found = (scores * weights).sum()[None]
+            weighted = (scores * weights).sum()[None]
             slopes = (self.slope(name, block, bool(behind), weights, step)[None] for step in steps)
-            if not any(close(found, slope, 1e-2 if self.exact else 2e-2) for slope in slopes):
+            if not any(close(weighted, slope, 1e-2 if self.exact else 2e-2) for slope in slopes):
                 return False
         return True
 
     def slope(self, name: str, block: nn.Module | None, behind: bool, weights: Tensor, step: float) -> Tensor:
-        """That of the target where an input, or what enters a block, is multiplied by 1 + h weights, by a difference around h = 0."""
+        """The derivative of the target at h = 0 when an input, or the input of a block, is multiplied by 1 + h weights."""
         ends, value = [], self.inputs[name]
         for h in (step, -step):
             with torch.no_grad():
@@ -295,8 +298,8 @@ class Study:
         return (ends[0] - ends[1]) / (2 * step)
 
     def scaled(self, module: nn.Module, factor: Tensor, behind: bool) -> Any:
-        """The model's output where what first enters a module, or leaves it, is multiplied by a factor, also for what goes
-        around the module."""
+        """The model's output when the first input of a module, or its output, is multiplied by a factor, also on paths that
+        bypass the module."""
         done: list[bool] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -360,10 +363,10 @@ class Study:
             self.tables = [self.model.get_submodule(path) for path in TABLES.get(self.architecture.name, ())]
             return hand if hand is None else hand + sum(self.returned([table]) for table in self.tables)
         block = self.first_block(name)
-        if block is None:  # blocks take another form of the rows (several versions of each)
+        if block is None:  # blocks take another layout of the rows (several versions of each)
             tables = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
             return self.returned(tables, self.inputs[name]) if self.versions else None
-        entered: list[Tensor] = []  # the tensor itself: what passes around the block (a residual) is followed as well
+        entered: list[Tensor] = []  # the tensor itself, so that a residual around the block is followed as well
         values: list[Tensor] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -398,12 +401,12 @@ class Study:
         return None if hand is None else hand + sum(further.values())
 
     def returned(self, modules: list[nn.Module], ids: Tensor | None = None) -> Tensor | None:
-        """At what the first of some modules returns, the first that is given these ids if there are any."""
+        """Gradient × value at the output of the first of these modules that is called (with these ids, if given)."""
         leaves: list[Tensor] = []
 
         def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            other = ids is not None and not (isinstance(args[0], Tensor) and torch.equal(args[0], ids))
-            if leaves or other:
+            other_ids = ids is not None and not (isinstance(args[0], Tensor) and torch.equal(args[0], ids))
+            if leaves or other_ids:
                 return None
             leaves.append(output.detach().clone().requires_grad_())
             return leaves[0].clone()
@@ -420,7 +423,7 @@ class Study:
         return _relevance(seed, leaves[0], leaves[0].detach())
 
     def first_block(self, name: str) -> nn.Module | None:
-        """The first called block whose input has a row for each id and changes only there where an id changes."""
+        """The first called block whose input has one row per id and changes only in the row of a changed id."""
         if self.inputs[name].dim() != 2 or self.inputs[name].shape[1] < 4:
             return None
         candidates = [
@@ -430,10 +433,10 @@ class Study:
         ]
         seen: list[list[tuple[nn.Module, Tensor]]] = []
         ids = self.inputs[name]
-        other = ids.clone()
-        at = ids.shape[1] - 2  # of the first sample, which has no padding: a word behind all places of a picture
-        other[0, at] = 91 if int(ids[0, at]) != 91 else 92
-        for value in (ids, other):
+        changed_ids = ids.clone()
+        at = ids.shape[1] - 2  # in the first sample, which has no padding: a word after all image tokens
+        changed_ids[0, at] = 91 if int(ids[0, at]) != 91 else 92
+        for value in (ids, changed_ids):
             calls: list[tuple[nn.Module, Tensor]] = []
 
             def enter(module: nn.Module, args: Any, kwargs: Any, calls: Any = calls) -> None:
@@ -466,7 +469,7 @@ def _hidden(args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
 
 
 def _behind(seed: Tensor, entered: Tensor, looked_up: dict[nn.Module, Tensor]) -> dict[nn.Module, Tensor]:
-    """Gradient × vector of each token for the tables that are read otherwise than through what enters the first block."""
+    """Gradient × vector of each token for the tables that reach the output on paths that bypass the first block."""
     further = {}
     if len(looked_up) > 1:
         flow, *gradients = torch.autograd.grad(seed, [entered, *looked_up.values()], retain_graph=True, allow_unused=True)
@@ -483,21 +486,21 @@ def _relevance(seed: Tensor, at: Tensor, value: Tensor) -> Tensor | None:
     """Gradient × value of each row; None if the seed does not depend on it."""
     try:
         (gradient,) = torch.autograd.grad(seed, at, allow_unused=True)
-    except RuntimeError:  # a state that the model writes in place, which autograd does not allow
+    except RuntimeError:  # the model writes a state in place, which autograd does not allow
         return torch.full_like(value.sum(-1), torch.nan)
     return None if gradient is None else (value * gradient).sum(-1)
 
 
 def study(architecture: Architecture, methods: list[str]) -> list[Cell]:
-    """All cells of one architecture; the model must be as found when all is done."""
+    """All cells of one architecture, and one more if the model was changed."""
     try:
-        own = Study(architecture)
+        subject = Study(architecture)
     except Exception as error:
         return [Cell(architecture.name, "(build)", BROKEN, f"{type(error).__name__}: {error}")]
-    cells = [own.cell(m) for m in methods if METHODS[m].modality in ("both", own.architecture.modality)]
+    cells = [subject.cell(m) for m in methods if METHODS[m].modality in ("both", subject.architecture.modality)]
     torch.manual_seed(0)
     try:
-        assert_unchanged(own.model, own.before)
+        assert_unchanged(subject.model, subject.before)
     except AssertionError as error:
         cells.append(Cell(architecture.name, "(model as found)", WRONG, str(error)[:300]))
     return cells

@@ -1,4 +1,4 @@
-"""Tiny random models that read pictures and words, with the very processors that transformers has for them."""
+"""Tiny random vision-language models with the original processors of transformers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from zoo import HEADS, WIDTH, randomise
 _TOWER = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "image_size": 32, "patch_size": 8}
 _TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 120, "head_dim": 8}
 _WORDS = ["<pad>", "<s>", "</s>", "<unk>", "what", "is", "here", "on", "the", "left", "and"]
-_ALMOST: dict[str, Any] = {"image_mean": [-1e-6] * 3, "image_std": [1.0] * 3}  # black is nearly 0, and not all 0: that would be padding
+_ALMOST: dict[str, Any] = {"image_mean": [-1e-6] * 3, "image_std": [1.0] * 3}  # black is nearly but not exactly 0, which would be padding
 
 
 def tokenizer(**special: str) -> Any:
-    """Words, and special tokens from 100 on by the names that a processor asks for."""
-    known = {w: i for i, w in enumerate(_WORDS)} | {f"<{i}>": i for i in range(len(_WORDS), 100)}
-    known |= {token: 100 + i for i, token in enumerate(special.values())}
-    plain = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    """A word tokenizer with special tokens from id 100 on, by the names that a processor asks for."""
+    vocabulary = {w: i for i, w in enumerate(_WORDS)} | {f"<{i}>": i for i in range(len(_WORDS), 100)}
+    vocabulary |= {token: 100 + i for i, token in enumerate(special.values())}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return hf.PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=special, **names)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=special, **names)
 
 
 def paligemma() -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def paligemma() -> tuple[Any, Any]:
 
 
 def gemma3() -> tuple[Any, Any]:
-    """Pan and scan: beside the whole picture pieces of it, where it is long."""
+    """Pan and scan: crops of an elongated image in addition to the whole image."""
     pan = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16, "pan_and_scan_max_num_crops": 3, "pan_and_scan_min_ratio_to_activate": 1.2}
     pictures = Gemma3ImageProcessorPil(size={"height": 32, "width": 32}, **pan, **_ALMOST)
     words = tokenizer(image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>")
@@ -52,7 +52,7 @@ def gemma3() -> tuple[Any, Any]:
 
 
 def internvl() -> tuple[Any, Any]:
-    """Tiles of the shape that fits best, and the whole picture behind them."""
+    """Tiles of the best-fitting grid, followed by the whole image."""
     pictures = GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, min_patches=1, max_patches=4, **_ALMOST)
     words = tokenizer(context_image_token="<IMG_CONTEXT>", start_image_token="<img>", end_image_token="</img>", video_token="<video>")
     vision = {**_TOWER, "model_type": "internvl_vision", "image_size": [32, 32], "patch_size": [8, 8]}
@@ -61,7 +61,7 @@ def internvl() -> tuple[Any, Any]:
 
 
 def llava_next() -> tuple[Any, Any]:
-    """The whole picture, and tiles of the canvas that fits best, without what was padded there."""
+    """The whole image, and tiles of the best-fitting canvas without its padding."""
     canvases = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
     pictures = LlavaNextImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=canvases, **_ALMOST)
     config = hf.LlavaNextConfig(vision_config={**_TOWER, "model_type": "clip_vision_model"}, text_config={**_TEXT, "model_type": "llama"}, image_token_index=100, image_grid_pinpoints=canvases, vision_feature_layer=-1)

@@ -1,4 +1,4 @@
-"""Models that lay the rows of a picture out in any order, and pictures for them."""
+"""Vision models with any order of patch tokens, and images for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE = 8
 
 
 class Unfolded(nn.Module):
-    """A ViT without a convolution: patches by unfold, in any order, with rows of no patch before or after them."""
+    """A ViT whose patches come from unfold, in any order, with special tokens before or after them."""
 
     def __init__(self, grid: tuple[int, int], before: int = 1, after: int = 0, order: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Unfolded(nn.Module):
 
 
 class Stem(nn.Module):
-    """Overlapping convolutions before the blocks, as hybrids have."""
+    """A convolutional stem with overlapping kernels before the blocks, as in hybrid models."""
 
     def __init__(self, layers: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
@@ -52,21 +52,21 @@ class Stem(nn.Module):
 
 
 class Mixed(Unfolded):
-    """Every row is made of the whole picture."""
+    """Every token depends on the whole image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.fft.fft2(x).real)
 
 
 class Folded(Unfolded):
-    """Each row stands for two places: the halves of the picture lie on each other."""
+    """Each token has two places: the halves of the image are added."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(sum(x.chunk(2, -1)))  # type: ignore[arg-type]
 
 
-def unfolded(*given: Any, **options: Any) -> nn.Module:
-    return randomise(Unfolded(*given, **options)).double()
+def unfolded(*args: Any, **options: Any) -> nn.Module:
+    return randomise(Unfolded(*args, **options)).double()
 
 
 def picture(rows: int, columns: int, batch: int = 1) -> Tensor:
@@ -74,7 +74,7 @@ def picture(rows: int, columns: int, batch: int = 1) -> Tensor:
 
 
 class Turned(Stem):
-    """Convolutions that see the picture turned, rows as columns."""
+    """Convolutions over the transposed image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.transpose(2, 3))

@@ -1,4 +1,4 @@
-"""Tiny random models of transformers' classes: one function shrinks any configuration."""
+"""Build tiny random models of transformers classes; one function shrinks any configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo import CLASSES, randomise
 VOCABULARY = 100
 SIDE = 32
 # -- shrinking ---------------------------------------------------------------------------------------------------------
-# the first pattern that matches the whole name of a setting says its value; of a list, of each of its values
+# the first pattern that matches the whole name of a setting gives its value, or the value of each item of a list
 SMALL: list[tuple[str, int]] = [
     (r"(text_|decoder_|encoder_|src_|tgt_|char_)?vocab_size(_per_layer_input)?|n_tokens", VOCABULARY),
     (r"(moe_|shared_expert_|expert_|dense_|shared_)?(intermediate_size|ffn_hidden_size)(_mlp)?|.*ffn_dim|d_ff|d_inner|hidden_dim|ffn_hidden|moe_intermediate_size|n_inner|.*ffn_size|dim_ff|feed_forward_size|.*mlp_dim|.*intermediate_dim|proj_intermediate", 48),
@@ -47,16 +47,16 @@ STAGES: list[tuple[str, Callable[[int], Any]]] = [
 
 
 def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Small values for those settings of a configuration (as a mapping) that make its model large."""
+    """Small values for the settings of a configuration (as a mapping) that determine the size of the model."""
     small: dict[str, Any] = {}
     layers = settings.get("num_hidden_layers") or settings.get("num_layers")
     each = {n: v for n, v in settings.items() if isinstance(v, list | tuple) and len(v) == layers and layers > 2}
     kinds = each.get("layer_types", each.get("layers_block_type", ())) if isinstance(layers, int) else ()
-    kept = sorted({kinds.index(kind) for kind in kinds})  # one layer of each kind, two at least
-    kept = kept if len(kept) > 1 else [0, 1]
+    layers_kept = sorted({kinds.index(kind) for kind in kinds})  # one layer of each kind, at least two
+    layers_kept = layers_kept if len(layers_kept) > 1 else [0, 1]
     latent = any(
         "kv_lora_rank" in n for n in settings
-    )  # attention through a latent: no groups of heads, own widths of heads
+    )  # latent attention has no grouped heads, and head widths of its own
     for name, value in settings.items():
         number = next((n for pattern, n in SMALL if re.fullmatch(pattern, name)), None)
         if latent and name in ("num_key_value_heads", "head_dim"):
@@ -64,7 +64,7 @@ def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif is_config(name, value):
             small[name] = {**({"model_type": value["model_type"]} if value.get("model_type") else {}), **shrunk(value)}
         elif name in each:
-            small[name] = [value[i] if number is None else number for i in kept]
+            small[name] = [value[i] if number is None else number for i in layers_kept]
         elif isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
             rule = next((f for pattern, f in STAGES if re.fullmatch(pattern, name)), None)
             if rule is not None:
@@ -72,19 +72,19 @@ def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
             elif number is not None:
                 small[name] = [number] * len(value)
         elif isinstance(value, int) and not isinstance(value, bool) and number is not None and number < value:
-            small[name] = len(kept) if value == layers and kinds else number
+            small[name] = len(layers_kept) if value == layers and kinds else number
         elif value is None and name == "head_dim":
             small[name] = 8
     return small
 
 
 def is_config(name: str, value: Any) -> bool:
-    """Whether a setting is the configuration of a part."""
+    """Return True if a setting is a nested configuration."""
     return isinstance(value, Mapping) and bool(value) and (name.endswith("_config") or "model_type" in value)
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Ids inside the small vocabulary, each its own: padding is 0, begin 2, end 3, everything else from 5 on."""
+    """Distinct ids inside the small vocabulary: padding is 0, begin 2, end 3, others from 5 on."""
     fixed = {
         "pad_token_id": 0,
         "bos_token_id": 2,
@@ -93,25 +93,25 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
         "cls_token_id": 2,
         "sep_token_id": 3,
     }
-    given: dict[str, Any] = {}
+    ids: dict[str, Any] = {}
     for name, value in settings.items():
         if is_config(name, value):
-            given[name] = special_tokens(value)
+            ids[name] = special_tokens(value)
         elif name in fixed:
-            given[name] = fixed[name]
+            ids[name] = fixed[name]
         elif (
             re.fullmatch(r".*(_token_id|_token_index|_id|_token)", name)
             and isinstance(value, int)
             and not isinstance(value, bool)
         ):
-            given[name] = 5 + len(given)
+            ids[name] = 5 + len(ids)
     if settings.get("is_encoder_decoder"):
-        given["decoder_start_token_id"] = 2
-    return given
+        ids["decoder_start_token_id"] = 2
+    return ids
 
 
 def merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, those of ``b`` first; mappings inside are merged too."""
+    """Merge two mappings recursively; values of ``b`` win."""
     both = dict(a)
     for name, value in b.items():
         old = both.get(name)
@@ -120,7 +120,7 @@ def merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tiny(name: str, settings: Mapping[str, Any] | None = None, attention: str | None = None) -> nn.Module:
-    """The transformers model of this class, shrunk, with random weights."""
+    """A shrunk transformers model of this class with random weights."""
     kind = getattr(transformers, name)
     default = kind.config_class().to_dict()
     small = merged(merged(shrunk(default), special_tokens(default)), settings or {})

@@ -1,4 +1,4 @@
-"""What an explanation must leave as it found it: everything about the model, and torch's global state."""
+"""Snapshots of a model and of torch's global state, which an explanation must not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOOKS = (
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """A comparable picture of the model and of torch."""
+    """A comparable snapshot of the model and of torch."""
     facts: dict[str, Any] = {
         "default dtype": torch.get_default_dtype(),
         "gradients enabled": torch.is_grad_enabled(),

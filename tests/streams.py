@@ -1,4 +1,4 @@
-"""Small models of several inputs, and one whose heads are computed one after another."""
+"""Small models of several inputs, and one that computes its heads in a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Built = tuple[nn.Module, dict[str, Tensor]]
 
 
 def bart(attention: str = "sdpa") -> Built:
-    """A classifier whose decoder reads the same words, shifted by one behind a start token."""
+    """A classifier whose decoder reads the same tokens, shifted right by a start token."""
     config = hf.BartConfig(
         vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
         encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=40, pad_token_id=1, eos_token_id=2, bos_token_id=0, num_labels=4,
@@ -29,7 +29,7 @@ def t5() -> Built:
 
 
 def llava() -> Built:
-    """Picture and words in one sequence, at other places in each of the two prompts."""
+    """Image and text tokens in one sequence, at different positions in the two prompts."""
     vision = hf.CLIPVisionConfig(**_TOWER, image_size=16, patch_size=4)
     text = hf.LlamaConfig(**{**_TOWER, "num_attention_heads": 2}, num_key_value_heads=2, vocab_size=120)
     config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=100, vision_feature_layer=-1)
@@ -46,7 +46,7 @@ def vilt() -> Built:
 
 
 class Siamese(nn.Module):
-    """One encoder, run on two texts."""
+    """One encoder applied to two texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def siamese() -> Built:
 
 
 class HeadByHead(nn.Module):
-    """The heads of a layer computed one after another."""
+    """A layer that computes its heads in a loop if ``loop`` is true."""
 
     def __init__(self, loop: bool) -> None:
         super().__init__()

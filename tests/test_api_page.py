@@ -1,4 +1,4 @@
-"""docs/api.md is what the public names and their docstrings say."""
+"""docs/api.md is generated from the public names and their docstrings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "api_page"))
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_api_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == SCRIPT["page"](), "run scripts/api_page > docs/api.md"
 
 
-def test_every_public_name_is_on_the_page() -> None:
+def test_api_page_groups_contain_every_public_name() -> None:
     assert sorted(name for names in SCRIPT["GROUPS"].values() for name in names) == sorted(whyformer.__all__)

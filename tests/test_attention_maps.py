@@ -1,4 +1,4 @@
-"""All maps of one pass agree with what the methods of single blocks and heads give."""
+"""Attention maps of one pass equal the explanations of single blocks and heads."""
 
 import sys
 
@@ -14,20 +14,20 @@ from zoo import build
 
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit"])
 @pytest.mark.parametrize("head", [0, 1, "mean", "max"])
-def test_each_map_equals_raw_attention_of_that_block_and_head(name, head):
+def test_map_equals_raw_attention_of_its_block_and_head(name, head):
     model, inputs = build(name)
     maps = whyformer.attention_maps(model, inputs)
     for block in range(maps.blocks):
-        wanted = whyformer.explain(model, inputs, "raw_attention", aggregation={"layers": block, "heads": head})
+        expected = whyformer.explain(model, inputs, "raw_attention", aggregation={"layers": block, "heads": head})
         e = maps.explanation(block, head)
-        assert torch.allclose(e.scores, wanted.scores, atol=1e-12)
-        assert (e.grid, e.level, e.target_names, e.tokens) == (wanted.grid, wanted.level, wanted.target_names, wanted.tokens)
-        assert torch.allclose(e.logits, wanted.logits)
+        assert torch.allclose(e.scores, expected.scores, atol=1e-12)
+        assert (e.grid, e.level, e.target_names, e.tokens) == (expected.grid, expected.level, expected.target_names, expected.tokens)
+        assert torch.allclose(e.logits, expected.logits)
         assert e.settings == {"block": block, "head": head}
         assert e.diagnostics["class_specific"] is False
 
 
-def test_rows_of_a_matrix_sum_to_one_and_are_the_queries():
+def test_matrix_rows_are_queries_and_sum_to_one():
     loaded = load("bundled:sst2")
     maps = whyformer.attention_maps(loaded.model, ["A charming film.", "Dull, dull and far too long, alas."], loaded.processor)
     matrix = maps.matrix(0, 1, sample=1)
@@ -39,16 +39,16 @@ def test_rows_of_a_matrix_sum_to_one_and_are_the_queries():
     assert e.settings["query"] == 2
 
 
-def test_weighted_by_the_gradient_they_depend_on_the_class():
+def test_gradient_weighted_maps_depend_on_the_class():
     model, inputs = build("hf_vit")
-    one, other = (whyformer.attention_maps(model, inputs, target=t, gradient=True) for t in (0, 1))
-    assert not torch.allclose(one.maps[-1], other.maps[-1])
-    assert float(one.maps[0].min()) >= 0
-    assert one.explanation(0).diagnostics["class_specific"] is True
-    assert one.explanation(0).method == "attention_gradient"
+    first, second = (whyformer.attention_maps(model, inputs, target=t, gradient=True) for t in (0, 1))
+    assert not torch.allclose(first.maps[-1], second.maps[-1])
+    assert float(first.maps[0].min()) >= 0
+    assert first.explanation(0).diagnostics["class_specific"] is True
+    assert first.explanation(0).method == "attention_gradient"
 
 
-def test_every_block_and_head_in_order():
+def test_blocks_and_heads_are_in_order():
     model, inputs = build("hf_vit")
     maps = whyformer.attention_maps(model, inputs)
     assert [e.settings["block"] for e in maps.each_block()] == list(range(maps.blocks))
@@ -57,7 +57,7 @@ def test_every_block_and_head_in_order():
     assert torch.equal(maps.explanation(-1).scores, maps.explanation(maps.blocks - 1).scores)
 
 
-def test_what_is_not_there_is_refused():
+def test_missing_block_head_or_token_raises():
     model, inputs = build("hf_vit")
     maps = whyformer.attention_maps(model, inputs)
     for arguments, message in (((99,), "no block 99"), ((0, 99), "head 99"), ((0, "sum"), "'mean', 'max' or 'min'"), ((0, 0, 999), "no token 999")):
@@ -68,8 +68,8 @@ def test_what_is_not_there_is_refused():
         whyformer.attention_maps(swin, pixels)
 
 
-def test_far_too_many_numbers_are_refused(monkeypatch):
-    # the name belongs to the function; its module is found here
+def test_too_many_attention_values_raise(monkeypatch):
+    # `whyformer.attention` is the function; its module is only in sys.modules
     monkeypatch.setattr(sys.modules["whyformer.attention"], "MOST_VALUES", 10)
     model, inputs = build("hf_vit")
     with pytest.raises(InputError, match="raw_attention and its aggregation"):
@@ -78,13 +78,13 @@ def test_far_too_many_numbers_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("build", [llava, qwen2_vl])
-def test_rows_of_a_picture_and_of_words_are_scored_each_in_its_part(build):
+def test_image_and_text_tokens_are_scored_in_their_own_parts(build):
     model, processor = build()
     prompt = {"text": "what is here", "images": [square((32, 32), (8, 8, 24, 24))]}
     maps = whyformer.attention_maps(model, prompt, processor)
     for block in range(maps.blocks):
-        found = maps.explanation(block, 1)
-        wanted = whyformer.explain(model, prompt, "raw_attention", processor=processor, aggregation={"layers": block, "heads": 1})
-        assert set(found.inputs) == set(wanted.inputs) == {"input_ids", "pixel_values"}
-        for name in found.inputs:
-            torch.testing.assert_close(found.part(name).scores, wanted.part(name).scores)
+        result = maps.explanation(block, 1)
+        expected = whyformer.explain(model, prompt, "raw_attention", processor=processor, aggregation={"layers": block, "heads": 1})
+        assert set(result.inputs) == set(expected.inputs) == {"input_ids", "pixel_values"}
+        for name in result.inputs:
+            torch.testing.assert_close(result.part(name).scores, expected.part(name).scores)

@@ -1,6 +1,6 @@
-"""What code is measured by, with the list of what is still beyond it: ``code_limits.json`` may only shrink.
+"""Limits on the source code; ``code_limits.json`` lists the remaining excesses and may only shrink.
 
-After a change for the better, ``python tests/test_code_limits.py`` writes the list again.
+After an improvement, ``python tests/test_code_limits.py`` rewrites the list.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ RULES = {
 }
 LONGEST = 60
 MOST_PARAMETERS = 8
-COMMANDS = "apps/cli"  # ruff does not count parameters here: those of a command are its options
-Found = dict[str, dict[str, int]]
+COMMANDS = "apps/cli"  # ruff does not count parameters here: the parameters of a command are its options
+Counts = dict[str, dict[str, int]]
 
 
-def by_ruff() -> Found:
-    """rule -> file -> how often ruff finds it."""
-    asked = [sys.executable, "-m", "ruff", "check", "src", "--no-cache", "--select", "C901,PLR0913,PLR0915,SLF001", "--output-format", "json", "--exit-zero"]
-    made = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+def count_with_ruff() -> Counts:
+    """Ruff's violations: rule -> file -> count."""
+    command = [sys.executable, "-m", "ruff", "check", "src", "--no-cache", "--select", "C901,PLR0913,PLR0915,SLF001", "--output-format", "json", "--exit-zero"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     counted: dict[str, Counter[str]] = {}
-    for one in json.loads(made.stdout):
-        counted.setdefault(one["code"], Counter())[Path(one["filename"]).relative_to(SOURCE).as_posix()] += 1
+    for violation in json.loads(completed.stdout):
+        counted.setdefault(violation["code"], Counter())[Path(violation["filename"]).relative_to(SOURCE).as_posix()] += 1
     return {code: dict(files) for code, files in counted.items()}
 
 
 def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether ``options.command`` decorates it."""
-    return any(isinstance(one, ast.Call) and ast.unparse(one.func).endswith("command") for one in function.decorator_list)
+    """Return True if ``options.command`` decorates the function."""
+    return any(isinstance(d, ast.Call) and ast.unparse(d.func).endswith("command") for d in function.decorator_list)
 
 
-def by_reading() -> Found:
-    """The rules that ruff does not have, or does not check in files of commands."""
+def count_with_ast() -> Counts:
+    """Violations of rules that ruff lacks or skips in command files: rule -> file -> count."""
     lines, skipped, parameters = Counter[str](), Counter[str](), Counter[str]()
     classes: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -66,30 +66,30 @@ def by_reading() -> Found:
     return {"PLR0913": dict(+parameters), "LINES": dict(+lines), "FMT": dict(+skipped), "NAME": names}
 
 
-def found() -> Found:
-    ruff, read = by_ruff(), by_reading()
-    return ruff | read | {"PLR0913": ruff.get("PLR0913", {}) | read["PLR0913"]}
+def count_all() -> Counts:
+    ruff, parsed = count_with_ruff(), count_with_ast()
+    return ruff | parsed | {"PLR0913": ruff.get("PLR0913", {}) | parsed["PLR0913"]}
 
 
 @pytest.fixture(scope="module")
-def now() -> Any:
-    return found()
+def counts() -> Any:
+    return count_all()
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_nothing_new_is_beyond_a_limit(rule: str, now: Found) -> None:
+def test_no_new_code_exceeds_a_limit(rule: str, counts: Counts) -> None:
     listed = json.loads(LIST.read_text()).get(rule, {})
-    more = {file: count for file, count in now.get(rule, {}).items() if count > listed.get(file, 0)}
+    more = {file: count for file, count in counts.get(rule, {}).items() if count > listed.get(file, 0)}
     assert more == {}, f"{RULES[rule]}: there is more of it than code_limits.json allows"
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_list_has_no_more_than_there_is(rule: str, now: Found) -> None:
+def test_list_of_limits_has_no_stale_entries(rule: str, counts: Counts) -> None:
     listed = json.loads(LIST.read_text()).get(rule, {})
-    less = {file: now.get(rule, {}).get(file, 0) for file, count in listed.items() if now.get(rule, {}).get(file, 0) < count}
+    less = {file: counts.get(rule, {}).get(file, 0) for file, count in listed.items() if counts.get(rule, {}).get(file, 0) < count}
     assert less == {}, f"{RULES[rule]}: it got better; write the list again (python tests/test_code_limits.py)"
 
 
 if __name__ == "__main__":
-    kept = found()
-    LIST.write_text(json.dumps({rule: dict(sorted(kept.get(rule, {}).items())) for rule in RULES}, indent=1) + "\n")
+    final = count_all()
+    LIST.write_text(json.dumps({rule: dict(sorted(final.get(rule, {}).items())) for rule in RULES}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What every method keeps on every model: tested over the registry × the zoo, so that a new method or model needs no new test."""
+"""Contracts of every method on every model: parametrized over the registry × the zoo, so new methods and models need no new test."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from whyformer.methods import METHODS
 from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, modality, rows, to
 
 TARGETS = [1, 3]
-# what a method may do often is done a few times here; whatever has such a setting is made small by it
+# small values for settings that repeat work
 FEW: dict[str, Any] = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "patch": 8}
 
 
-def of(*names: str) -> list[tuple[str, str]]:
-    """Each method with the models that it explains."""
+def pairs_of(*names: str) -> list[tuple[str, str]]:
+    """Pairs of each method with the models of its modality."""
     return [(m, n) for m in sorted(METHODS) for n in names if METHODS[m].modality in ("both", modality(n))]
 
 
-PAIRS = of(*ZOO)
+PAIRS = pairs_of(*ZOO)
 REQUIRED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
-OF_ONE_BLOCK = {"raw_attention", "partial_lrp", "gradcam_attention"}  # whose rows are those of its own resolution
+OF_ONE_BLOCK = {"raw_attention", "partial_lrp", "gradcam_attention"}  # applies at the resolution of one block
 REFUSED = [
     (m, n) for m in sorted(METHODS.keys() - OF_ONE_BLOCK) for n in WINDOWED if not METHODS[m].anywhere and METHODS[m].modality in ("both", "image")
 ]
 
 every_pair = pytest.mark.parametrize(("method", "name"), PAIRS + REQUIRED)
-either_pair = pytest.mark.parametrize(("method", "name"), of("hf_vit", "bert"))
+either_pair = pytest.mark.parametrize(("method", "name"), pairs_of("hf_vit", "bert"))
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 
 
@@ -43,13 +43,13 @@ def few(method: str) -> dict[str, Any]:
 
 
 def close(a: Tensor, b: Tensor, scale: Tensor, tolerance: float = 1e-6) -> bool:
-    """Equal to a part of the map's maximum; a map of zeros must be met exactly."""
+    """Equal up to a fraction of the maximum of ``scale``; exactly equal if it is zero."""
     return bool((a.double() - b.double()).abs().max() <= tolerance * scale.double().abs().max())
 
 
 @cache
 def built(name: str) -> tuple[nn.Module, Any]:
-    """One model for all methods, each of which leaves it as it was; what the library reads off a model it reads once."""
+    """The model, shared by all tests, and its inputs."""
     return build(name)
 
 
@@ -63,7 +63,7 @@ class Run:
 
 @cache
 def run(method: str, name: str) -> Run:
-    """The explanation of the batch, with a target for each sample; several contracts look at it."""
+    """The explanation of the batch with one target per sample, shared by several contracts."""
     model, inputs = built(name)
     torch.manual_seed(0)
     before = snapshot(model)
@@ -75,35 +75,35 @@ def run(method: str, name: str) -> Run:
 @pytest.mark.part(times=2)
 @every_pair
 def test_batch_equals_single_runs(method: str, name: str) -> None:
-    """Each sample alone, and for text alone without its padding."""
-    found = run(method, name)
+    """Each sample is run alone; text is also run without its padding."""
+    batch = run(method, name)
     for i, target in enumerate(TARGETS):
-        wanted = found.result.scores[i]
-        for crop in (False, True) if isinstance(found.inputs, dict) else (False,):
-            one = rows(found.inputs, i, crop=crop)
-            got = whyformer.explain(found.model, one, method=method, target=target, **few(method))
-            assert got.scores.shape[0] == 1
-            assert close(got.scores[0], wanted[: got.scores.shape[1]], wanted), f"sample {i}, {crop=}"
-            assert torch.allclose(got.logits[0], found.result.logits[i], atol=1e-9)
+        expected = batch.result.scores[i]
+        for crop in (False, True) if isinstance(batch.inputs, dict) else (False,):
+            single = rows(batch.inputs, i, crop=crop)
+            actual = whyformer.explain(batch.model, single, method=method, target=target, **few(method))
+            assert actual.scores.shape[0] == 1
+            assert close(actual.scores[0], expected[: actual.scores.shape[1]], expected), f"sample {i}, {crop=}"
+            assert torch.allclose(actual.logits[0], batch.result.logits[i], atol=1e-9)
 
 
 @pytest.mark.part(times=2)
 @every_pair
-def test_scores_are_laid_out_as_promised(method: str, name: str) -> None:
-    found = run(method, name)
-    result = found.result
+def test_scores_have_the_documented_level_and_shape(method: str, name: str) -> None:
+    reference = run(method, name)
+    result = reference.result
     assert result.scores.isfinite().all()
     assert result.target.tolist() == TARGETS
     assert result.method == method
     assert result.settings == {**METHODS[method].settings, **few(method)}
-    if isinstance(found.inputs, dict):
+    if isinstance(reference.inputs, dict):
         assert result.level == "token"
         assert result.scores.shape == (2, TOKENS)
         for row, length in enumerate(LENGTHS):
             assert result.scores[row, length:].eq(0).all()
             assert len(result[row].scores[0]) == TOKENS
         return
-    height, width = found.inputs.shape[-2:]
+    height, width = reference.inputs.shape[-2:]
     assert result.level in METHODS[method].level
     if result.level == "pixel":
         assert result.scores.shape == (2, height, width)
@@ -116,40 +116,40 @@ def test_scores_are_laid_out_as_promised(method: str, name: str) -> None:
 
 @pytest.mark.part(times=2)
 @every_pair
-def test_logits_are_those_of_the_plain_model(method: str, name: str) -> None:
-    found = run(method, name)
-    assert (found.result.logits - call(found.model, found.inputs)).abs().max() <= 1e-12
+def test_logits_equal_the_plain_model(method: str, name: str) -> None:
+    reference = run(method, name)
+    assert (reference.result.logits - call(reference.model, reference.inputs)).abs().max() <= 1e-12
 
 
 @pytest.mark.part(times=2)
 @every_pair
-def test_deterministic(method: str, name: str) -> None:
-    """Whatever the global random state; a method that draws has its own seed."""
-    found = run(method, name)
+def test_explanation_is_deterministic(method: str, name: str) -> None:
+    """The global random state has no effect; sampling methods have their own seed."""
+    reference = run(method, name)
     torch.manual_seed(7)
-    again = whyformer.explain(found.model, found.inputs, method=method, target=TARGETS, **few(method))
-    assert torch.equal(again.scores, found.result.scores)
+    repeated = whyformer.explain(reference.model, reference.inputs, method=method, target=TARGETS, **few(method))
+    assert torch.equal(repeated.scores, reference.result.scores)
 
 
 @pytest.mark.part(times=2)
 @every_pair
-def test_model_is_left_as_found(method: str, name: str) -> None:
-    found = run(method, name)
+def test_model_is_unchanged(method: str, name: str) -> None:
+    reference = run(method, name)
     torch.manual_seed(0)
-    assert_unchanged(found.model, found.before)
+    assert_unchanged(reference.model, reference.before)
 
 
 @pytest.mark.part
-@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in of("hf_vit", "bert") if METHODS[m].class_specific])
-def test_class_specific_methods_answer_for_the_class(method: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in pairs_of("hf_vit", "bert") if METHODS[m].class_specific])
+def test_class_specific_scores_depend_on_the_class(method: str, name: str) -> None:
     model, inputs = built(name)
     maps = [whyformer.explain(model, inputs, method=method, target=c, **few(method)).scores for c in range(5)]
     assert any(not close(m, maps[0], maps[0], 1e-3) for m in maps[1:])
 
 
 @pytest.mark.part
-@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in of("hf_vit", "bert") if not METHODS[m].class_specific])
-def test_class_agnostic_methods_say_so(method: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in pairs_of("hf_vit", "bert") if not METHODS[m].class_specific])
+def test_class_agnostic_scores_are_equal_for_all_classes(method: str, name: str) -> None:
     model, inputs = built(name)
     first, second = (whyformer.explain(model, inputs, method=method, target=c, **few(method)) for c in (0, 4))
     assert torch.equal(first.scores, second.scores)
@@ -158,7 +158,7 @@ def test_class_agnostic_methods_say_so(method: str, name: str) -> None:
 
 @pytest.mark.part
 @either_pair
-def test_without_a_target_the_predicted_class_is_explained(method: str, name: str) -> None:
+def test_default_target_is_the_predicted_class(method: str, name: str) -> None:
     model, inputs = built(name)
     result = whyformer.explain(model, inputs, method=method, **few(method))
     predicted = call(model, inputs).argmax(-1).tolist()
@@ -169,33 +169,33 @@ def test_without_a_target_the_predicted_class_is_explained(method: str, name: st
 
 @pytest.mark.part
 @either_pair
-def test_callable_targets(method: str, name: str) -> None:
+def test_target_objects_and_functions(method: str, name: str) -> None:
     model, inputs = built(name)
-    given = {"method": method, **few(method)}
-    as_list = whyformer.explain(model, inputs, target=TARGETS, **given)
-    logit = whyformer.explain(model, inputs, target=whyformer.targets.Logit(TARGETS), **given)
+    options = {"method": method, **few(method)}
+    as_list = whyformer.explain(model, inputs, target=TARGETS, **options)
+    logit = whyformer.explain(model, inputs, target=whyformer.targets.Logit(TARGETS), **options)
     assert torch.equal(as_list.scores, logit.scores)
-    contrast = whyformer.explain(model, inputs, target=whyformer.targets.Contrast(TARGETS, [2, 0]), **given)
+    contrast = whyformer.explain(model, inputs, target=whyformer.targets.Contrast(TARGETS, [2, 0]), **options)
     assert contrast.scores.isfinite().all()
     assert contrast.target.tolist() == TARGETS
-    own = whyformer.explain(model, inputs, target=lambda logits: logits.square().sum(-1), **given)
-    assert own.scores.isfinite().all()
+    custom = whyformer.explain(model, inputs, target=lambda logits: logits.square().sum(-1), **options)
+    assert custom.scores.isfinite().all()
 
 
 @pytest.mark.part
 @every_method
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
-def test_the_callers_gradient_mode_does_not_matter(method: str, mode: str) -> None:
+def test_gradient_mode_of_caller_has_no_effect(method: str, mode: str) -> None:
     name = "bert" if METHODS[method].modality == "text" else "hf_vit"
-    found = run(method, name)
+    reference = run(method, name)
     with getattr(torch, mode)():
-        result = whyformer.explain(found.model, found.inputs, method=method, target=TARGETS, **few(method))
-    assert torch.equal(result.scores, found.result.scores)
+        result = whyformer.explain(reference.model, reference.inputs, method=method, target=TARGETS, **few(method))
+    assert torch.equal(result.scores, reference.result.scores)
 
 
 @pytest.mark.part
 @either_pair
-def test_frozen_parameters_do_not_matter(method: str, name: str) -> None:
+def test_frozen_parameters_have_no_effect(method: str, name: str) -> None:
     model, inputs = build(name)
     model.requires_grad_(False)
     before = snapshot(model)
@@ -211,8 +211,8 @@ def with_attention(name: str, attention: str) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.part
-@pytest.mark.parametrize(("method", "name"), [*of(*(n for n in TWO_ATTENTIONS if n in ZOO)), *((m, "modernbert") for m in sorted(METHODS) if METHODS[m].modality != "image")])
-def test_fused_and_written_attention_give_the_same_scores(method: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name"), [*pairs_of(*(n for n in TWO_ATTENTIONS if n in ZOO)), *((m, "modernbert") for m in sorted(METHODS) if METHODS[m].modality != "image")])
+def test_sdpa_and_eager_attention_have_equal_scores(method: str, name: str) -> None:
     results = [whyformer.explain(*with_attention(name, a), method=method, target=TARGETS, **few(method)).scores for a in ("sdpa", "eager")]
     # most eager implementations of transformers take the softmax in float32 whatever the model's precision
     assert close(*results, results[0], 1e-6 if name in ("bert", "distilbert") else 2e-3)
@@ -220,8 +220,8 @@ def test_fused_and_written_attention_give_the_same_scores(method: str, name: str
 
 @pytest.mark.part
 @pytest.mark.parametrize(("method", "name"), REFUSED)
-def test_attention_over_windows_is_refused(method: str, name: str) -> None:
-    """Not a map of something else: an error that names methods that do apply here."""
+def test_windowed_attention_is_refused(method: str, name: str) -> None:
+    """The error names the methods that do apply."""
     model, inputs = built(name)
     before = snapshot(model)
     with pytest.raises(MethodNotApplicable) as caught:
@@ -233,17 +233,17 @@ def test_attention_over_windows_is_refused(method: str, name: str) -> None:
     assert_unchanged(model, before)
 
 
-def test_which_methods_need_no_attention_over_all_tokens() -> None:
-    wanted = "attnlrp auto cp_lrp gim gradcam input_x_gradient integrated_gradients lrp lrp_ah lrp_ah_ln lrp_ln occlusion saliency smoothgrad vit_cx"
-    assert {name for name, row in METHODS.items() if row.anywhere} == set(wanted.split())
+def test_methods_without_need_of_global_attention() -> None:
+    expected = "attnlrp auto cp_lrp gim gradcam input_x_gradient integrated_gradients lrp lrp_ah lrp_ah_ln lrp_ln occlusion saliency smoothgrad vit_cx"
+    assert {name for name, row in METHODS.items() if row.anywhere} == set(expected.split())
 
 
 @every_method
 def test_wrong_modality_is_refused(method: str) -> None:
-    wanted = METHODS[method].modality
-    if wanted == "both":
+    expected = METHODS[method].modality
+    if expected == "both":
         pytest.skip("explains both")
-    model, inputs = built("bert" if wanted == "image" else "hf_vit")
+    model, inputs = built("bert" if expected == "image" else "hf_vit")
     with pytest.raises((InputError, MethodNotApplicable), match=method):
         whyformer.explain(model, inputs, method=method)
 
@@ -260,8 +260,8 @@ def test_unknown_settings_are_refused(method: str) -> None:
 
 
 @every_method
-def test_values_out_of_range_are_refused(method: str) -> None:
-    """Before any work: the model is never called."""
+def test_invalid_setting_values_are_refused(method: str) -> None:
+    """The model is never called."""
 
     class Untouched(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ def test_blocks_outside_the_model_are_refused(method: str, setting: str, number:
 
 
 @every_method
-def test_every_row_of_the_registry_is_filled(method: str) -> None:
+def test_registry_entry_is_complete(method: str) -> None:
     row = METHODS[method]
     assert row.name == method
     assert row.summary

@@ -1,4 +1,4 @@
-"""The recipes of docs/contributing.md, followed to the letter; what they add is taken away again."""
+"""The recipes of docs/contributing.md run as written; registries are restored afterwards."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REGISTRIES = (METHODS, METRICS, BASELINES, BENCHMARKS, PICTURE_READERS, KINDS)
 
 
 @pytest.fixture
-def _as_found():
+def _restored_registries():
     before = [dict(registry) for registry in REGISTRIES]
     yield
-    for registry, kept in zip(REGISTRIES, before, strict=True):
+    for registry, saved in zip(REGISTRIES, before, strict=True):
         registry.clear()
-        registry.update(kept)
+        registry.update(saved)
 
 
-@pytest.mark.usefixtures("_as_found")
-def test_the_recipes(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_restored_registries")
+def test_recipes_run(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -43,7 +43,7 @@ def test_the_recipes(tmp_path, monkeypatch):
         space["whyformer"].explain(space["Tail"]().eval(), space["x"][:1], "lrp", 0)
 
 
-def test_every_file_and_folder_that_the_page_names_is_there():
+def test_paths_named_on_the_page_exist():
     named = set(re.findall(r"`((?:src|tests|scripts|docs)/[\w/.]+)`", PAGE))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

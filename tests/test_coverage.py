@@ -1,4 +1,4 @@
-"""Each architecture explained by each method comes to what ``docs/measurements/coverage.md`` says; a few always, all with ``-m whole``."""
+"""Outcomes of each architecture and method equal ``docs/measurements/coverage.md``; a few always, all with ``-m whole``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outcomes import BROKEN, WRONG, close, explain, study
 from whyformer.errors import WhyformerError
 from zoo import to
 
-# one of each kind that tests/zoo.py does not have
+# one architecture of each kind that tests/zoo.py lacks
 FAST = [
     "sequence classification/deberta-v2", "sequence classification/qwen2", "sequence classification/mpnet", "sequence classification/gemma2",
     "sequence classification/fnet", "causal language model/mamba", "sequence classification/bart", "sequence to sequence/marian",
@@ -32,21 +32,21 @@ def page() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("architecture", PARAMETERS)
-def test_it_comes_to_what_the_page_says(architecture: Architecture) -> None:
-    cells, wanted = study(architecture, SHOWN), page()[architecture.name]
-    found = signs(cells)
-    if architecture.name in FAST:  # what gets better needs no new page at once
-        found = {m: wanted[m] if RANK[wanted[m]] < RANK[sign] else sign for m, sign in found.items()}
-    said = {c.method: c.said for c in cells if c.outcome in (WRONG, BROKEN)}
-    assert found == wanted, f"run tests/coverage_page.py if this is meant; defects found: {said}"
+def test_outcomes_equal_the_coverage_page(architecture: Architecture) -> None:
+    cells, expected = study(architecture, SHOWN), page()[architecture.name]
+    actual = signs(cells)
+    if architecture.name in FAST:  # an improvement does not need a new page at once
+        actual = {m: expected[m] if RANK[expected[m]] < RANK[sign] else sign for m, sign in actual.items()}
+    defects = {c.method: c.message for c in cells if c.outcome in (WRONG, BROKEN)}
+    assert actual == expected, f"run tests/coverage_page.py if this is meant; defects found: {defects}"
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
     "name", [n for n, a in EVERY.items() if n.startswith(("sequence cl", "image cl")) and isinstance(a.builds, str)]
 )
-def test_fused_and_written_attention_give_the_same_scores(name: str) -> None:
-    found = []
+def test_sdpa_and_eager_attention_have_equal_scores(name: str) -> None:
+    results = []
     for attention in ("sdpa", "eager"):
         try:
             model, inputs = EVERY[name].build(attention)
@@ -54,16 +54,16 @@ def test_fused_and_written_attention_give_the_same_scores(name: str) -> None:
             pytest.skip("has one kind of attention")
         # most eager implementations of transformers take the softmax in float32 whatever the model's precision
         model, inputs = model.double(), to(inputs, torch.float64)
-        found.append({})
+        results.append({})
         for method in ("input_x_gradient", "transformer_attribution", "gae", "rollout"):
-            with suppress(WhyformerError, RuntimeError):  # kernels of experts know float32 only
-                found[-1][method] = explain(EVERY[name], model, inputs, method).scores.double()
-    assert found[0].keys() == found[1].keys()
-    for method, scores in found[0].items():
-        assert close(scores, found[1][method], 5e-3), method
+            with suppress(WhyformerError, RuntimeError):  # kernels of experts support float32 only
+                results[-1][method] = explain(EVERY[name], model, inputs, method).scores.double()
+    assert results[0].keys() == results[1].keys()
+    for method, scores in results[0].items():
+        assert close(scores, results[1][method], 5e-3), method
 
 
-def test_the_page_has_every_architecture() -> None:
+def test_coverage_page_has_every_architecture() -> None:
     assert set(page()) == set(EVERY)
     assert len(EVERY) >= 120
     assert set(FAST) <= set(EVERY)

@@ -1,4 +1,4 @@
-"""Every example in the README and the docs runs: Python blocks, and console blocks that begin with ``$ whyformer``."""
+"""Every example in the README and the docs runs: Python blocks, and console blocks of ``$ whyformer`` commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whyformer.rules import registered
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# hub ids in examples -> where their weights lie; without them the blocks that name one are left out
+# hub ids in examples -> folder of their weights; blocks that name a missing model are skipped
 WEIGHTS = {
     "facebook/deit-tiny-patch16-224": ROOT.parent / "shared" / "weights" / "deit_tiny_in1k",
     "HuggingFaceTB/SmolLM2-135M-Instruct": CACHE / "smollm2_135m_instruct",
 }
-OWN_TEST = "contributing.md"  # tests/test_contributing.py: its blocks add to registries
+OWN_TEST = "contributing.md"  # run by tests/test_contributing.py, because its blocks add to registries
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -29,29 +29,29 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def consoles() -> list[tuple[str, ...]]:
-    """The commands of each console block, which run one after the other in one folder."""
-    found = [tuple(block.splitlines()) for page in PAGES for block in blocks(page, "console")]
-    assert all(line.startswith("$ whyformer ") for block in found for line in block), "console blocks hold commands alone"
-    return list(dict.fromkeys(found))
+    """The commands of each console block; those of one block run in order in one folder."""
+    commands = [tuple(block.splitlines()) for page in PAGES for block in blocks(page, "console")]
+    assert all(line.startswith("$ whyformer ") for block in commands for line in block), "console blocks hold commands alone"
+    return list(dict.fromkeys(commands))
 
 
 @pytest.fixture(autouse=True)
-def _no_rule_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules that an example registers hold for it alone."""
+def _restored_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove rules that an example registers."""
     monkeypatch.setattr(registered, "_registered", dict(registered._registered))
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that has the examples, as the root of a checkout does."""
+    """A temporary working directory with a copy of the examples folder."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != OWN_TEST and blocks(p, "python")], ids=lambda p: p.name)
-def test_python(page, workplace, capsys):
-    """The blocks of a page run one after the other, like cells of a notebook."""
+def test_python_blocks_run(page, workplace, capsys):
+    """The blocks of a page run in order and share their names, like cells of a notebook."""
     space: dict[str, object] = {"__name__": "__example__"}
     absent = [name for name, folder in WEIGHTS.items() if not (folder / "model.safetensors").is_file()]
     for name in WEIGHTS.keys() - absent:
@@ -63,13 +63,13 @@ def test_python(page, workplace, capsys):
 
 
 @pytest.mark.parametrize("block", consoles(), ids=lambda block: block[0].removeprefix("$ "))
-def test_console(block, workplace):
+def test_console_blocks_run(block, workplace):
     for line in block:
         result = CliRunner().invoke(app, shlex.split(line.removeprefix("$ whyformer ")))
         assert result.exit_code == 0, f"{line}\n{result.output}"
 
 
-def test_the_readme_shows_no_command_that_is_not_run():
+def test_every_command_in_the_readme_is_run():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     run = {line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()}
     shown = {line for line in text.splitlines() if line.lstrip("$ ").startswith("whyformer ")}
@@ -79,7 +79,7 @@ def test_the_readme_shows_no_command_that_is_not_run():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
+def test_linked_files_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if target.endswith("hero.png") and not (page.parent / target).exists():
             continue
@@ -87,28 +87,28 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the headings of a page, as GitHub makes them."""
+    """Anchors of the headings of a page, as GitHub generates them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = (re.sub(r"[^\w\s-]", "", title.lower()) for title in re.findall(r"^#+ +(.*)$", text, re.MULTILINE))
     return {title.replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_to_sections_lead_to_a_heading(page):
+def test_linked_headings_exist(page):
     for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
         assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_placeholder_is_left(page):
+def test_pages_have_no_placeholder(page):
     assert "@@" not in page.read_text(encoding="utf-8")
 
 
-def test_the_index_lists_every_page():
+def test_index_lists_every_page():
     listed = set(re.findall(r"\]\(([^):#]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     assert {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]} - {"index.md"} <= listed
 
 
-def test_the_patent_note_is_there():
+def test_patent_note_is_in_readme_and_docs():
     for name in ("README.md", "docs/how-it-works.md"):
         assert "patents in some" in (ROOT / name).read_text(encoding="utf-8")

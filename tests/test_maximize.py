@@ -1,4 +1,4 @@
-"""Activation maximisation: closed-form optima, every kind of unit, the model left as it was."""
+"""Activation maximisation: closed-form optima, every kind of unit, unchanged models."""
 
 from __future__ import annotations
 
@@ -42,45 +42,45 @@ def vit() -> nn.Module:
     return zoo.build("hf_vit", torch.float32)[0]
 
 
-def test_reaches_the_optimum_known_in_closed_form() -> None:
+def test_maximum_equals_closed_form() -> None:
     model = Linear().eval()
-    found = maximize_activation(model, "hound", steps=800, learning_rate=0.02, weight_decay=0.5, **PLAIN)
-    assert torch.allclose(found.image.flatten(), model.weight[1] / (2 * 0.5), atol=1e-2)
-    assert math.isclose(found.activation, model.weight[1].square().sum().item(), rel_tol=1e-2)
-    assert found.unit == "class dog, hound"
+    result = maximize_activation(model, "hound", steps=800, learning_rate=0.02, weight_decay=0.5, **PLAIN)
+    assert torch.allclose(result.image.flatten(), model.weight[1] / (2 * 0.5), atol=1e-2)
+    assert math.isclose(result.activation, model.weight[1].square().sum().item(), rel_tol=1e-2)
+    assert result.unit == "class dog, hound"
 
 
-def test_first_step_is_adams() -> None:
+def test_first_step_is_a_step_of_adam() -> None:
     """From 0 the first step of Adam is the learning rate times the sign of the gradient."""
     model = Linear().eval()
-    found = maximize_activation(model, 0, steps=1, learning_rate=0.25, start="zero", **PLAIN)
-    assert torch.allclose(found.image.flatten(), 0.25 * model.weight[0].sign(), atol=1e-4)
-    assert found.history[0] == 0
-    assert found.history[-1] == found.activation == pytest.approx(0.25 * model.weight[0].abs().sum().item(), rel=1e-3)
+    result = maximize_activation(model, 0, steps=1, learning_rate=0.25, start="zero", **PLAIN)
+    assert torch.allclose(result.image.flatten(), 0.25 * model.weight[0].sign(), atol=1e-4)
+    assert result.history[0] == 0
+    assert result.history[-1] == result.activation == pytest.approx(0.25 * model.weight[0].abs().sum().item(), rel=1e-3)
 
 
 @pytest.mark.part
 @pytest.mark.parametrize(("recipe", "least"), [("plain", 1.0), ("feature_visualisation", 0.1)])
 @pytest.mark.parametrize("name", [*zoo.IMAGES, *zoo.WINDOWED])
-def test_a_class_of_every_picture_model_goes_up(name: str, recipe: str, least: float) -> None:
+def test_class_activation_increases_on_every_image_model(name: str, recipe: str, least: float) -> None:
     model, inputs = zoo.build(name, torch.float32)
     before = snapshot(model)
-    found = maximize_activation(model, 3, like=inputs, steps=30, recipe=recipe, noise=0.0)
+    result = maximize_activation(model, 3, like=inputs, steps=30, recipe=recipe, noise=0.0)
     assert_unchanged(model, before)
-    assert found.image.shape == inputs.shape[1:]
-    assert len(found.history) == 31
-    assert found.history[-1] > found.history[0] + least
-    assert zoo.call(model, found.image[None])[0, 3] == pytest.approx(found.activation, rel=1e-5)
+    assert result.image.shape == inputs.shape[1:]
+    assert len(result.history) == 31
+    assert result.history[-1] > result.history[0] + least
+    assert zoo.call(model, result.image[None])[0, 3] == pytest.approx(result.activation, rel=1e-5)
 
 
-def test_units_are_what_they_say(vit: nn.Module) -> None:
-    """Each against the same number read off the module's output with a hook."""
+def test_unit_activations_equal_module_outputs(vit: nn.Module) -> None:
+    """Each unit against the same number in the output of the module, read by a hook."""
     outputs: dict[str, Tensor] = {}
     places = ("vit.layers.1", "vit.layers.0.mlp.fc1", "vit.embeddings.patch_embeddings.projection")
-    found = {}
+    result = {}
     for unit in (f"{places[0]}:5", f"{places[0]}:0:5", f"{places[0]}:-1:*", f"{places[1]}:*", f"{places[2]}:3:7", "4"):
-        found[unit] = maximize_activation(vit, unit, **FEW, **PLAIN)
-        image = found[unit].image[None]
+        result[unit] = maximize_activation(vit, unit, **FEW, **PLAIN)
+        image = result[unit].image[None]
         hooks = [
             vit.get_submodule(p).register_forward_hook(
                 lambda m, a, o, p=p: outputs.__setitem__(p, o[0] if isinstance(o, tuple) else o)
@@ -91,7 +91,7 @@ def test_units_are_what_they_say(vit: nn.Module) -> None:
         for hook in hooks:
             hook.remove()
         block, dense, convolution = (outputs[p][0] for p in places)
-        wanted = {
+        expected = {
             f"{places[0]}:5": block[:, 5].mean(),
             f"{places[0]}:0:5": block[0, 5],
             f"{places[0]}:-1:*": block[-1].mean(),
@@ -99,11 +99,11 @@ def test_units_are_what_they_say(vit: nn.Module) -> None:
             f"{places[2]}:3:7": convolution[7].flatten()[3],
             "4": logits[0, 4],
         }[unit]
-        assert found[unit].activation == pytest.approx(float(wanted), rel=1e-4, abs=1e-6)
-        assert found[unit].history[-1] > found[unit].history[0]
+        assert result[unit].activation == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+        assert result[unit].history[-1] > result[unit].history[0]
 
 
-def test_passes_stop_where_the_unit_is(vit: nn.Module) -> None:
+def test_forward_stops_at_the_unit(vit: nn.Module) -> None:
     later = []
     hook = vit.vit.layers[1].register_forward_hook(lambda *a: later.append(a))
     maximize_activation(vit, "vit.layers.0:3", **FEW)
@@ -111,7 +111,7 @@ def test_passes_stop_where_the_unit_is(vit: nn.Module) -> None:
     assert not later
 
 
-def test_seeded(vit: nn.Module) -> None:
+def test_result_depends_on_seed_only(vit: nn.Module) -> None:
     settings: dict[str, Any] = {"jitter": 3, "blur": 0.5, **FEW}
     torch.manual_seed(1)
     first = maximize_activation(vit, 2, **settings)
@@ -137,25 +137,25 @@ def test_blur_smooths_and_weight_decay_shrinks(vit: nn.Module) -> None:
     assert light.image.norm() < 0.5 * maximize_activation(vit, 1, steps=60, weight_decay=0.0, **PLAIN).image.norm()
 
 
-def test_start_and_shape(vit: nn.Module) -> None:
+def test_start_and_shape_of_image(vit: nn.Module) -> None:
     start = torch.rand(3, 32, 32)
-    found = maximize_activation(vit, 1, start=start, steps=1, learning_rate=1e-6)
-    assert torch.allclose(found.image, start, atol=3e-4)  # 1 is "almost white"
-    assert found.settings["start"] == "given"
+    result = maximize_activation(vit, 1, start=start, steps=1, learning_rate=1e-6)
+    assert torch.allclose(result.image, start, atol=3e-4)  # 1 is "almost white"
+    assert result.settings["start"] == "given"
     assert maximize_activation(Linear().eval(), 1, **FEW).image.shape == (3, 4, 4)
     assert maximize_activation(zoo.build("timm_vit")[0], 1, **FEW).image.dtype == torch.float64
     assert maximize_activation(zoo.build("torchvision_vit")[0], 1, **FEW).image.shape == (3, 32, 32)
     assert maximize_activation(vit, 1, shape=(32, 32), **FEW).image.shape == (3, 32, 32)
 
 
-def test_the_callers_gradient_mode_does_not_matter(vit: nn.Module) -> None:
+def test_gradient_mode_of_caller_has_no_effect(vit: nn.Module) -> None:
     plain = maximize_activation(vit, 1, **FEW)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert torch.equal(maximize_activation(vit, 1, **FEW).image, plain.image)
 
 
-def test_left_as_found_after_an_error(vit: nn.Module) -> None:
+def test_model_is_unchanged_after_an_error(vit: nn.Module) -> None:
     before = snapshot(vit)
     with pytest.raises(InputError, match=r"neuron 99 is out of range: the output of 'vit\.layers\.1' has 24 neurons"):
         maximize_activation(vit, "vit.layers.1:99", **FEW)
@@ -164,30 +164,30 @@ def test_left_as_found_after_an_error(vit: nn.Module) -> None:
     assert_unchanged(vit, before)
 
 
-def test_another_thread_is_not_disturbed(vit: nn.Module) -> None:
-    """It runs the same model while passes of this thread are cut short at a unit."""
-    pixels, wrong = torch.randn(1, 3, 32, 32), []
-    wanted = zoo.call(vit, pixels)
+def test_concurrent_thread_is_not_disturbed(vit: nn.Module) -> None:
+    """Another thread runs the same model while forward passes of this thread stop at a unit."""
+    pixels, failures = torch.randn(1, 3, 32, 32), []
+    expected = zoo.call(vit, pixels)
 
     def watch() -> None:
         for _ in range(20):
             try:
-                if not torch.equal(zoo.call(vit, pixels), wanted):
-                    wrong.append("another result")
+                if not torch.equal(zoo.call(vit, pixels), expected):
+                    failures.append("another result")
             except Exception as error:  # noqa: BLE001, RUF100
-                wrong.append(repr(error))
+                failures.append(repr(error))
 
-    other = threading.Thread(target=watch)
-    other.start()
+    thread = threading.Thread(target=watch)
+    thread.start()
     maximize_activation(vit, "vit.layers.0:3", steps=40)
-    other.join()
-    assert not wrong
+    thread.join()
+    assert not failures
 
 
 # -- canvas and augmentation ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 3), (1, 6)])
-def test_the_fourier_basis_is_real_and_orthonormal(sizes: tuple[int, int]) -> None:
-    """Row by row against cos + sin written out; its matrix times its transpose is the identity."""
+def test_hartley_basis_is_real_and_orthonormal(sizes: tuple[int, int]) -> None:
+    """Each entry equals cos + sin, and the matrix times its transpose is the identity."""
     height, width = sizes
     count = height * width
     basis = hartley(torch.eye(count, dtype=torch.float64).reshape(count, height, width)).reshape(count, count)
@@ -196,39 +196,39 @@ def test_the_fourier_basis_is_real_and_orthonormal(sizes: tuple[int, int]) -> No
     for row in range(count):
         for column in range(count):
             (v, u), (y, x) = divmod(row, width), divmod(column, width)
-            turn = 2 * math.pi * (v * y / height + u * x / width)
-            assert float(basis[row, column]) == pytest.approx((math.cos(turn) + math.sin(turn)) / count**0.5, abs=1e-12)
+            angle = 2 * math.pi * (v * y / height + u * x / width)
+            assert float(basis[row, column]) == pytest.approx((math.cos(angle) + math.sin(angle)) / count**0.5, abs=1e-12)
 
 
-def test_amplitudes_fall_off_with_the_frequency() -> None:
-    """f = 1/4 and 1/2 cycle a pixel on a row of four; of variance 1, and the mean counts as the longest wave."""
-    found = amplitudes(1, 4)[0]
-    assert torch.allclose(found / found[1], torch.tensor([1, 1, 0.5, 1], dtype=torch.float64))
+def test_amplitudes_decrease_with_frequency() -> None:
+    """f = 1/4 and 1/2 cycles per pixel on a row of four; the variance is 1, and the mean has the amplitude of the longest wave."""
+    result = amplitudes(1, 4)[0]
+    assert torch.allclose(result / result[1], torch.tensor([1, 1, 0.5, 1], dtype=torch.float64))
     assert float(amplitudes(7, 12).square().mean()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("fourier", [False, True])
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_canvas_there_and_back(fourier: bool, bounded: bool, channels: int) -> None:
+def test_canvas_inverts_its_parameters(fourier: bool, bounded: bool, channels: int) -> None:
     ends = torch.tensor([[-2.0], [3.0]]).expand(2, channels)[..., None, None]
     canvas = Canvas(ends, fourier, True, bounded)
-    wanted = torch.rand(1, channels, 6, 5, dtype=torch.float64) * 4 - 1.5
-    assert torch.allclose(canvas.picture(canvas.parameters(wanted)), wanted, atol=1e-10)
+    expected = torch.rand(1, channels, 6, 5, dtype=torch.float64) * 4 - 1.5
+    assert torch.allclose(canvas.picture(canvas.parameters(expected)), expected, atol=1e-10)
     if bounded:
-        wild = canvas.picture(torch.randn(1, channels, 6, 5, dtype=torch.float64) * 100)
-        assert wild.min() >= -2
-        assert wild.max() <= 3
+        extreme = canvas.picture(torch.randn(1, channels, 6, 5, dtype=torch.float64) * 100)
+        assert extreme.min() >= -2
+        assert extreme.max() <= 3
 
 
-def test_chances() -> None:
-    """Nothing without any; whole pixels shift around the edge; a quarter turn and half the size are where they belong."""
+def test_augmentations() -> None:
+    """No augmentation, circular shifts, rotation, scaling, tint and noise."""
     picture, draws = torch.rand(1, 3, 8, 8), torch.Generator()
     assert torch.equal(Augmentation(0, 0, 0, 0, 0).apply(picture, draws), picture)
     shifts = [torch.roll(picture, (y, x), (-2, -1)) for y in range(-2, 3) for x in range(-2, 3)]
     seen = [Augmentation(2, 0, 0, 0, 0).apply(picture, draws.manual_seed(seed)) for seed in range(40)]
-    assert all(any(torch.equal(one, shift) for shift in shifts) for one in seen)
-    assert len({one.sum(1).flatten().argmax().item() for one in seen}) > 10
+    assert all(any(torch.equal(shifted, shift) for shift in shifts) for shifted in seen)
+    assert len({shifted.sum(1).flatten().argmax().item() for shifted in seen}) > 10
     assert torch.allclose(_turned(picture, 1.0, math.pi / 2), picture.rot90(-1, (-2, -1)), atol=1e-5) or torch.allclose(
         _turned(picture, 1.0, math.pi / 2), picture.rot90(1, (-2, -1)), atol=1e-5
     )
@@ -247,46 +247,46 @@ def test_chances() -> None:
     assert float(specks.std()) == pytest.approx(0.5, rel=0.03)
 
 
-def test_total_variation() -> None:
-    """|3 − 1| and |4 − 2| one above the other, |2 − 1| and |4 − 3| side by side."""
+def test_total_variation_by_hand() -> None:
+    """Mean of |3 − 1| and |4 − 2| vertically plus mean of |2 − 1| and |4 − 3| horizontally."""
     assert total_variation(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])) == 2 + 1
     assert total_variation(torch.ones(1, 3, 1, 1)) == 0
 
 
-def test_total_variation_and_fourier_make_it_smoother(vit: nn.Module) -> None:
+def test_total_variation_and_fourier_basis_smooth_the_image(vit: nn.Module) -> None:
     plain = maximize_activation(vit, 1, steps=20, **PLAIN)
-    found = maximize_activation(vit, 1, steps=20)
-    assert roughness(found.image) < 0.5 * roughness(plain.image)
-    assert found.settings["jitter"] == 32 // 7
-    assert found.settings["recipe"] == "feature_visualisation"
+    result = maximize_activation(vit, 1, steps=20)
+    assert roughness(result.image) < 0.5 * roughness(plain.image)
+    assert result.settings["jitter"] == 32 // 7
+    assert result.settings["recipe"] == "feature_visualisation"
     rough, smooth = (maximize_activation(vit, 1, steps=20, total_variation=weight) for weight in (0.0, 50.0))
     assert roughness(smooth.image) < roughness(rough.image)
 
 
-def test_colours_stay_between_black_and_white() -> None:
+def test_bounded_image_stays_between_black_and_white() -> None:
     processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.25, 0.2], do_normalize=True)
-    found = maximize_activation(Linear().eval(), 1, steps=60, learning_rate=1.0, noise=0.0, processor=processor)
+    result = maximize_activation(Linear().eval(), 1, steps=60, learning_rate=1.0, noise=0.0, processor=processor)
     black, white = torch.tensor([-1, -1.6, -1.5]), torch.tensor([1, 2.4, 3.5])
-    assert (found.image.amin((1, 2)) >= black - 1e-5).all()
-    assert (found.image.amax((1, 2)) <= white + 1e-5).all()
-    # the lowest black is 0 and the highest white 255, by this range and not by the picture's own
-    shares = (found.image.permute(1, 2, 0) - black) / (white - black)
-    assert torch.equal(found.shown, (shares * 255).round().to(torch.uint8))
-    assert found.settings["range"] == "known"
+    assert (result.image.amin((1, 2)) >= black - 1e-5).all()
+    assert (result.image.amax((1, 2)) <= white + 1e-5).all()
+    # black is 0 and white 255, by the range of the processor and not by that of the image
+    shares = (result.image.permute(1, 2, 0) - black) / (white - black)
+    assert torch.equal(result.shown, (shares * 255).round().to(torch.uint8))
+    assert result.settings["range"] == "known"
     unknown = maximize_activation(Linear().eval(), 1, steps=60, learning_rate=1.0, noise=0.0)
     assert unknown.image.abs().max() <= 1
     assert unknown.settings["range"] == "unknown"
 
 
-# -- the picture ---------------------------------------------------------------------------------------------------
+# -- the image -----------------------------------------------------------------------------------------------------
 def test_picture_undoes_the_normalisation(tmp_path: Path) -> None:
     processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.25, 0.2], do_normalize=True)
     start = torch.zeros(3, 4, 4)
-    found = maximize_activation(Linear().eval(), 1, start=start, steps=1, learning_rate=1e-9, processor=processor)
-    assert found.picture().size == (4, 4)
-    assert found.picture().getpixel((0, 0)) == (128, 102, 76)
-    assert found.picture(scale=3).size == (12, 12)
-    path = found.save(tmp_path / "hound.png")
+    result = maximize_activation(Linear().eval(), 1, start=start, steps=1, learning_rate=1e-9, processor=processor)
+    assert result.picture().size == (4, 4)
+    assert result.picture().getpixel((0, 0)) == (128, 102, 76)
+    assert result.picture(scale=3).size == (12, 12)
+    path = result.save(tmp_path / "hound.png")
     with Image.open(path) as saved:
         assert saved.getpixel((3, 3)) == (128, 102, 76)
         note = json.loads(saved.text["whyformer"])
@@ -295,30 +295,30 @@ def test_picture_undoes_the_normalisation(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["hound.png"]
 
 
-def test_saved_tensors(tmp_path: Path, vit: nn.Module) -> None:
+def test_saved_safetensors_hold_image_and_history(tmp_path: Path, vit: nn.Module) -> None:
     from safetensors import safe_open
 
-    found = maximize_activation(vit, 1, **FEW)
-    with safe_open(found.save(tmp_path / "a.safetensors"), "pt") as file:
-        assert torch.equal(file.get_tensor("image"), found.image)
-        assert json.loads(file.metadata()["whyformer"])["history"] == found.history
+    result = maximize_activation(vit, 1, **FEW)
+    with safe_open(result.save(tmp_path / "a.safetensors"), "pt") as file:
+        assert torch.equal(file.get_tensor("image"), result.image)
+        assert json.loads(file.metadata()["whyformer"])["history"] == result.history
     with pytest.raises(InputError, match=r"use \.png"):
-        found.save(tmp_path / "a.gif")
+        result.save(tmp_path / "a.gif")
     with pytest.raises(LoadError, match="cannot write"):
-        found.save(tmp_path / "nowhere" / "a.png")
+        result.save(tmp_path / "nowhere" / "a.png")
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_frozen(vit: nn.Module) -> None:
-    found = maximize_activation(vit, 1, **FEW)
-    assert isinstance(found, Maximized)
+def test_maximized_is_immutable(vit: nn.Module) -> None:
+    result = maximize_activation(vit, 1, **FEW)
+    assert isinstance(result, Maximized)
     with pytest.raises(AttributeError):
-        found.unit = "another"  # type: ignore[misc]
+        result.unit = "another"  # type: ignore[misc]
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
+# -- invalid arguments ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_text_models(name: str) -> None:
+def test_text_model_raises(name: str) -> None:
     with pytest.raises(InputError, match="token ids do not have: use a model for pictures"):
         maximize_activation(zoo.build(name)[0], 1)
 
@@ -335,7 +335,7 @@ def test_text_models(name: str) -> None:
         ("zebra", "no class 'zebra'"),
     ],
 )
-def test_unknown_units(vit: nn.Module, unit: Any, match: str) -> None:
+def test_unknown_unit_raises(vit: nn.Module, unit: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         maximize_activation(vit, unit)
 
@@ -361,12 +361,12 @@ def test_unknown_units(vit: nn.Module, unit: Any, match: str) -> None:
         ({"sharpness": 3}, "no setting 'sharpness'; the settings are parametrisation, "),
     ],
 )
-def test_bad_settings(vit: nn.Module, settings: dict[str, Any], match: str) -> None:
+def test_invalid_setting_raises(vit: nn.Module, settings: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         maximize_activation(vit, 1, **settings)
 
 
-def test_models_that_cannot_be_climbed() -> None:
+def test_model_without_gradient_or_image_size_raises() -> None:
     class Constant(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.ones(1, 2) + 0 * x.sum()
@@ -384,7 +384,7 @@ def test_models_that_cannot_be_climbed() -> None:
         maximize_activation(nn.Sequential(Linear(), nn.Dropout(0.5)), 1)
 
 
-def test_a_detector_has_neurons_and_no_class() -> None:
+def test_detector_has_neurons_but_no_class() -> None:
     from test_output_targets import MODELS
 
     model = MODELS["yolos"]()[0].float()
@@ -394,12 +394,12 @@ def test_a_detector_has_neurons_and_no_class() -> None:
 
 
 
-def test_bundled_models_by_name() -> None:
+def test_bundled_model_by_name() -> None:
     for recipe in RECIPES:
-        found = maximize_activation("bundled:digits", "3", steps=10, learning_rate=0.1, start="zero", recipe=recipe)
-        assert found.picture().size == (112, 112)
-        assert found.history[-1] > found.history[0] + 1
+        result = maximize_activation("bundled:digits", "3", steps=10, learning_rate=0.1, start="zero", recipe=recipe)
+        assert result.picture().size == (112, 112)
+        assert result.history[-1] > result.history[0] + 1
     # its processor maps 0 to mid-grey and 1 to white
-    assert found.shown.float().sub(127.5).div(127.5).sub(found.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
+    assert result.shown.float().sub(127.5).div(127.5).sub(result.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
     with pytest.raises(InputError, match="model for pictures"):
         maximize_activation("bundled:sst2", "positive")

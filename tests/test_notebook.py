@@ -1,4 +1,4 @@
-"""The example notebook runs, from its first cell to its last, and shows what is stored in it."""
+"""The example notebooks run completely and reproduce their stored outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waiting import HANG
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-# Executed in a process of its own, as Jupyter would; what a kernel needs of the tests' setup goes by its startup files.
+# Executed in a separate process, as Jupyter would; the kernel gets the setup of the tests by its startup files.
 RUN = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
@@ -31,8 +31,8 @@ import conftest
 
 
 def outputs(notebook: dict) -> list[list[tuple[str, tuple[str, ...], str]]]:
-    """Of each cell: the kind of each output, its formats, and its words (without numbers, which differ by machine)."""
-    found = []
+    """For each cell, the type, formats and text of its outputs (without numbers, which differ by machine)."""
+    cells = []
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
             continue
@@ -42,31 +42,31 @@ def outputs(notebook: dict) -> list[list[tuple[str, tuple[str, ...], str]]]:
             words = "".join(data.get("text/html", data.get("text", "")))
             words = re.sub(r"data:image/png;base64,[^\"]+|[\d.]+|#\w{6}", "", words)
             row.append((output["output_type"], tuple(sorted(data)), words))
-        found.append(row)
-    return found
+        cells.append(row)
+    return cells
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
-def test_it_runs_and_shows_what_is_stored(path, tmp_path):
+def test_notebook_reproduces_stored_outputs(path, tmp_path):
     startup = tmp_path / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "00.py").write_text(STARTUP.format(tests=str(ROOT / "tests")))
-    places = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(places), "IPYTHONDIR": str(tmp_path / "ipython"),
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(tmp_path / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    made = tmp_path / "made.ipynb"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, str(path), str(path.parent), str(made), str(HANG)], env=environment, capture_output=True,
+    executed = tmp_path / "made.ipynb"
+    completed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, str(path), str(path.parent), str(executed), str(HANG)], env=environment, capture_output=True,
         text=True, timeout=HANG, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert outputs(json.loads(made.read_text())) == outputs(json.loads(path.read_text()))
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert outputs(json.loads(executed.read_text())) == outputs(json.loads(path.read_text()))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
-def test_what_is_stored_is_small_and_needs_nothing_else(path):
+def test_stored_outputs_are_small_and_self_contained(path):
     notebook = json.loads(path.read_text())
     assert path.stat().st_size < 1_500_000
     assert sum(bool(row) for row in outputs(notebook)) >= 5
@@ -78,5 +78,5 @@ def test_what_is_stored_is_small_and_needs_nothing_else(path):
     assert not re.search(r"/(?:work|root|home|tmp)/", path.read_text())
 
 
-def test_there_is_one():
+def test_notebooks_exist():
     assert NOTEBOOKS

@@ -1,4 +1,4 @@
-"""Memory that runs out is told when it does, with what takes less; smaller batches and other methods go on."""
+"""Out-of-memory errors are reported with remedies, and other methods of a comparison still run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERRORS = [
 ]
 
 
-def full(monkeypatch: pytest.MonkeyPatch, error: Exception, *methods: str) -> None:
+def raise_in_methods(monkeypatch: pytest.MonkeyPatch, error: Exception, *methods: str) -> None:
     original = Task.at_work
 
     def at_work(self: Task) -> Any:
@@ -31,27 +31,27 @@ def full(monkeypatch: pytest.MonkeyPatch, error: Exception, *methods: str) -> No
     monkeypatch.setattr(Task, "at_work", at_work)
 
 
-def test_what_there_is() -> None:
-    place = torch.device("cpu")
-    assert 0 < free_memory(place) <= total_memory(place)
+def test_free_memory_is_at_most_total_memory() -> None:
+    device = torch.device("cpu")
+    assert 0 < free_memory(device) <= total_memory(device)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(("method", "way"), [("attnlrp", "checkpoint=True"), ("rollout", "input_x_gradient"), ("smoothgrad", "batch_size=1")])
-def test_the_way_out_is_told(error: Exception, method: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    full(monkeypatch, error, method)
-    with pytest.raises(TooLarge, match=way) as told:
+def test_out_of_memory_error_names_a_remedy(error: Exception, method: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_in_methods(monkeypatch, error, method)
+    with pytest.raises(TooLarge, match=way) as caught:
         whyformer.explain("bundled:sst2", TEXT, method)
-    assert is_out_of_memory(told.value)
+    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize("way", [{"checkpoint": True}, {"dtype": "bfloat16"}])
-def test_the_ways_out_exist(way: dict[str, Any]) -> None:
+def test_suggested_remedies_work(way: dict[str, Any]) -> None:
     assert torch.isfinite(whyformer.explain("bundled:sst2", TEXT, "attnlrp", **way).scores).all()
 
 
-def test_other_methods_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    full(monkeypatch, ERRORS[0], "rollout")
-    found = whyformer.compare("bundled:sst2", TEXT, ["rollout", "saliency"])
-    assert [e.method for e in found.explanations] == ["saliency"]
-    assert isinstance(found.refusals[0].error, TooLarge)
+def test_other_methods_of_a_comparison_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_in_methods(monkeypatch, ERRORS[0], "rollout")
+    comparison = whyformer.compare("bundled:sst2", TEXT, ["rollout", "saliency"])
+    assert [e.method for e in comparison.explanations] == ["saliency"]
+    assert isinstance(comparison.refusals[0].error, TooLarge)

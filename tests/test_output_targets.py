@@ -1,4 +1,4 @@
-"""Targets over a model's raw output: what each reads, against gradients by hand; and what is said where one is missing."""
+"""Targets over a model's raw output: their values and gradients by hand, and the errors if a target is missing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SMALL = {
 PATCHES = {"image_size": [32, 32], "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
 
 
-def made(kind: str, config: Any) -> nn.Module:
+def random_model(kind: str, config: Any) -> nn.Module:
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager")
     return randomise(model).double()
 
 
 def bert(kind: str, **options: Any) -> Callable[[], tuple[nn.Module, Any]]:
-    return lambda: (made(kind, transformers.BertConfig(**{**SMALL, **options})), text())
+    return lambda: (random_model(kind, transformers.BertConfig(**{**SMALL, **options})), text())
 
 
 def yolos() -> tuple[nn.Module, Any]:
     config = transformers.YolosConfig(**PATCHES, num_detection_tokens=4, num_labels=5)
-    return made("YolosForObjectDetection", config), pixels().double()
+    return random_model("YolosForObjectDetection", config), pixels().double()
 
 
 def detr() -> tuple[nn.Module, Any]:
@@ -45,7 +45,7 @@ def detr() -> tuple[nn.Module, Any]:
         decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=4,
         num_labels=5, dropout=0.0,
     )  # fmt: skip
-    return made("DetrForObjectDetection", config), {"pixel_values": pixels().double()}
+    return random_model("DetrForObjectDetection", config), {"pixel_values": pixels().double()}
 
 
 def segformer() -> tuple[nn.Module, Any]:
@@ -53,7 +53,7 @@ def segformer() -> tuple[nn.Module, Any]:
         depths=[1, 1], hidden_sizes=[12, 24], num_encoder_blocks=2, sr_ratios=[2, 1], patch_sizes=[7, 3], strides=[4, 2],
         num_attention_heads=[1, 3], mlp_ratios=[2, 2], decoder_hidden_size=24, num_labels=5,
     )  # fmt: skip
-    return made("SegformerForSemanticSegmentation", config), pixels().double()
+    return random_model("SegformerForSemanticSegmentation", config), pixels().double()
 
 
 def depth() -> tuple[nn.Module, Any]:
@@ -62,31 +62,31 @@ def depth() -> tuple[nn.Module, Any]:
         backbone_config=transformers.Dinov2Config(**backbone, mlp_ratio=2), reassemble_hidden_size=24, patch_size=8,
         neck_hidden_sizes=[8, 8], reassemble_factors=[2, 1], fusion_hidden_size=8, head_hidden_size=8,
     )  # fmt: skip
-    return made("DepthAnythingForDepthEstimation", config), pixels().double()
+    return random_model("DepthAnythingForDepthEstimation", config), pixels().double()
 
 
 def towers(kind: str) -> Callable[[], tuple[nn.Module, Any]]:
     def build() -> tuple[nn.Module, Any]:
         words = {k: v for k, v in SMALL.items() if "dropout" not in k} | {"projection_size": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-        seen = {**PATCHES, "image_size": 32}
+        patches = {**PATCHES, "image_size": 32}
         ids = torch.randint(4, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(3))
         ids[:, -1] = 2
         config: Any
         if kind == "CLIPModel":
-            config = transformers.CLIPConfig(text_config=words, vision_config=seen, projection_dim=16)
+            config = transformers.CLIPConfig(text_config=words, vision_config=patches, projection_dim=16)
         else:
-            config = transformers.SiglipConfig(text_config={**words, "max_position_embeddings": 6}, vision_config=seen)
-        return made(kind, config), {"input_ids": ids, "pixel_values": pixels().double()}
+            config = transformers.SiglipConfig(text_config={**words, "max_position_embeddings": 6}, vision_config=patches)
+        return random_model(kind, config), {"input_ids": ids, "pixel_values": pixels().double()}
 
     return build
 
 
 def owl() -> tuple[nn.Module, Any]:
-    """Two texts for each picture are the classes of its boxes."""
+    """A detector whose classes are two texts per image."""
     words = {k: v for k, v in SMALL.items() if "dropout" not in k} | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = transformers.OwlViTConfig(text_config=words, vision_config={**PATCHES, "image_size": 32}, projection_dim=24)
     ids = torch.randint(4, VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(3))
-    return made("OwlViTForObjectDetection", config), {"input_ids": ids, "pixel_values": pixels().double()}
+    return random_model("OwlViTForObjectDetection", config), {"input_ids": ids, "pixel_values": pixels().double()}
 
 
 def t5() -> tuple[nn.Module, Any]:
@@ -101,7 +101,7 @@ def bart() -> tuple[nn.Module, Any]:
         decoder_start_token_id=3, forced_eos_token_id=3,
     )  # fmt: skip
     inputs = text()
-    return made("BartForConditionalGeneration", config), {**inputs, "decoder_input_ids": inputs["input_ids"][:, :6].flip(1)}
+    return random_model("BartForConditionalGeneration", config), {**inputs, "decoder_input_ids": inputs["input_ids"][:, :6].flip(1)}
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
@@ -110,7 +110,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "answers": bert("BertForQuestionAnswering"),
     "headless": bert("BertModel"),
     "two heads": bert("BertForPreTraining"),
-    "discriminator": lambda: (made("ElectraForPreTraining", transformers.ElectraConfig(**SMALL, embedding_size=24)), text()),
+    "discriminator": lambda: (random_model("ElectraForPreTraining", transformers.ElectraConfig(**SMALL, embedding_size=24)), text()),
     "yolos": yolos,
     "detr": detr,
     "owl": owl,
@@ -127,7 +127,7 @@ LOGP = "log-probabilities"
 
 
 def by_hand(output: Any, inputs: Any, target: Any) -> Tensor:
-    """``[B]`` the same number written out; both samples have these positions."""
+    """The value of a target by indexing, ``[B]``; both samples have these positions."""
     match target:
         case Token() if output.logits.dim() == 2:
             return output.logits[:, target.position]
@@ -151,26 +151,26 @@ def by_hand(output: Any, inputs: Any, target: Any) -> Tensor:
 
 
 def gradient_by_hand(model: nn.Module, inputs: Any, target: Any) -> Tensor:
-    """Σ x ⊙ ∂f/∂x over the channels of the pixels, or over the width of what enters the first block."""
-    fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
-    kept: list[Tensor] = []
-    if "pixel_values" in fed:
-        fed["pixel_values"] = fed["pixel_values"].clone().requires_grad_()
-        kept.append(fed["pixel_values"])
-        value = by_hand(model(**fed), fed, target)
+    """Σ x ⊙ ∂f/∂x over the channels of the pixels, or over the hidden dimension at the input of the first block."""
+    arguments = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
+    leaves: list[Tensor] = []
+    if "pixel_values" in arguments:
+        arguments["pixel_values"] = arguments["pixel_values"].clone().requires_grad_()
+        leaves.append(arguments["pixel_values"])
+        value = by_hand(model(**arguments), arguments, target)
     else:
         core = getattr(model, "base_model", model)
         layers = core.encoder.layer if hasattr(core, "encoder") else core.h
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            kept.append(args[0].detach().requires_grad_())
-            return (kept[0], *args[1:])
+            leaves.append(args[0].detach().requires_grad_())
+            return (leaves[0], *args[1:])
 
         handle = layers[0].register_forward_pre_hook(enter)
-        value = by_hand(model(**fed), fed, target)
+        value = by_hand(model(**arguments), arguments, target)
         handle.remove()
-    (found,) = torch.autograd.grad(value.sum(), kept)
-    return (kept[0].detach() * found).sum(1 if "pixel_values" in fed else -1)
+    (gradient,) = torch.autograd.grad(value.sum(), leaves)
+    return (leaves[0].detach() * gradient).sum(1 if "pixel_values" in arguments else -1)
 
 
 def pooled(output: Any) -> Tensor:
@@ -197,24 +197,24 @@ CASES: list[tuple[str, Any]] = [
 ]
 
 
-def named(case: Any) -> str | None:
+def case_id(case: Any) -> str | None:
     return case if isinstance(case, str) else type(case).__name__
 
 
-@pytest.mark.parametrize(("name", "target"), CASES, ids=named)
-def test_input_times_gradient_is_that_by_hand(name: str, target: Any) -> None:
+@pytest.mark.parametrize(("name", "target"), CASES, ids=case_id)
+def test_input_times_gradient_equals_autograd(name: str, target: Any) -> None:
     model, inputs = MODELS[name]()
-    wanted = gradient_by_hand(model, inputs, target)
+    expected = gradient_by_hand(model, inputs, target)
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
-    assert wanted.abs().amax() > 0
+    assert expected.abs().amax() > 0
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
-    wanted = wanted if mask is None else wanted * mask
-    torch.testing.assert_close(e.scores, wanted, rtol=1e-7, atol=1e-10)
+    expected = expected if mask is None else expected * mask
+    torch.testing.assert_close(e.scores, expected, rtol=1e-7, atol=1e-10)
     with torch.no_grad():
-        said = by_hand(model(**inputs) if isinstance(inputs, dict) else model(inputs), inputs, target)
-    read = e.logits[torch.arange(2), e.target]
-    torch.testing.assert_close(read, said)
-    torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["start"], dtype=torch.float64), said.double())
+        value = by_hand(model(**inputs) if isinstance(inputs, dict) else model(inputs), inputs, target)
+    reported = e.logits[torch.arange(2), e.target]
+    torch.testing.assert_close(reported, value)
+    torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["start"], dtype=torch.float64), value.double())
 
 
 FITTING = {
@@ -223,36 +223,36 @@ FITTING = {
 }  # fmt: skip
 
 
-def ways_in(error: Exception) -> list[str]:
-    """The targets that an error names, as they stand there."""
+def suggested_targets(error: Exception) -> list[str]:
+    """The targets that an error message names, as written there."""
     return re.findall(r"targets\.\w+\([^()]*\)|(?<=target=)(?:lambda \w+: [\w.]+(?:\[.*?\])*|\d+)", str(error))
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_an_output_that_is_no_row_of_logits_needs_a_target(name: str) -> None:
-    """Each of those that are named is explained."""
+def test_output_other_than_class_logits_requires_a_target(name: str) -> None:
+    """Every target that the error suggests can be explained."""
     model, inputs = MODELS[name]()
     for method in ("input_x_gradient", "occlusion"):
         with pytest.raises(InputError) as caught:
             whyformer.explain(model, inputs, method)
-        assert any(FITTING[name] in way for way in ways_in(caught.value))
+        assert any(FITTING[name] in way for way in suggested_targets(caught.value))
         assert "\n" not in str(caught.value)
-    for way in ways_in(caught.value):
-        if name != "depth":  # whose map is made by a ReLU that gives 0 there
+    for way in suggested_targets(caught.value):
+        if name != "depth":  # its map ends with a ReLU that is 0 there
             assert whyformer.explain(model, inputs, "input_x_gradient", eval(way)).scores.any(), way
     if name not in ("clip", "siglip"):
         with pytest.raises(InputError, match="a target must select a number"):
             whyformer.explain(model, inputs, "input_x_gradient", target=1)
 
 
-@pytest.mark.parametrize("target", [Token(5, 3), Span(1, 2), Query(0, 1), Pixel(0, 0), Similarity()], ids=named)
+@pytest.mark.parametrize("target", [Token(5, 3), Span(1, 2), Query(0, 1), Pixel(0, 0), Similarity()], ids=case_id)
 @pytest.mark.parametrize("name", ["bert", "hf_vit", "gpt2_lm"])
-def test_a_target_for_another_output_is_told_those_that_fit(name: str, target: Any) -> None:
+def test_target_for_another_output_raises_with_fitting_targets(name: str, target: Any) -> None:
     model, inputs = build(name)
     try:
         whyformer.explain(model, inputs, "input_x_gradient", target)
     except InputError as error:
-        ways = ways_in(error)
+        ways = suggested_targets(error)
         assert len(ways) >= 2
         for way in ways:
             assert whyformer.explain(model, inputs, "input_x_gradient", eval(way)).scores.any(), way
@@ -261,7 +261,7 @@ def test_a_target_for_another_output_is_told_those_that_fit(name: str, target: A
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bart"])
-def test_the_next_token_needs_none(name: str) -> None:
+def test_default_target_of_language_model_is_the_next_token(name: str) -> None:
     model, inputs = MODELS[name]()
     with torch.no_grad():
         logits = model(**inputs).logits
@@ -277,8 +277,8 @@ def test_the_next_token_needs_none(name: str) -> None:
 @pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "lrp_ah_ln", "gae", "rollout", "occlusion", "smoothgrad", "integrated_gradients"])
 @pytest.mark.parametrize(("name", "target"), [("masked", Token([5, 2], [17, 8])), ("words", Token([1, -1], 2)), ("answers", Span([1, 2], [4, 2])),
                                               ("headless", pooled), ("gpt2", Token([3, -2], [5, 6])), ("yolos", Query([1, 3], [2, 0])), ("segformer", Pixel(4, [6, 2], 1)),
-                                              ("siglip", Similarity())], ids=named)  # fmt: skip
-def test_a_batch_is_its_samples(name: str, target: Any, method: str) -> None:
+                                              ("siglip", Similarity())], ids=case_id)  # fmt: skip
+def test_batch_equals_single_samples(name: str, target: Any, method: str) -> None:
     if name == "segformer" and method in ("transformer_attribution", "gae", "rollout"):
         return  # no map over all tokens
     options: dict[str, Any] = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}, "occlusion": {"fill_id": 1}}.get(method, {})
@@ -287,18 +287,18 @@ def test_a_batch_is_its_samples(name: str, target: Any, method: str) -> None:
         options = {}
     both = whyformer.explain(model, inputs, method, target, **options)
     for i in range(2):
-        own = targets.Resolver(target, None, None, 2).written()
+        written = targets.Resolver(target, None, None, 2).written()
         alone = rows(inputs, i, crop=name not in ("siglip",))
-        one = whyformer.explain(model, alone, method, own[i] if own else target, **options)
-        n = one.scores.shape[1]
-        torch.testing.assert_close(both.scores[i, :n], one.scores[0], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(both.logits[i], one.logits[0])
-        assert one.target_names == both[i].target_names
+        single = whyformer.explain(model, alone, method, written[i] if written else target, **options)
+        n = single.scores.shape[1]
+        torch.testing.assert_close(both.scores[i, :n], single.scores[0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(both.logits[i], single.logits[0])
+        assert single.target_names == both[i].target_names
 
 
-# -- names, texts and ways to write a target ---------------------------------------------------------------------------
-class Words:
-    """A tokenizer of letters: ``a`` is token 4; what is longer is several."""
+# -- names, texts and spellings of targets -----------------------------------------------------------------------------
+class LetterTokenizer:
+    """A tokenizer with one token per letter: ``a`` is token 4."""
 
     vocab_size = VOCABULARY
     mask_token_id, pad_token_id, cls_token_id, sep_token_id, bos_token_id, eos_token_id, unk_token_id = 1, 0, 2, 3, None, None, None
@@ -316,36 +316,36 @@ class Words:
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return "".join(tokens)
 
-    def encode(self, given: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, string: str, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens
-        return [self._names.index(letter) for letter in given if letter in self._names]
+        return [self._names.index(letter) for letter in string if letter in self._names]
 
 
-def test_a_token_by_its_text() -> None:
+def test_token_target_by_text() -> None:
     model, inputs = MODELS["masked"]()
-    e = whyformer.explain(model, inputs, "input_x_gradient", Token([5, -1], "n"), Words())
+    e = whyformer.explain(model, inputs, "input_x_gradient", Token([5, -1], "n"), LetterTokenizer())
     assert e.target.tolist() == [17, 17]
     assert e.target_names == ["'n' at position 5", "'n' at position -1"]
     alone = whyformer.explain(model, inputs, "input_x_gradient", Token(5, 17)).scores
     torch.testing.assert_close(e.scores[0], alone[0])
     best = int(e.logits[0].argmax())
-    assert e.top(0, 1)[0][:2] == (best, f"'{Words._names[best]}'")
-    assert whyformer.explain(model, inputs, "input_x_gradient", Token(5, "[MASK]"), Words()).target.tolist() == [1, 1]
+    assert e.top(0, 1)[0][:2] == (best, f"'{LetterTokenizer._names[best]}'")
+    assert whyformer.explain(model, inputs, "input_x_gradient", Token(5, "[MASK]"), LetterTokenizer()).target.tolist() == [1, 1]
     with pytest.raises(InputError, match="'an' is 2 tokens"):
-        whyformer.explain(model, inputs, "input_x_gradient", Token(5, "an"), Words())
+        whyformer.explain(model, inputs, "input_x_gradient", Token(5, "an"), LetterTokenizer())
     with pytest.raises(InputError, match="needs a tokenizer"):
         whyformer.explain(model, inputs, "input_x_gradient", Token(5, "n"))
 
 
-def test_the_class_of_a_token_by_its_name() -> None:
+def test_token_class_target_by_name() -> None:
     model, inputs = MODELS["words"]()
     model.config.id2label = {0: "O", 1: "PER", 2: "LOC", 3: "ORG", 4: "MISC"}
-    e = whyformer.explain(model, inputs, "input_x_gradient", Token(3, "loc"), Words())
+    e = whyformer.explain(model, inputs, "input_x_gradient", Token(3, "loc"), LetterTokenizer())
     assert e.target_names == ["LOC at position 3"] * 2
     assert e.labels == model.config.id2label
     assert whyformer.explain(model, inputs, "input_x_gradient", Token(3)).target.tolist() == e.logits.argmax(-1).tolist()
     with pytest.raises(InputError, match="no class 'n'"):
-        whyformer.explain(model, inputs, "input_x_gradient", Token(3, "n"), Words())
+        whyformer.explain(model, inputs, "input_x_gradient", Token(3, "n"), LetterTokenizer())
 
 
 NAMES = [
@@ -359,28 +359,28 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target", "names"), NAMES, ids=named)
-def test_a_target_is_named_kept_and_read_again(name: str, target: Any, names: list[str], tmp_path: Any) -> None:
+@pytest.mark.parametrize(("name", "target", "names"), NAMES, ids=case_id)
+def test_target_is_named_saved_and_restored(name: str, target: Any, names: list[str], tmp_path: Any) -> None:
     model, inputs = MODELS[name]()
     model.config.id2label = {0: "no", 1: "dog", 2: "cat", 3: "cow", 4: "bee"}
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     assert e.target_names == names
     assert len(e.logits) == len(e) == 2 and e.numeric == (e.logits.shape[1] == 1)
-    assert ("prob" in str(e)) == (e.logits.shape[1] > 1)  # a span, a similarity and a function have a value alone
+    assert ("prob" in str(e)) == (e.logits.shape[1] > 1)  # spans, similarities and functions have a value but no probability
     assert whyformer.Explanation.from_dict(e.to_dict()).target_names == names
     e.save(tmp_path / "e.safetensors")
-    kept = whyformer.Explanation.load(tmp_path / "e.safetensors")
+    loaded = whyformer.Explanation.load(tmp_path / "e.safetensors")
     if callable(target):
         assert "target" not in e.diagnostics
         return
-    again = whyformer.explain(model, inputs, "input_x_gradient", kept.diagnostics["target"])
-    assert torch.equal(again.scores, e.scores)
-    assert again.target_names == names
-    one = kept[1].diagnostics["target"]
-    assert whyformer.explain(model, rows(inputs, 1), "input_x_gradient", one).target_names == names[1:]
+    repeated = whyformer.explain(model, inputs, "input_x_gradient", loaded.diagnostics["target"])
+    assert torch.equal(repeated.scores, e.scores)
+    assert repeated.target_names == names
+    single = loaded[1].diagnostics["target"]
+    assert whyformer.explain(model, rows(inputs, 1), "input_x_gradient", single).target_names == names[1:]
 
 
-def test_a_contrast_of_tokens_is_a_difference() -> None:
+def test_contrast_of_tokens_is_a_difference() -> None:
     model, inputs = MODELS["masked"]()
 
     def scores(token: Any) -> Tensor:
@@ -393,7 +393,7 @@ def test_a_contrast_of_tokens_is_a_difference() -> None:
     ("Token(5, 17)", Token(5, 17)), (" Token(position=5, token=17) ", Token(5, 17)), ("Token(-1)", Token(-1)),
     ("Token(2, Contrast(8, 9))", Token(2, Contrast(8, 9))), ("Contrast(8, 9)", Contrast(8, 9)), ("Token([5, 2], 17)", Token([5, 2], 17)),
 ])  # fmt: skip
-def test_a_target_written_out(written: str, target: Any) -> None:
+def test_target_written_as_text(written: str, target: Any) -> None:
     model, inputs = MODELS["gpt2"]()
     a, b = (whyformer.explain(model, inputs, "input_x_gradient", t) for t in (written, target))
     assert torch.equal(a.scores, b.scores)
@@ -401,7 +401,7 @@ def test_a_target_written_out(written: str, target: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["Token()", "Token(5, 17, 3)", "Token(__import__('os'))", "Token(x)", "Span(3)", "Token(5, 17"])
-def test_a_target_that_cannot_be_read(wrong: str) -> None:
+def test_malformed_target_text_raises(wrong: str) -> None:
     model, inputs = MODELS["gpt2"]()
     with pytest.raises(InputError, match=r"cannot be read: put names in quotes|no class"):
         whyformer.explain(model, inputs, "input_x_gradient", wrong)
@@ -432,45 +432,45 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target", "said"), WRONG, ids=named)
-def test_a_target_that_does_not_fit(name: str, target: Any, said: str) -> None:
+@pytest.mark.parametrize(("name", "target", "message"), WRONG, ids=case_id)
+def test_target_that_does_not_fit_raises(name: str, target: Any, message: str) -> None:
     model, inputs = MODELS[name]()
     for method, options in (("input_x_gradient", {}), ("occlusion", {"fill_id": 1} if isinstance(inputs, dict) else {})):
         with pytest.raises(InputError) as caught:
             whyformer.explain(model, inputs, method, target, **options)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_the_best_query_needs_a_class() -> None:
+def test_best_query_requires_a_class() -> None:
     with pytest.raises(InputError, match="pass the class"):
         Query(None)
 
 
-def test_pairs_that_are_none() -> None:
+def test_unequal_numbers_of_images_and_texts_raise() -> None:
     model, inputs = MODELS["clip"]()
     with pytest.raises(InputError, match="2 pictures and 1 texts"):
         whyformer.explain(model, {**inputs, "input_ids": inputs["input_ids"][:1]}, "input_x_gradient", Similarity())
 
 
-# -- the same number in perturbed copies, in metrics and in checks ------------------------------------------------------
+# -- targets of perturbed copies, in metrics and in checks --------------------------------------------------------------
 PERTURBED = [("masked", Token([5, 2], 17)), ("answers", Span([1, 2], 4)), ("headless", pooled), ("yolos", Query([1, 3], 2)), ("clip", Similarity()),
              ("clip", [1, 0]), ("segformer", Pixel(4, 6, 2))]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "target"), PERTURBED, ids=named)
-def test_occlusion_is_that_by_hand(name: str, target: Any) -> None:
-    """One feature of the second sample taken out by hand."""
+@pytest.mark.parametrize(("name", "target"), PERTURBED, ids=case_id)
+def test_occlusion_equals_manual_occlusion(name: str, target: Any) -> None:
+    """One feature of the second sample is removed by hand."""
     model, inputs = MODELS[name]()
-    fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
-    kind = "pixel_values" if "pixel_values" in fed else "input_ids"
+    arguments = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
+    kind = "pixel_values" if "pixel_values" in arguments else "input_ids"
     e = whyformer.explain(model, inputs, "occlusion", target, **({"patch": 8} if kind == "pixel_values" else {"fill_id": 1}))
-    gone = fed[kind].clone()
+    occluded = arguments[kind].clone()
     if kind == "pixel_values":
-        gone[1, :, 8:16, :8] = 0
+        occluded[1, :, 8:16, :8] = 0
     else:
-        gone[1, 3] = 1
+        occluded[1, 3] = 1
     with torch.no_grad():
-        clean, without = (model(**{**fed, kind: value}) for value in (fed[kind], gone))
+        clean, without = (model(**{**arguments, kind: value}) for value in (arguments[kind], occluded))
 
     def value(output: Any) -> Tensor:
         match target:
@@ -491,7 +491,7 @@ def test_occlusion_is_that_by_hand(name: str, target: Any) -> None:
     torch.testing.assert_close(e.scores[1, 4 if kind == "pixel_values" else 3], value(clean) - value(without))
 
 
-def test_tokens_do_not_move_under_a_target_that_counts_them() -> None:
+def test_positional_target_forbids_deletion_of_tokens() -> None:
     model, inputs = MODELS["gpt2"]()
     known = whyformer.explain(model, inputs, "occlusion", Token(4, 9), fill_id=model.config.pad_token_id)
     torch.testing.assert_close(whyformer.explain(model, inputs, "occlusion", Token(4, 9)).scores, known.scores)
@@ -502,29 +502,29 @@ def test_tokens_do_not_move_under_a_target_that_counts_them() -> None:
 
 
 @pytest.mark.parametrize("shown", [1, 2])
-def test_pictures_are_compared_with_all_texts_in_copies_too(shown: int) -> None:
-    """Three texts are the classes of each picture, and are not copied with it."""
+def test_perturbed_images_are_compared_with_all_texts(shown: int) -> None:
+    """The texts are the classes of each image, and are not repeated for its copies."""
     model, inputs = MODELS["clip"]()
     ids = torch.cat([inputs["input_ids"], inputs["input_ids"][:1].flip(1)])
-    fed = {"input_ids": ids[: 1 + shown], "pixel_values": inputs["pixel_values"][:shown]}
+    arguments = {"input_ids": ids[: 1 + shown], "pixel_values": inputs["pixel_values"][:shown]}
     for method, options in (("integrated_gradients", {"steps": 3}), ("smoothgrad", {"samples": 1, "noise": 0.0, "norm": "sum"})):
-        together = whyformer.explain(model, fed, method, 1, **options)
+        batch = whyformer.explain(model, arguments, method, 1, **options)
         for i in range(shown):
-            one = whyformer.explain(model, {**fed, "pixel_values": fed["pixel_values"][i : i + 1]}, method, 1, **options)
-            torch.testing.assert_close(together.scores[i], one.scores[0])
-            assert one.scores.abs().amax() > 0
-    plain = whyformer.explain(model, fed, "saliency", 1, norm="sum")
-    torch.testing.assert_close(together.scores, plain.scores)
+            single = whyformer.explain(model, {**arguments, "pixel_values": arguments["pixel_values"][i : i + 1]}, method, 1, **options)
+            torch.testing.assert_close(batch.scores[i], single.scores[0])
+            assert single.scores.abs().amax() > 0
+    plain = whyformer.explain(model, arguments, "saliency", 1, norm="sum")
+    torch.testing.assert_close(batch.scores, plain.scores)
 
 
-@pytest.mark.parametrize(("name", "target"), [("masked", Token([5, 2], 17)), ("answers", Span([1, 2], 4)), ("yolos", Query([1, 3], 2))], ids=named)
-def test_metrics_and_checks_follow_the_same_number(name: str, target: Any) -> None:
+@pytest.mark.parametrize(("name", "target"), [("masked", Token([5, 2], 17)), ("answers", Span([1, 2], 4)), ("yolos", Query([1, 3], 2))], ids=case_id)
+def test_metrics_and_checks_measure_the_target(name: str, target: Any) -> None:
     model, inputs = MODELS[name]()
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     kind = "pixel_values" if isinstance(inputs, Tensor) else "input_ids"
     options = {} if kind == "pixel_values" else {"baseline": 1}
-    found = whyformer.evaluate(model, inputs, e, "deletion", **options)
-    assert found.curves is not None
+    result = whyformer.evaluate(model, inputs, e, "deletion", **options)
+    assert result.curves is not None
     with torch.no_grad():
         output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     if isinstance(target, Span):
@@ -532,9 +532,9 @@ def test_metrics_and_checks_follow_the_same_number(name: str, target: Any) -> No
     else:
         row = output.logits[[0, 1], [5, 2] if name == "masked" else [1, 3]]
         clean = row.softmax(-1)[:, target.token if isinstance(target, Token) else 2]
-    torch.testing.assert_close(torch.from_numpy(found.curves[:, 0]), clean)
+    torch.testing.assert_close(torch.from_numpy(result.curves[:, 0]), clean)
     same = whyformer.evaluate(model, inputs, e.scores, "deletion", target=target, **options)
-    assert (same.values == found.values).all()
+    assert (same.values == result.values).all()
     if kind == "pixel_values":
         checked = whyformer.trust(e, model, inputs, steps=2, seeds=(0,))
         torch.testing.assert_close(torch.from_numpy(checked.curves[:, 0]), clean)
@@ -542,19 +542,19 @@ def test_metrics_and_checks_follow_the_same_number(name: str, target: Any) -> No
     assert [c.target_names for c in chosen.explanations] == [[n] for n in e.target_names or ()]
 
 
-def test_a_row_of_another_position_is_no_other_target_of_one_row() -> None:
-    """Rollout is the same for all classes of a row, and not for all rows."""
+def test_class_agnostic_methods_still_depend_on_the_position() -> None:
+    """Rollout is equal for all classes at a position, but not for all positions."""
     model, inputs = MODELS["gpt2"]()
-    found = whyformer.compare(model, inputs, ["rollout"], [Token(3, 7), Token(3, 8), Token(5, 7)]).explanations
-    assert torch.equal(found[0].scores, found[1].scores)
-    assert [e.target_names for e in found] == [["7 at position 3"] * 2, ["8 at position 3"] * 2, ["7 at position 5"] * 2]
-    for e, position in zip(found, (3, 3, 5), strict=True):
+    result = whyformer.compare(model, inputs, ["rollout"], [Token(3, 7), Token(3, 8), Token(5, 7)]).explanations
+    assert torch.equal(result[0].scores, result[1].scores)
+    assert [e.target_names for e in result] == [["7 at position 3"] * 2, ["8 at position 3"] * 2, ["7 at position 5"] * 2]
+    for e, position in zip(result, (3, 3, 5), strict=True):
         assert torch.equal(e.scores, whyformer.explain(model, inputs, "rollout", Token(position, 7)).scores)
-    assert not torch.allclose(found[0].scores, found[2].scores)
+    assert not torch.allclose(result[0].scores, result[2].scores)
 
 
 # -- several inputs --------------------------------------------------------------------------------------------------
-# model, target -> input: where its rows enter (None: the input itself)
+# model, target -> input: the module that its tokens enter (None: the input itself)
 PLACES: list[tuple[str, Any, dict[str, str | None]]] = [
     ("t5", Token(2, 7), {"input_ids": "encoder.block.0", "decoder_input_ids": "decoder.block.0"}),
     ("bart", Token(3, 7), {"input_ids": "model.encoder.layers.0", "decoder_input_ids": "model.decoder.layers.0"}),
@@ -564,52 +564,52 @@ PLACES: list[tuple[str, Any, dict[str, str | None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target", "places"), PLACES, ids=named)
-def test_every_input_gets_what_is_its_own_by_hand(name: str, target: Any, places: dict[str, str | None]) -> None:
+@pytest.mark.parametrize(("name", "target", "places"), PLACES, ids=case_id)
+def test_scores_of_every_input_equal_autograd(name: str, target: Any, places: dict[str, str | None]) -> None:
     model, inputs = MODELS[name]()
-    fed, kept, handles = dict(inputs), {}, []
+    arguments, leaves, handles = dict(inputs), {}, []
 
     def entering(source: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             first = args[0] if args else kwargs["hidden_states"]
-            kept[source] = first.detach().requires_grad_()
-            return ((kept[source], *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": kept[source]})
+            leaves[source] = first.detach().requires_grad_()
+            return ((leaves[source], *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": leaves[source]})
 
         return enter
 
     for source, path in places.items():
         if path is None:
-            kept[source] = fed[source] = fed[source].clone().requires_grad_()
+            leaves[source] = arguments[source] = arguments[source].clone().requires_grad_()
         else:
             handles.append(model.get_submodule(path).register_forward_pre_hook(entering(source), with_kwargs=True))
-    # the rows of a second input do not depend on the first: each is a leaf
-    value = by_hand(model(**fed), fed, target)
+    # the inputs are independent, so each is a leaf
+    value = by_hand(model(**arguments), arguments, target)
     for handle in handles:
         handle.remove()
-    flows = dict(zip(kept, torch.autograd.grad(value.sum(), list(kept.values())), strict=True))
+    flows = dict(zip(leaves, torch.autograd.grad(value.sum(), list(leaves.values())), strict=True))
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     assert e.inputs == tuple(places)
     for source, flow in flows.items():
-        wanted = (kept[source].detach() * flow).sum(1 if places[source] is None else -1)
+        expected = (leaves[source].detach() * flow).sum(1 if places[source] is None else -1)
         if source == "input_ids" and "attention_mask" in inputs:
-            wanted = wanted * inputs["attention_mask"]
-        assert wanted.abs().amax() > 0
-        torch.testing.assert_close(e.part(source).scores, wanted, rtol=1e-7, atol=1e-10)
-    total = sum((kept[s].detach() * f).flatten(1).sum(1) for s, f in flows.items())
+            expected = expected * inputs["attention_mask"]
+        assert expected.abs().amax() > 0
+        torch.testing.assert_close(e.part(source).scores, expected, rtol=1e-7, atol=1e-10)
+    total = sum((leaves[s].detach() * f).flatten(1).sum(1) for s, f in flows.items())
     torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["sum"], dtype=torch.float64), total)
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "gradcam", "raw_attention", "partial_lrp"])
-def test_hidden_states_that_are_kept_by_hooks_come_from_the_blocks_as_they_are_run(method: str) -> None:
-    """The head of a depth estimator reads what transformers' own hooks kept of the blocks."""
+def test_hidden_states_collected_by_hooks_are_recorded(method: str) -> None:
+    """The head of a depth estimator reads hidden states that the hooks of transformers collected."""
     model, inputs = MODELS["depth"]()
     e = whyformer.explain(model, inputs, method, Pixel(31, 20))
     assert (e.level, e.grid) == ("patch", (4, 4))
     assert e.scores.abs().sum(1).min() > 0
 
 
-class Boxes(nn.Module):
-    """As torchvision's detectors: a list with a mapping for each picture, whose tensors have any number of rows."""
+class BoxDetector(nn.Module):
+    """Outputs like those of torchvision detectors: one mapping per image, whose tensors have any number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -617,14 +617,14 @@ class Boxes(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> list[dict[str, Tensor]]:
         logits = self.classifier(pixel_values).logits
-        return [{"boxes": own.expand(3, -1), "scores": own.sigmoid()} for own in logits]
+        return [{"boxes": row.expand(3, -1), "scores": row.sigmoid()} for row in logits]
 
 
-def test_an_output_of_lists_and_mappings_takes_a_function() -> None:
-    model, x = Boxes().eval(), build("hf_vit")[1]
+def test_function_target_of_nested_output() -> None:
+    model, x = BoxDetector().eval(), build("hf_vit")[1]
 
     def score(output: Any) -> Tensor:
-        return torch.stack([own["scores"][2] for own in output])
+        return torch.stack([detection["scores"][2] for detection in output])
 
     for method in ("input_x_gradient", "transformer_attribution", "occlusion"):
         e = whyformer.explain(model, x, method, score)
@@ -637,16 +637,16 @@ def test_an_output_of_lists_and_mappings_takes_a_function() -> None:
         whyformer.explain(model, x, "input_x_gradient")
 
 
-def test_the_texts_of_a_pictures_own_classes() -> None:
-    """Of two texts for each picture the one that is the class meant has the scores."""
+def test_only_the_text_of_the_target_class_has_scores() -> None:
+    """Each image has two texts as classes."""
     model, inputs = MODELS["owl"]()
     for method in ("input_x_gradient", "gae", "lrp", "smoothgrad"):
         options: dict[str, Any] = {"samples": 2} if method == "smoothgrad" else {}
         both = whyformer.explain(model, inputs, method, Query(3, [1, 0]), **options)
         assert both.part("input_ids").scores.shape == (2, 6)
-        for i, wanted in enumerate((1, 0)):
-            fed = {"input_ids": inputs["input_ids"][2 * i : 2 * i + 2], "pixel_values": inputs["pixel_values"][i : i + 1]}
-            one = whyformer.explain(model, fed, method, Query(3, wanted), **options)
+        for i, expected in enumerate((1, 0)):
+            arguments = {"input_ids": inputs["input_ids"][2 * i : 2 * i + 2], "pixel_values": inputs["pixel_values"][i : i + 1]}
+            single = whyformer.explain(model, arguments, method, Query(3, expected), **options)
             for name in both.inputs:
-                torch.testing.assert_close(both.part(name).scores[i], one.part(name).scores[0], rtol=1e-6, atol=1e-9)
-            assert one.part("input_ids").scores.abs().amax() > 0
+                torch.testing.assert_close(both.part(name).scores[i], single.part(name).scores[0], rtol=1e-6, atol=1e-9)
+            assert single.part("input_ids").scores.abs().amax() > 0

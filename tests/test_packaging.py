@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: arrows between rooms, sizes of files, what is exported, what is shipped."""
+"""Structure of the package: import layers, sizes of files, public names, and files of the distribution."""
 
 import ast
 import re
@@ -16,16 +16,16 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "whyformer"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# What a room may import of the package besides itself, its errors and what describes a result. Data flows downwards
-# only. The table is complete: a room or an arrow that is not in it fails.
+# Modules and packages directly below whyformer ("layers") -> the layers that they may import besides themselves. The
+# table is complete: a layer or an import that is not in it fails.
 RESULTS = {"errors", "explanation"}
-ARROWS = {
+ALLOWED_IMPORTS = {
     "__init__": {"errors"},
     "errors": set(),
     "baselines": RESULTS,
     "defaults": set(),
     "progress": set(),
-    "explanation": {"errors", "show", "__version__"},  # show: an Explanation shows itself
+    "explanation": {"errors", "show", "__version__"},  # show: an Explanation displays itself
     "targets": {"errors", "models"},
     "show": RESULTS | {"defaults"},
     "datasets": {"errors", "inputs"},
@@ -46,10 +46,10 @@ ARROWS = {
     "comparing": RESULTS | {"show", "defaults", "explaining", "methods", "options", "prepared", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "options", "prepared", "tape", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "options", "prepared", "progress", "rules", "show", "tape", "targets"},
-    "maximize": RESULTS | {"models", "inputs", "progress", "targets"},
+    "maximize": RESULTS | {"models", "inputs", "progress", "tape", "targets"},
     "evaluation": RESULTS | {"baselines", "comparing", "explaining", "inputs", "methods", "models", "options", "prepared", "targets"},
     "jobs": RESULTS | {"comparing", "defaults", "evaluation", "explaining", "inputs", "methods", "models", "options", "prepared", "show", "targets"},
-    "benchmarks": RESULTS | {"baselines", "datasets", "evaluation", "explaining", "inputs", "jobs", "methods", "models", "prepared", "targets"},
+    "benchmarks": RESULTS | {"baselines", "datasets", "evaluation", "explaining", "inputs", "jobs", "methods", "models", "prepared", "tape", "targets"},
     "apps": {"errors"},
     "apps.http": {"errors"},
     "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
@@ -63,13 +63,13 @@ ARROWS = {
 }
 
 
-def room(parts):
-    """The first part of a dotted name below the package; the apps are one room each."""
+def layer_of(parts):
+    """The first part of a dotted name below the package; each app is a layer."""
     return ".".join(parts[:2] if parts[:1] == ["apps"] else parts[:1])
 
 
 def imported(path):
-    """(room, top package) of each import of a file; those for the type checker alone are left out."""
+    """(layer, top package) of each import of a file, without imports under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     typing_only = {
         id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) for inner in ast.walk(node)
@@ -82,11 +82,11 @@ def imported(path):
             names = [f"whyformer.{a.name}" for a in node.names] if node.module == "whyformer" else [node.module or ""]
         for name in names:
             top, *rest = name.split(".")
-            yield (room(rest) if top == "whyformer" else None), top
+            yield (layer_of(rest) if top == "whyformer" else None), top
 
 
 def imported_files(path, names):
-    """The package's files that a file imports; a name that is no file counts for the package that has it."""
+    """Modules of the package that a file imports; a name that is no module counts for its package."""
     tree = ast.parse(path.read_text())
     typing_only = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) for inner in ast.walk(node)}
     for node in ast.walk(tree):
@@ -95,28 +95,28 @@ def imported_files(path, names):
 
 
 @pytest.fixture(scope="module")
-def arrows():
-    """file -> (its room, the other rooms that it imports)."""
-    found = {}
+def layer_imports():
+    """file -> (its layer, the other layers that it imports)."""
+    imports = {}
     for path in FILES:
-        own = room([part.removesuffix(".py") for part in path.relative_to(SOURCE).parts if path.parent == SOURCE or part != "__init__.py"])
-        found[str(path.relative_to(SOURCE))] = own, {to for to, _ in imported(path) if to is not None} - {own}
-    return found
+        layer = layer_of([part.removesuffix(".py") for part in path.relative_to(SOURCE).parts if path.parent == SOURCE or part != "__init__.py"])
+        imports[str(path.relative_to(SOURCE))] = layer, {to for to, _ in imported(path) if to is not None} - {layer}
+    return imports
 
 
-def test_data_flows_downwards_only(arrows):
-    assert {name: to - ARROWS[own] for name, (own, to) in arrows.items() if not to <= ARROWS[own]} == {}
+def test_imports_are_allowed_by_the_table(layer_imports):
+    assert {name: to - ALLOWED_IMPORTS[layer] for name, (layer, to) in layer_imports.items() if not to <= ALLOWED_IMPORTS[layer]} == {}
 
 
-def test_every_arrow_of_the_table_is_there(arrows):
-    found = {name: set() for name in ARROWS}
-    for own, to in arrows.values():
-        found[own] |= to
-    assert found == ARROWS
+def test_allowed_imports_are_used(layer_imports):
+    matches = {name: set() for name in ALLOWED_IMPORTS}
+    for layer, to in layer_imports.values():
+        matches[layer] |= to
+    assert matches == ALLOWED_IMPORTS
 
 
-def test_no_file_imports_what_imports_it():
-    """Not even inside of a function; an Explanation, which shows itself, is the exception."""
+def test_modules_have_no_import_cycles():
+    """Imports inside functions count too, except those of show in Explanation."""
     names = {".".join(part for part in path.relative_to(SOURCE.parent).with_suffix("").parts if part != "__init__"): path for path in FILES}
     imports = {name: {to for to in imported_files(path, names) if not (name == "whyformer.explanation.result" and to.startswith("whyformer.show"))} for name, path in names.items()}
     while leaves := {name for name, to in imports.items() if not to & imports.keys() - {name}}:
@@ -124,22 +124,22 @@ def test_no_file_imports_what_imports_it():
     assert sorted(imports) == [], "these files import one another, or import such files"
 
 
-def test_every_room_of_the_table_exists():
-    places = [SOURCE / name.replace(".", "/") for name in ARROWS]
-    assert [place for place in places if not place.is_dir() and not place.with_suffix(".py").is_file()] == []
+def test_layers_of_the_table_exist():
+    paths = [SOURCE / name.replace(".", "/") for name in ALLOWED_IMPORTS]
+    assert [path for path in paths if not path.is_dir() and not path.with_suffix(".py").is_file()] == []
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "show").rglob("*.py")), ids=lambda p: p.name)
-def test_drawing_never_needs_torch(path):
+def test_show_does_not_import_torch(path):
     assert not {"torch", "transformers"} & {top for _, top in imported(path)}
 
 
-def test_files_stay_small():
+def test_source_files_have_at_most_500_lines():
     lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in FILES}
     assert {name: count for name, count in lines.items() if count > 500} == {}
 
 
-def test_the_public_names_are_sorted_few_and_there():
+def test_public_names_are_sorted_and_importable():
     assert whyformer.__all__ == sorted(whyformer.__all__)
     assert len(whyformer.__all__) < 25
     for name in whyformer.__all__:
@@ -147,7 +147,7 @@ def test_the_public_names_are_sorted_few_and_there():
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py"], ids=lambda p: str(p.relative_to(SOURCE)))
-def test_what_a_package_exports_is_there_once(path):
+def test_exported_names_are_unique(path):
     # their order is ruff's to check (RUF022: constants first)
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
@@ -155,7 +155,7 @@ def test_what_a_package_exports_is_there_once(path):
             assert len(names) == len(set(names))
 
 
-def test_no_module_is_of_another_class_than_modules_are():
+def test_modules_have_the_plain_module_type():
     import whyformer.evaluation.metrics
     import whyformer.methods
 
@@ -163,12 +163,12 @@ def test_no_module_is_of_another_class_than_modules_are():
     assert isinstance(whyformer.evaluate, types.FunctionType)
 
 
-def test_no_file_is_named_after_nothing():
+def test_no_file_is_named_util_or_helper():
     assert not [p for p in FILES if re.search(r"util|helper|common|misc", p.stem)]
 
 
-def test_no_two_files_of_tests_have_one_name():
-    # pytest collects by the name of the file alone
+def test_names_of_test_files_are_unique():
+    # pytest imports test files by their base name
     names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 
@@ -183,14 +183,14 @@ def tracked():
             yield name, path.read_bytes().decode("utf-8", "replace")
 
 
-def test_no_machine_path_and_no_address_of_a_registry():
-    # written in two parts, so that this file does not find itself
+def test_files_have_no_machine_path_or_registry_address():
+    # written in parts, so that this file does not match
     pattern = re.compile("(?<![\\w.])/(?:" + "work|root|tmp|home)/" + "|py" + r"pi\.org|files\.python" + "hosted|download\\.py" + "torch|extra-" + "index")
-    found = [(name, m.group()) for name, text in tracked() for m in pattern.finditer(text)]
-    assert found == []
+    matches = [(name, m.group()) for name, text in tracked() for m in pattern.finditer(text)]
+    assert matches == []
 
 
-def test_the_bundled_models_are_shipped():
+def test_bundled_models_are_in_the_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/whyformer"]
     ignored = subprocess.run(["git", "check-ignore", "src/whyformer/bundled/digits/model.safetensors"], cwd=ROOT, capture_output=True, check=False)
@@ -200,7 +200,7 @@ def test_the_bundled_models_are_shipped():
             assert sum(p.stat().st_size for p in folder.rglob("*")) < 10_000_000
 
 
-def test_the_typeface_is_shipped_with_its_licence():
+def test_typeface_and_its_licence_are_in_the_distribution():
     fonts = SOURCE / "show" / "fonts"
     ignored = subprocess.run(["git", "check-ignore", *fonts.iterdir()], cwd=ROOT, capture_output=True, check=False)
     assert ignored.stdout == b""
@@ -209,22 +209,22 @@ def test_the_typeface_is_shipped_with_its_licence():
     assert "SIL OPEN FONT LICENSE" in (ROOT / next(name for name in project["license-files"] if "OFL" in name)).read_text()
 
 
-def test_every_dependency_of_the_project_is_pinned_in_the_constraints():
+def test_dependencies_are_pinned_in_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    wanted = {re.split(r"[><=\[]", dependency)[0] for group in groups for dependency in group}
+    required = {re.split(r"[><=\[]", dependency)[0] for group in groups for dependency in group}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert wanted - {"whyformer"} <= pinned
+    assert required - {"whyformer"} <= pinned
 
 
 @pytest.mark.parametrize("name", ["scripts/demo", "scripts/pictures", "scripts/test", ".ci/run"])
-def test_scripts_can_be_run(name):
+def test_scripts_are_executable(name):
     path = ROOT / name
     assert path.stat().st_mode & 0o111
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
 
 
-def test_the_licence_is_complete():
+def test_licence_text_is_complete():
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert len(text) > 10_000

@@ -1,4 +1,4 @@
-"""A part of the cases of a test has every value of every parameter."""
+"""The default part of the cases of a parametrised test covers every value of every parameter."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def cases(*lengths: int) -> list[dict[str, int]]:
 
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), times=st.integers(1, 3), without=st.sets(st.integers(0, 300), max_size=40))
-def test_every_value_is_there(lengths: list[int], times: int, without: set[int]) -> None:
-    """As often as asked, or as there is; also where some cases of the product do not exist."""
-    given = [case for i, case in enumerate(cases(*lengths)) if i not in without]
-    there = Counter(value for case in given for value in case.items())
-    found = Counter(value for i in covering(given, times) for value in given[i].items())
-    assert found.keys() == there.keys()
-    assert all(found[value] >= min(times, count) for value, count in there.items())
+def test_every_value_is_covered(lengths: list[int], times: int, without: set[int]) -> None:
+    """``times`` times, or as often as it occurs; also if some cases of the product are missing."""
+    available = [case for i, case in enumerate(cases(*lengths)) if i not in without]
+    occurrences = Counter(value for case in available for value in case.items())
+    covered = Counter(value for i in covering(available, times) for value in available[i].items())
+    assert covered.keys() == occurrences.keys()
+    assert all(covered[value] >= min(times, count) for value, count in occurrences.items())
 
 
 @pytest.mark.parametrize(("lengths", "times", "count"), [((192, 7), 1, 192), ((7, 192), 1, 192), ((34, 8), 2, 68), ((3, 4, 5), 1, 5), ((6,), 1, 6)])
-def test_it_is_no_larger_than_the_longest_axis(lengths: tuple[int, ...], times: int, count: int) -> None:
+def test_part_is_no_larger_than_the_longest_axis(lengths: tuple[int, ...], times: int, count: int) -> None:
     assert len(covering(cases(*lengths), times)) == count
 
 
-def test_values_take_turns() -> None:
-    given = cases(12, 4)
-    taken = [given[i] for i in sorted(covering(given))]
-    assert [case["b"] for case in taken] == [0, 1, 2, 3] * 3
-    given = cases(24, 4, 2)  # and so do pairs of them
-    assert {*Counter((given[i]["b"], given[i]["c"]) for i in covering(given)).values()} == {3}
+def test_values_and_pairs_alternate() -> None:
+    product_cases = cases(12, 4)
+    chosen = [product_cases[i] for i in sorted(covering(product_cases))]
+    assert [case["b"] for case in chosen] == [0, 1, 2, 3] * 3
+    product_cases = cases(24, 4, 2)
+    assert {*Counter((product_cases[i]["b"], product_cases[i]["c"]) for i in covering(product_cases)).values()} == {3}
 
 
-MADE = """
+TEST_FILE = """
     import pytest
 
     @pytest.mark.part
@@ -67,9 +67,9 @@ MADE = """
     ("not whole", ["method0-a", "method1-b", "method0-c", "method1-d", *(f"{n}-{m}" for n in "abcd" for m in "xy"), "a", "b"]),
     ("whole", ["method1-a", "method0-b", "method1-c", "method0-d"]),
 ])  # fmt: skip
-def test_what_is_left_out_is_marked(pytester: pytest.Pytester, chosen: str, names: list[str]) -> None:
+def test_remaining_cases_are_marked_whole(pytester: pytest.Pytester, chosen: str, names: list[str]) -> None:
     folder = str(Path(parts.__file__).parent)
     pytester.makeconftest(f"import sys; sys.path.insert(0, {folder!r}); from parts import leave_out as pytest_collection_modifyitems")
-    pytester.makepyfile(MADE)
-    found = pytester.inline_run("--collect-only", "-m", chosen, "-p", "no:cacheprovider", "-W", "ignore")
-    assert sorted(item.callspec.id for item in found.getcalls("pytest_collection_finish")[0].session.items) == sorted(names)
+    pytester.makepyfile(TEST_FILE)
+    result = pytester.inline_run("--collect-only", "-m", chosen, "-p", "no:cacheprovider", "-W", "ignore")
+    assert sorted(item.callspec.id for item in result.getcalls("pytest_collection_finish")[0].session.items) == sorted(names)

@@ -1,4 +1,4 @@
-"""``scripts/pictures``: every picture of the docs is in it, and those of bundled models are drawn as they stand there."""
+"""``scripts/pictures`` draws every picture of the docs, and the pictures of bundled models are up to date."""
 
 import re
 import subprocess
@@ -16,17 +16,17 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "pictures"
 
 
-def test_every_picture_of_the_docs_is_in_it():
+def test_script_draws_every_picture_of_the_docs():
     named = set(re.findall(r"""(?:\$images/|draw\(")([\w.]+)""", SCRIPT.read_text()))
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    shown = {place for page in pages for place in re.findall(r"!\[[^\]]*\]\([^)]*images/([\w.]+)\)", page.read_text())}
+    shown = {name for page in pages for name in re.findall(r"!\[[^\]]*\]\([^)]*images/([\w.]+)\)", page.read_text())}
     assert named == shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
 
 
-def test_an_unknown_option_is_refused_before_anything_is_made():
-    done = subprocess.run([SCRIPT, "--surprise"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "unknown option --surprise" in done.stderr
+def test_unknown_option_is_refused():
+    completed = subprocess.run([SCRIPT, "--surprise"], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "unknown option --surprise" in completed.stderr
 
 
 def digits():
@@ -38,8 +38,8 @@ def sentence():
 
 
 @pytest.mark.parametrize(("name", "drawn"), [("hero.png", digits), ("sentence.png", sentence)])
-def test_the_pictures_of_bundled_models_are_up_to_date(tmp_path, name, drawn):
+def test_pictures_of_bundled_models_are_up_to_date(tmp_path, name, drawn):
     (tmp_path / name).write_bytes(encode(drawn()))
-    made, kept = (np.asarray(Image.open(place).convert("RGB"), dtype=float) for place in (tmp_path / name, ROOT / "docs" / "images" / name))
-    assert made.shape == kept.shape
-    assert np.abs(made - kept).mean() < 1  # of 255; fonts and processors differ a little
+    actual, stored = (np.asarray(Image.open(path).convert("RGB"), dtype=float) for path in (tmp_path / name, ROOT / "docs" / "images" / name))
+    assert actual.shape == stored.shape
+    assert np.abs(actual - stored).mean() < 1  # of 255; fonts and processors differ a little

@@ -1,4 +1,4 @@
-"""What is explained: logits in, one number a sample out."""
+"""Targets map logits to one number per sample, and class names to indices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
 
 @pytest.mark.parametrize("index", [1, [1, 2], torch.tensor([1, 2])])
 def test_logit(index: object) -> None:
-    wanted = LOGITS[:, 1] if isinstance(index, int) else LOGITS[[0, 1], [1, 2]]
-    assert torch.equal(Logit(index)(LOGITS), wanted)  # type: ignore[arg-type]
+    expected = LOGITS[:, 1] if isinstance(index, int) else LOGITS[[0, 1], [1, 2]]
+    assert torch.equal(Logit(index)(LOGITS), expected)  # type: ignore[arg-type]
 
 
 def test_probability_by_hand() -> None:
@@ -33,27 +33,27 @@ def test_probability_by_hand() -> None:
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_log_probability_is_the_logarithm(multi_label: bool) -> None:
-    got = LogProbability([0, 2], multi_label)(LOGITS)
-    assert torch.allclose(got, Probability([0, 2], multi_label)(LOGITS).log())
+    actual = LogProbability([0, 2], multi_label)(LOGITS)
+    assert torch.allclose(actual, Probability([0, 2], multi_label)(LOGITS).log())
 
 
-def test_among_the_likeliest() -> None:
-    """Of (3, 2, 1, 0) the two likeliest: 3 − log(e³ + e²); c itself counts where it is none of them."""
+def test_log_probability_among_the_likeliest() -> None:
+    """Of (3, 2, 1, 0) the two likeliest: 3 − log(e³ + e²); the class itself is included if it is not among them."""
     logits = torch.tensor([[3.0, 2, 1, 0], [0, 1, 2, 3]], dtype=torch.float64, requires_grad=True)
-    found = LogProbability([0, 0], among=2)(logits)
-    among = [torch.tensor(kept, dtype=torch.float64).log_softmax(0)[0] for kept in ([3, 2], [0, 2, 3])]
-    assert found.tolist() == pytest.approx([float(a) for a in among], abs=1e-12)
-    (slope,) = torch.autograd.grad(found.sum(), logits)
+    result = LogProbability([0, 0], among=2)(logits)
+    among = [torch.tensor(logits_among, dtype=torch.float64).log_softmax(0)[0] for logits_among in ([3, 2], [0, 2, 3])]
+    assert result.tolist() == pytest.approx([float(a) for a in among], abs=1e-12)
+    (slope,) = torch.autograd.grad(result.sum(), logits)
     assert slope[0, 2:].tolist() == [0, 0]
     assert slope[1, 1] == 0
     assert torch.allclose(slope.sum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-12)
     for everything in (4, 100):
         assert torch.allclose(LogProbability(1, among=everything)(logits), LogProbability(1)(logits), atol=1e-12)
-    assert torch.equal(LogProbability([0, 0], among=[2, 3])(logits), torch.stack([found[0], LogProbability(0, among=3)(logits)[1]]))
+    assert torch.equal(LogProbability([0, 0], among=[2, 3])(logits), torch.stack([result[0], LogProbability(0, among=3)(logits)[1]]))
 
 
 @pytest.mark.parametrize("wrong", [{"among": 1}, {"among": True}, {"among": 2.5}, {"among": 3, "multi_label": True}])
-def test_among_what_is_no_choice_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_among_raises(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="among"):
         LogProbability(0, **wrong)
 
@@ -63,7 +63,7 @@ def test_contrast_is_a_difference() -> None:
     assert Contrast([2, 0], [0, 1])(LOGITS).tolist() == [3, 1]
 
 
-def test_targets_are_values() -> None:
+def test_targets_are_immutable_and_compare_by_value() -> None:
     assert Logit(1) == Logit(1)
     assert Logit(1) != Logit(2)
     with pytest.raises(AttributeError):
@@ -85,7 +85,7 @@ def test_gradient_methods_are_linear_in_the_target(name: str) -> None:
     assert torch.allclose(scores(LogProbability(1)), scores(1) - mixed, atol=1e-10)
 
 
-def test_a_target_is_named_in_the_result() -> None:
+def test_explanation_names_its_target() -> None:
     model, inputs = build("bert")
     model.config.id2label = {i: f"class {i}" for i in range(5)}
     assert whyformer.explain(model, inputs, target=[1, 2]).target_names == ["class 1", "class 2"]
@@ -94,64 +94,64 @@ def test_a_target_is_named_in_the_result() -> None:
     among = whyformer.explain(model, inputs, target="LogProbability(1, among=3)")
     assert among.target_names == ["class 1 among the 3 likeliest"] * 2
     assert contrast.target.tolist() == [1, 1]
-    own = whyformer.explain(model, inputs, target=lambda logits: logits.sum(-1))
-    assert own.target_names == ["custom target"] * 2
-    assert own.target.tolist() == [-1, -1]
+    custom = whyformer.explain(model, inputs, target=lambda logits: logits.sum(-1))
+    assert custom.target_names == ["custom target"] * 2
+    assert custom.target.tolist() == [-1, -1]
 
 
-def test_a_tensor_of_targets() -> None:
+def test_tensor_of_targets_equals_list() -> None:
     model, inputs = build("bert")
     as_list = whyformer.explain(model, inputs, target=[3, 0])
     assert torch.equal(as_list.scores, whyformer.explain(model, inputs, target=torch.tensor([3, 0])).scores)
 
 
-# -- which class is meant --------------------------------------------------------------------------------------------
+# -- class indices and names -------------------------------------------------------------------------------------------
 SWAPPED = {0: "1", 1: "0", 2: "cat, 7", 3: "1990"}
 
 
-@pytest.mark.parametrize(("said", "index"), [
+@pytest.mark.parametrize(("label", "index"), [
     (0, 0), (1, 1), ("#0", 0), ("#1", 1), ('"1"', 0), ("'0'", 1), (' "0" ', 1), ("2", 2), ("CAT", 2), ("cat, 7", 2), ('"7"', 2), ('"1990"', 3), ("#3", 3),
 ])  # fmt: skip
-def test_a_number_is_an_index_and_a_quoted_one_a_name(said: object, index: int) -> None:
-    assert class_index(said, SWAPPED, 4) == index
+def test_number_is_an_index_and_quoted_number_a_name(label: object, index: int) -> None:
+    assert class_index(label, SWAPPED, 4) == index
 
 
-@pytest.mark.parametrize("said", ["0", "1", "7", "1990", " 1 "])
-def test_a_number_that_also_names_another_class_is_refused_with_both_ways_out(said: str) -> None:
+@pytest.mark.parametrize("label", ["0", "1", "7", "1990", " 1 "])
+def test_number_that_names_another_class_raises_with_both_spellings(label: str) -> None:
     with pytest.raises(InputError) as caught:
-        class_index(said, SWAPPED, 4)
-    number = said.strip()
+        class_index(label, SWAPPED, 4)
+    number = label.strip()
     assert f"Write #{number} for the index" in str(caught.value)
     assert f"'\"{number}\"' with the inner quotes for the name" in str(caught.value)
 
 
-def test_a_class_called_by_its_own_number_is_no_question() -> None:
+def test_class_named_by_its_index_is_unambiguous() -> None:
     assert [class_index(str(i), {i: str(i) for i in range(10)}, 10) for i in range(10)] == list(range(10))
 
 
-@pytest.mark.parametrize("said", ["#4", "4", 4, -1, "-1"])
-def test_a_number_out_of_range_is_refused_however_it_is_written(said: object) -> None:
+@pytest.mark.parametrize("label", ["#4", "4", 4, -1, "-1"])
+def test_index_out_of_range_raises_in_any_spelling(label: object) -> None:
     with pytest.raises(InputError, match="out of range: the model has 4 classes, 0 to 3"):
-        class_index(said, SWAPPED, 4)
+        class_index(label, SWAPPED, 4)
 
 
-@pytest.mark.parametrize("said", ['"4"', "#x", "#", '"', '""'])
-def test_names_that_do_not_exist(said: str) -> None:
+@pytest.mark.parametrize("label", ['"4"', "#x", "#", '"', '""'])
+def test_unknown_class_name_raises_in_any_spelling(label: str) -> None:
     with pytest.raises(InputError, match="no class"):
-        class_index(said, SWAPPED, 4)
+        class_index(label, SWAPPED, 4)
 
 
-def test_every_entrance_means_the_same_class() -> None:
+def test_entry_points_resolve_classes_alike() -> None:
     model, inputs = build("hf_vit")
     model.config.id2label = {0: "1", 1: "0", 2: "a", 3: "b", 4: "c"}
-    for said, index in (("#0", 0), ('"0"', 1), (1, 1), ("A", 2)):
-        assert whyformer.explain(model, inputs, "raw_attention", said).target.tolist() == [index] * 2
-        assert whyformer.explain(model, inputs, "raw_attention", [said, 4]).target.tolist() == [index, 4]
-        assert whyformer.compare(model, inputs, ["raw_attention"], [said]).explanations[0].target.tolist() == [index] * 2
-        assert whyformer.arbitrate(model, inputs, ["raw_attention"], target=said).labels.tolist() == [[index]] * 2
-        assert whyformer.attention_maps(model, inputs, target=said, gradient=True).explanation(0).target.tolist() == [index] * 2
-        climbed = whyformer.maximize_activation(model, said, steps=1)
-        assert climbed.unit == f"class {model.config.id2label[index]}"
+    for label, index in (("#0", 0), ('"0"', 1), (1, 1), ("A", 2)):
+        assert whyformer.explain(model, inputs, "raw_attention", label).target.tolist() == [index] * 2
+        assert whyformer.explain(model, inputs, "raw_attention", [label, 4]).target.tolist() == [index, 4]
+        assert whyformer.compare(model, inputs, ["raw_attention"], [label]).explanations[0].target.tolist() == [index] * 2
+        assert whyformer.arbitrate(model, inputs, ["raw_attention"], target=label).labels.tolist() == [[index]] * 2
+        assert whyformer.attention_maps(model, inputs, target=label, gradient=True).explanation(0).target.tolist() == [index] * 2
+        maximized = whyformer.maximize_activation(model, label, steps=1)
+        assert maximized.unit == f"class {model.config.id2label[index]}"
     for call in (whyformer.explain, lambda *a, target: whyformer.compare(*a, targets=[target]), lambda *a, target: whyformer.maximize_activation(a[0], target)):
         with pytest.raises(InputError, match="Write #0 for the index"):
             call(model, inputs, target="0")

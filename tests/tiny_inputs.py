@@ -1,4 +1,4 @@
-"""A batch of two for any model, made by what its forward takes: words, pictures, patches, sounds, boxes and what goes with them."""
+"""A batch of two for any model, built from the signature of its forward: text, images, patches, audio, boxes and masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shrinking import SIDE, VOCABULARY
 
 LENGTHS = (10, 7)
-Given = dict[str, Tensor]
+Inputs = dict[str, Tensor]
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
@@ -20,7 +20,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 
 def words(length: int = LENGTHS[0], lengths: tuple[int, ...] = LENGTHS, seed: int = 2) -> dict[str, Tensor]:
-    """Two sentences of unequal length, begun, ended and padded on the right."""
+    """Two sentences of unequal length with begin and end tokens, padded on the right."""
     ids = torch.randint(60, VOCABULARY, (len(lengths), length), generator=torch.Generator().manual_seed(seed))
     ids[:, 0] = 2
     mask = torch.zeros_like(ids)
@@ -57,25 +57,25 @@ def inputs_of(model: nn.Module, kind: str) -> dict[str, Tensor]:
         if mels:
             return {"input_features": noise(2, mels, 2 * model.config.max_source_positions)}
         return {"input_features": noise(2, 20, model.config.feature_projection_input_dim)}
-    given: dict[str, Tensor] = words()
+    inputs: dict[str, Tensor] = words()
     if kind == "multiple choice":
-        return {n: torch.stack([t, t.flip(0)], 1) for n, t in given.items()}
+        return {n: torch.stack([t, t.flip(0)], 1) for n, t in inputs.items()}
     if kind == "sequence to sequence" and "decoder_input_ids" in takes:
-        given["decoder_input_ids"] = decoder_words()
+        inputs["decoder_input_ids"] = decoder_words()
     if kind == "two towers" and "pixel_values_videos" in takes:
-        return {**given, "pixel_values_videos": pictures(model, getattr(model.config.vision_config, "num_frames", 4))}
+        return {**inputs, "pixel_values_videos": pictures(model, getattr(model.config.vision_config, "num_frames", 4))}
     if kind == "two towers":
-        given.update(alone(model, takes))
-    if "bbox" in asked(model.forward) or model.config.model_type == "bros":
-        given["bbox"] = boxes(given["input_ids"])
+        inputs.update(alone(model, takes))
+    if "bbox" in required_arguments(model.forward) or model.config.model_type == "bros":
+        inputs["bbox"] = boxes(inputs["input_ids"])
     if kind == "vision and language":
-        given = with_picture(model, given)
-    return given
+        inputs = with_picture(model, inputs)
+    return inputs
 
 
 # -- pictures without words ----------------------------------------------------------------------------------------------
-def alone(model: nn.Module, takes: Mapping[str, Any]) -> Given:
-    """Pictures; where a model takes them so, as packed patches, or as ids of the colours of their pixels."""
+def alone(model: nn.Module, takes: Mapping[str, Any]) -> Inputs:
+    """Images as pixels, or as packed patches or colour ids if the model takes these."""
     if "pixel_values" not in takes:
         ids = torch.randint(5, VOCABULARY, (2, model.config.n_positions), generator=torch.Generator().manual_seed(1))
         return {"input_ids": ids}
@@ -87,7 +87,7 @@ def alone(model: nn.Module, takes: Mapping[str, Any]) -> Given:
 
 
 # -- pictures among words ----------------------------------------------------------------------------------------------
-# family -> shape of its pixel_values where they are neither [2, channels, height, width] nor the usual packed patches
+# family -> shape of its pixel_values if they are neither [2, channels, height, width] nor the usual packed patches
 PIXELS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision", "granite4_vision"), (2, 2, 3, SIDE, SIDE)),
     **dict.fromkeys(("idefics", "idefics2", "idefics3", "smolvlm", "perception_lm"), (2, 1, 3, SIDE, SIDE)),
@@ -105,7 +105,7 @@ def _grid(pixels: Tensor) -> Tensor:
     return torch.stack([columns, rows], -1).flatten(0, 1).repeat(2, 1, 1)
 
 
-# what goes with a picture, by the name of the forward's argument
+# inputs that accompany an image, by argument of forward
 BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "image_sizes": lambda pixels: torch.tensor([list(pixels.shape[-2:])] * 2),
     "image_grid_thw": lambda pixels: torch.tensor([[1, 4, 4] if pixels.shape[-1] != 3 else [1, 2, 2]] * 2),
@@ -120,7 +120,7 @@ BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "image_num_crops": lambda pixels: torch.tensor([1, 1]),
     "high_res_pixel_values": lambda pixels: noise(2, 3, 2 * SIDE, 2 * SIDE, seed=4),
 }  # fmt: skip
-# what goes with the words, made of their ids and of where a picture stands among them
+# inputs that accompany the words, built from ids and the mask of image placeholders
 AMONG: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **dict.fromkeys(("token_type_ids", "mm_token_type_ids"), lambda ids, place: place.long()),
     "image_embeds_position_mask": lambda ids, place: place,
@@ -137,20 +137,20 @@ def boxes(ids: Tensor) -> Tensor:
     return torch.stack([left, left, left + 0.1, left + 0.2], -1).repeat(len(ids), 1, 1)
 
 
-def asked(function: Callable[..., Any]) -> set[str]:
-    """Arguments that have no value of their own."""
+def required_arguments(function: Callable[..., Any]) -> set[str]:
+    """Arguments without a default."""
     empty = inspect.Parameter.empty
     return {n for n, p in inspect.signature(function).parameters.items() if p.default is empty}
 
 
-def with_picture(model: nn.Module, text: Given) -> Given:
-    """The words behind the places of a picture."""
+def with_picture(model: nn.Module, text: Inputs) -> Inputs:
+    """Inputs of a vision-language model: the words after image placeholders, and the image."""
     family, takes = model.config.model_type, inspect.signature(model.forward).parameters
     if "flattened_patches" in takes and "input_ids" not in takes:
         return {"flattened_patches": patches(), "decoder_input_ids": decoder_words()}
     own = ("get_image_features", "get_video_features")
     features_of = next((f for n in own for m in (model.base_model, model) if (f := getattr(m, n, None)) is not None), None)
-    wants = asked(features_of) if features_of is not None else set()
+    wants = required_arguments(features_of) if features_of is not None else set()
     pixels = picture_of(model, family, takes)
     if "input_ids" not in takes or (model.config.is_encoder_decoder and model.main_input_name == "pixel_values"):
         return {"pixel_values": pixels, "decoder_input_ids": decoder_words()}
@@ -167,20 +167,20 @@ def with_picture(model: nn.Module, text: Given) -> Given:
     rows = 2 * getattr(model.config, "latent_query_num", 0)
     if mark is not None and features_of is not None:
         knows = inspect.signature(features_of).parameters
-        given = {**picture, **{n: make(ids, ids == mark) for n, make in among.items()}}
+        inputs = {**picture, **{n: make(ids, ids == mark) for n, make in among.items()}}
         with torch.no_grad():
-            features = features_of(**{n: t for n, t in given.items() if n in knows})
-        found = (getattr(features, n, None) for n in ("pooler_output", "deepstack_features", "last_hidden_state"))
-        features = next((f for f in found if f is not None), features)
+            features = features_of(**{n: t for n, t in inputs.items() if n in knows})
+        candidates = (getattr(features, n, None) for n in ("pooler_output", "deepstack_features", "last_hidden_state"))
+        features = next((f for f in candidates if f is not None), features)
         features = features[0][1] if isinstance(features, list) and isinstance(features[0], tuple) else features
         rows = sum(f.numel() // f.shape[-1] for f in (features if isinstance(features, list | tuple) else [features]))
     if rows:
         front = torch.full((2, rows // 2), mark)
         ids, mask = torch.cat([ids[:, :1], front, ids[:, 1:]], 1), torch.cat([torch.ones_like(front), mask], 1)
-    given = {"input_ids": ids, "attention_mask": mask, **{n: make(ids, ids == mark) for n, make in among.items()}, **picture}
+    inputs = {"input_ids": ids, "attention_mask": mask, **{n: make(ids, ids == mark) for n, make in among.items()}, **picture}
     if model.config.is_encoder_decoder and "decoder_input_ids" in takes:
-        given["decoder_input_ids"] = decoder_words()
-    return given
+        inputs["decoder_input_ids"] = decoder_words()
+    return inputs
 
 
 def decoder_words() -> Tensor:
@@ -188,7 +188,7 @@ def decoder_words() -> Tensor:
 
 
 def patches() -> Tensor:
-    """16 patches of 8 × 8 pixels, each behind its row and its column, counted from 1."""
+    """16 patches of 8 × 8 pixels, each preceded by its row and column, counted from 1."""
     rows, columns = torch.meshgrid(torch.arange(1.0, 5), torch.arange(1.0, 5), indexing="ij")
     place = torch.stack([rows, columns], -1).flatten(0, 1).expand(2, -1, 2)
     return torch.cat([place, noise(2, 16, 192)], -1)

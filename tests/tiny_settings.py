@@ -1,4 +1,4 @@
-"""Settings of families whose parts fit together in a way of their own: what ``shrinking.shrunk`` would get wrong."""
+"""Settings of families whose parts ``shrinking.shrunk`` would make inconsistent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINEAR = {
 }
 _MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}}
 _MROPE_LINEAR = {"text_config": {**_LINEAR, **_MROPE["text_config"]}}
-# family, or kind/family, -> what shrinking by name gets wrong
+# family, or kind/family -> settings that shrinking by name gets wrong
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "paddleocr_vl"), _MROPE),
     "qwen2_5_vl": {**_MROPE, "vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}},

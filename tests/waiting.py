@@ -1,4 +1,4 @@
-"""Waiting in tests, on a machine of any speed: for what is to happen, not for a time."""
+"""Wait in tests for conditions instead of durations, so that the speed of the machine has no effect."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import TypeVar
 
 HANG = 600
-"""Seconds after which a test is taken to hang, with every client, process and thread that it waits for."""
-Found = TypeVar("Found")
+"""Seconds after which a test, client, process or thread counts as hanging."""
+Result = TypeVar("Result")
 
 
-def wait_for(condition: Callable[[], Found], what: str, every: float = 0.02) -> Found:
-    """Ask again and again until the condition holds; what it gave.
+def wait_for(condition: Callable[[], Result], what: str, every: float = 0.02) -> Result:
+    """Poll a condition until it is true, and return its value.
 
     Raises:
-        AssertionError: it never did; ``what`` was waited for.
+        AssertionError: the condition, described by ``what``, stayed false.
     """
-    until = time.monotonic() + HANG
-    while not (found := condition()):
-        if time.monotonic() > until:
+    deadline = time.monotonic() + HANG
+    while not (result := condition()):
+        if time.monotonic() > deadline:
             raise AssertionError(f"waited {HANG} seconds for {what}")
         time.sleep(every)
-    return found
+    return result

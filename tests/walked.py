@@ -1,4 +1,4 @@
-"""What arrives at the input of a function under a composite."""
+"""The relevance at the input of a function under a composite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whyformer.tape.walking import Composite
 
 
 def walked(function: Callable[[Tensor], Tensor], x: Tensor, composite: Composite, seed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(what the function makes of x, what arrives at x); it starts with ``seed``, or with random numbers."""
+    """(value of the function at x, relevance at x); the walk starts with ``seed``, or with random numbers."""
     tape, value = record(function, x)
     if seed is None:
         seed = torch.randn(value.shape, generator=torch.Generator().manual_seed(20), dtype=value.dtype)

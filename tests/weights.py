@@ -1,4 +1,4 @@
-"""Where weights that tests make are kept; not in the project."""
+"""The folder, outside of the project, that caches weights made by tests."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tiny seeded random models with a batch of two inputs: what every contract is tested on.
+"""Tiny seeded random models with a batch of two inputs, on which every contract is tested.
 
 ``ZOO`` maps a name to a builder of (model in eval mode, inputs). Inputs are what ``whyformer.explain`` takes: a tensor of
 pixels, or a mapping with padded ids of unequal length. A new model family is one more builder.
@@ -28,7 +28,7 @@ Builder = Callable[[], tuple[nn.Module, Inputs]]
 
 
 def unseen(values: Tensor) -> Tensor:
-    """The same values as a kernel makes them: nothing tells what they were computed from."""
+    """A copy of values without a record of how they were computed, like the output of an opaque kernel."""
     return torch.from_numpy(values.detach().numpy().copy())
 
 
@@ -38,7 +38,7 @@ def gelu_backward(ctx: Any, flow: Tensor) -> Tensor:
 
 
 class GeluInNumpy(torch.autograd.Function):
-    """GELU as a kernel that torch does not see."""
+    """GELU as a kernel that is opaque to torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class WrittenGelu(nn.Module):
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Weights large enough that attention is not uniform and the two samples differ; initial ones make every map flat."""
+    """Set weights large enough that attention is not uniform and the two samples differ; initial weights make every map flat."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -233,7 +233,7 @@ def t5() -> tuple[nn.Module, Inputs]:
 
 
 class EncoderClassifier(nn.Module):
-    """What a user writes with plain ``torch.nn``."""
+    """An encoder as a user writes it with plain ``torch.nn``."""
 
     def __init__(self, *, batch_first: bool = True, pooling: str = "mean", norm_first: bool = False) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def to(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def rows(inputs: Inputs, index: int, *, crop: bool = False) -> Inputs:
-    """One sample as a batch of one; ``crop`` also takes its padding off."""
+    """One sample as a batch of one; ``crop`` also removes its padding."""
     if isinstance(inputs, Tensor):
         return inputs[index : index + 1]
     length = int(inputs["attention_mask"][index].sum()) if crop and "attention_mask" in inputs else None
@@ -360,7 +360,7 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 class Choice(nn.Module):
-    """One choice as a text of its own."""
+    """Logit of a single choice of a multiple-choice model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -371,5 +371,5 @@ class Choice(nn.Module):
 
 
 def prepared(model: nn.Module, inputs: Any) -> Prepared:
-    """Inputs that are read for a model."""
+    """Prepare inputs for a model."""
     return open_model(model).prepare(inputs)

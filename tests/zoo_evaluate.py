@@ -1,4 +1,4 @@
-"""Tiny random models with processors, and tiny data sets on disk, for the evaluation's tests."""
+"""Tiny random models with processors, and tiny data sets on disk, for tests of evaluation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tiny_vit(size: int = 32, patch: int = 8) -> Any:
 
 
 def processor() -> SimpleNamespace:
-    """What the evaluation reads off an image processor."""
+    """The attributes of an image processor that the evaluation reads."""
     return SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4], resample=2, do_normalize=True)
 
 
@@ -78,7 +78,7 @@ def tiny_bert() -> tuple[Any, Any]:
 
 
 def picture_folder(folder: Path, count: int = 5) -> Path:
-    """Pictures, masks and ``index.json``."""
+    """Write images, masks and ``index.json``."""
     generator = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     (folder / "masks").mkdir()
@@ -95,7 +95,7 @@ def picture_folder(folder: Path, count: int = 5) -> Path:
 
 
 def movie_folder(folder: Path, count: int = 5) -> Path:
-    """ERASER's layout."""
+    """Write texts and annotations in the layout of ERASER."""
     generator = np.random.default_rng(0)
     (folder / "docs").mkdir(parents=True)
     lines = []
@@ -111,7 +111,7 @@ def movie_folder(folder: Path, count: int = 5) -> Path:
 
 
 def sentence_file(folder: Path, count: int = 6) -> Path:
-    """SST-2's layout."""
+    """Write sentences in the layout of SST-2."""
     generator = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{' '.join(generator.choice(WORDS, 5 + i % 3))}\t{i % 2}" for i in range(count)]

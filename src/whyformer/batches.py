@@ -47,15 +47,15 @@ def in_batches(
         start, size = 0, AT_ONCE
         while start < count:
             stop = min(start + size, count)
-            whole = stop - start == count
+            is_all = stop - start == count
             try:
                 ready = begin(some_of(inputs, start, stop))
                 names = ready.processor, ready.labels, ready.classes
                 if start == 0 and several_tokens(target, *names) is None:
                     Resolver(target, ready.labels, ready.classes, count, ready.processor)  # validate all targets
-                result = explain(ready, target if whole else of_samples(target, range(start, stop)), whole)
+                result = explain(ready, target if is_all else of_samples(target, range(start, stop)), is_all)
             except (WhyformerError, RuntimeError, MemoryError) as error:
-                if not whole and isinstance(error, InputError):
+                if not is_all and isinstance(error, InputError):
                     error.add_note(f"in the batch of samples {start} to {stop - 1} of {count}")
                 if stop - start == 1 or not (is_out_of_memory(error) or isinstance(error, TooLarge)):
                     raise

@@ -21,7 +21,7 @@ class TooLarge(InputError):  # noqa: N818 - reads better at the call site
 
 
 class ModelError(WhyformerError, ValueError):
-    """The model cannot be explained as it is (training mode, checkpointing, TorchScript, NaN weights ...)."""
+    """The model cannot be explained as it is (training mode, TorchScript, NaN weights ...)."""
 
 
 class MethodNotApplicable(WhyformerError, ValueError):  # noqa: N818 - reads better at the call site

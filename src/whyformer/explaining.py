@@ -140,8 +140,8 @@ class OpenedModel:
         kinds = {single.inputs.modality for single in each}
         ids = torch.zeros(len(each), 1, dtype=torch.long)
         kind = "text" if "text" in kinds else kinds.pop()
-        combined = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
-        return Prepared(opened_model, combined, *facts, each)
+        placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
+        return Prepared(opened_model, placeholder, *facts, each)
 
     def explain(
         self,

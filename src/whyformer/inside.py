@@ -115,9 +115,9 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
     mlps = list(_mlps(record, blocks))
     if not attentions and not mlps:
         raise ModelError("no attention and no MLP of a block leads to the target: this pass has no heads or neurons")
-    wanted = [n for _, a in attentions for n in _products(a)] + [n for _, n in mlps]
-    relevance = {value.number: scores for value, scores in record.relevances(wanted, target, composite).items()}
-    plain = record.walk_back([*wanted, *(m for _, a in attentions for m in a.maps)], target)
+    needed = [n for _, a in attentions for n in _products(a)] + [n for _, n in mlps]
+    relevance = {value.number: scores for value, scores in record.relevances(needed, target, composite).items()}
+    plain = record.walk_back([*needed, *(m for _, a in attentions for m in a.maps)], target)
     flows = {value.number: flow for value, flow in plain.items()}
     samples = RowSamples(layout.rows)
     tables = [_of_heads(record, a, relevance, flows) for _, a in attentions]

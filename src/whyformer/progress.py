@@ -8,14 +8,14 @@ from typing import Any
 Track = Callable[..., Iterable[Any]]
 
 
-def tracking(wanted: bool | Track) -> Track:
-    """Return ``wanted`` if it is a function (iterable, description, total) -> iterable, else one that draws a bar
-    if ``wanted`` is True."""
-    if not isinstance(wanted, bool):
-        return wanted
+def tracking(progress: bool | Track) -> Track:
+    """Return ``progress`` if it is a function (iterable, description, total) -> iterable, else one that draws a bar
+    if ``progress`` is True."""
+    if not isinstance(progress, bool):
+        return progress
 
     def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterable[Any]:
-        if not wanted:
+        if not progress:
             return work
         from rich.console import Console
         from rich.progress import track as rich_track

@@ -1,9 +1,9 @@
-"""HTTP clients of the tests, gradio's too, wait for a busy machine: httpx would give up after five seconds."""
+"""Long timeouts for all HTTP clients in the tests, also those of gradio: httpx's default of five seconds is too short for a busy machine."""
 
 import httpx
 
 from waiting import HANG
 
-# the one object that all functions and clients of httpx have as their default
+# the default of all functions and clients of httpx
 for _part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, HANG)

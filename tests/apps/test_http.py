@@ -1,4 +1,4 @@
-"""uvicorn as the server and the page run it: the limit of connections, the limit of a head, ports, and a graceful end."""
+"""The uvicorn server behind the API and the page: limits of connections and headers, ports, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ HALF = b"GET / HTTP/1.1\r\nHost: x\r\nX-Half"
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class App:
-    """Reads the body, and answers once it may; ``streams``: without end."""
+class BlockingApp:
+    """An ASGI application that reads the body and responds once ``released`` is set; ``streams``: the response never ends."""
 
     def __init__(self, streams: bool = False) -> None:
         self.streams = streams
-        self.may, self.asked = threading.Event(), threading.Event()
-        self.may.set()
+        self.released, self.received = threading.Event(), threading.Event()
+        self.released.set()
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
             return
         while (message := await receive()).get("more_body"):
             pass
-        self.asked.set()
-        while not self.may.is_set() and message["type"] != "http.disconnect":
+        self.received.set()
+        while not self.released.is_set() and message["type"] != "http.disconnect":
             await asyncio.sleep(0.01)
         if self.streams:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -45,8 +45,8 @@ class App:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-class Running:
-    def __init__(self, app: App, connections: int, grace: float) -> None:
+class ServerThread:
+    def __init__(self, app: BlockingApp, connections: int, grace: float) -> None:
         self.sock = http.listen("127.0.0.1", [0])
         self.server = http.server(app, connections, grace)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],))
@@ -54,99 +54,99 @@ class Running:
         self.address = self.sock.getsockname()
         self.lines = contextlib.ExitStack()
 
-    def sent(self, data: bytes) -> socket.socket:
-        line = self.lines.enter_context(socket.create_connection(self.address, timeout=HANG))
-        line.sendall(data)
-        return line
+    def connect(self, data: bytes) -> socket.socket:
+        connection = self.lines.enter_context(socket.create_connection(self.address, timeout=HANG))
+        connection.sendall(data)
+        return connection
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         self.server.should_exit = True
 
-    def ended(self, seconds: float) -> bool:
+    def wait_for_end(self, seconds: float) -> bool:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
 
 @pytest.fixture
-def running():
+def start_server():
     started = []
 
-    def run(connections: int = 100, grace: float = 10 * HANG, app: App | None = None) -> Running:
-        started.append(Running(app or App(), connections, grace))
+    def run(connections: int = 100, grace: float = 10 * HANG, app: BlockingApp | None = None) -> ServerThread:
+        started.append(ServerThread(app or BlockingApp(), connections, grace))
         return started[-1]
 
     yield run
-    for one in started:
-        one.lines.close()
-        one.end()
-        assert one.ended(HANG)
+    for server in started:
+        server.lines.close()
+        server.shut_down()
+        assert server.wait_for_end(HANG)
 
 
-def answered(line: socket.socket) -> bool:
-    return line.recv(1000).startswith(b"HTTP/1.1 200")
+def is_ok(connection: socket.socket) -> bool:
+    return connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def closed(line: socket.socket) -> bool:
-    """Whether the other side closes the connection."""
+def is_closed_by_server(connection: socket.socket) -> bool:
+    """True once the server has closed the connection."""
     with contextlib.suppress(ConnectionResetError):
-        while line.recv(1000):
+        while connection.recv(1000):
             pass
     return True
 
 
-def test_a_head_without_end_is_refused(running):
-    line = running().sent(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: ")
-    with contextlib.suppress(OSError):  # the connection ends meanwhile
+def test_endless_header_closes_connection(start_server):
+    connection = start_server().connect(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: ")
+    with contextlib.suppress(OSError):  # the server may close the connection during the loop
         for _ in range(100):
-            line.sendall(b"x" * 10_000)
-    assert closed(line)
+            connection.sendall(b"x" * 10_000)
+    assert is_closed_by_server(connection)
 
 
-def test_where_all_connections_have_a_request_a_further_one_is_refused(running, capfd):
-    app = App()
-    app.may.clear()
-    server = running(connections=4, app=app)
+def test_request_beyond_connection_limit_has_status_503(start_server, capfd):
+    app = BlockingApp()
+    app.released.clear()
+    server = start_server(connections=4, app=app)
     busy = []
     for _ in range(3):
-        app.asked.clear()
-        busy.append(server.sent(WHOLE))
-        assert app.asked.wait(HANG)
-    assert server.sent(WHOLE).recv(1000).startswith(b"HTTP/1.1 503")
-    app.may.set()
-    assert all(answered(line) for line in busy)
-    assert capfd.readouterr().err == ""  # no line for each
+        app.received.clear()
+        busy.append(server.connect(WHOLE))
+        assert app.received.wait(HANG)
+    assert server.connect(WHOLE).recv(1000).startswith(b"HTTP/1.1 503")
+    app.released.set()
+    assert all(is_ok(connection) for connection in busy)
+    assert capfd.readouterr().err == ""  # refused requests are not logged
 
 
-def test_the_end_waits_for_what_was_asked_and_for_no_half_request(running):
-    app = App()
-    server = running(app=app)
-    halves = [server.sent(data) for data in (b"", HALF, WHOLE + HALF)]
-    assert answered(halves[-1])
-    app.may.clear()
-    app.asked.clear()
-    whole = server.sent(WHOLE)
-    assert app.asked.wait(HANG)
-    server.end()
-    assert all(closed(line) for line in halves)
-    assert not server.ended(0.3)
-    app.may.set()
-    assert answered(whole)
-    assert server.ended(HANG)
+def test_shutdown_waits_for_complete_requests_only(start_server):
+    app = BlockingApp()
+    server = start_server(app=app)
+    halves = [server.connect(data) for data in (b"", HALF, WHOLE + HALF)]
+    assert is_ok(halves[-1])
+    app.released.clear()
+    app.received.clear()
+    request = server.connect(WHOLE)
+    assert app.received.wait(HANG)
+    server.shut_down()
+    assert all(is_closed_by_server(connection) for connection in halves)
+    assert not server.wait_for_end(0.3)
+    app.released.set()
+    assert is_ok(request)
+    assert server.wait_for_end(HANG)
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["answer", "stream"])
-def test_the_end_waits_no_longer_than_its_grace(running, streams):
-    app = App(streams)
+def test_shutdown_waits_no_longer_than_grace_period(start_server, streams):
+    app = BlockingApp(streams)
     if not streams:
-        app.may.clear()
-    server = running(grace=0.5, app=app)
-    server.sent(WHOLE)
-    assert app.asked.wait(HANG)
-    server.end()
-    assert server.ended(HANG)
+        app.released.clear()
+    server = start_server(grace=0.5, app=app)
+    server.connect(WHOLE)
+    assert app.received.wait(HANG)
+    server.shut_down()
+    assert server.wait_for_end(HANG)
 
 
-def test_a_port_that_is_taken_is_told_or_the_next_one_taken(free_port):
+def test_occupied_port_raises_or_next_port_is_used(free_port):
     port = free_port()
     with http.listen("127.0.0.1", [port]) as first:
         with pytest.raises(LoadError, match=str(port)):
@@ -157,9 +157,9 @@ def test_a_port_that_is_taken_is_told_or_the_next_one_taken(free_port):
         http.listen("none.invalid", [0])
 
 
-def test_requests_of_other_sites():
-    own = {"host": "127.0.0.1:8000"}
+def test_cross_site_requests_are_foreign():
+    headers = {"host": "127.0.0.1:8000"}
     for foreign in ({"origin": "https://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"}, {"sec-fetch-site": "cross-site"}):
-        assert http.is_foreign(Headers(own | foreign))
-    for fine in ({}, {"origin": "http://127.0.0.1:8000"}, {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}):
-        assert not http.is_foreign(Headers(own | fine))
+        assert http.is_foreign(Headers(headers | foreign))
+    for allowed in ({}, {"origin": "http://127.0.0.1:8000"}, {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}):
+        assert not http.is_foreign(Headers(headers | allowed))

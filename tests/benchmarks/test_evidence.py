@@ -1,4 +1,4 @@
-"""The benchmark of planted facts: prompts whose places are right, columns of maps that are known, a run."""
+"""The benchmark of planted facts: spans of its prompts, columns of known maps, and a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = list(islice(planted(), 90))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p.id)
-def test_the_answer_stands_where_it_is_said_to_stand(prompt: Planted) -> None:
+def test_clue_and_fact_spans_contain_answer(prompt: Planted) -> None:
     word, sentence = prompt.text[slice(*prompt.clue)], prompt.text[slice(*prompt.fact)]
     assert prompt.document[0] <= prompt.fact[0] <= prompt.clue[0] < prompt.clue[1] <= prompt.fact[1] <= prompt.document[1]
     if prompt.kind == "agreement":
@@ -34,12 +34,12 @@ def test_the_answer_stands_where_it_is_said_to_stand(prompt: Planted) -> None:
     assert prompt.twin is not None
     assert prompt.changed is not None
     assert prompt.text[slice(*prompt.twin)] == word
-    asked, other = prompt.changed
-    assert asked[slice(*prompt.clue)] != word == prompt.text[slice(*prompt.clue)]
-    assert asked.count(word) == other.count(word) == 1
+    changed, other = prompt.changed
+    assert changed[slice(*prompt.clue)] != word == prompt.text[slice(*prompt.clue)]
+    assert changed.count(word) == other.count(word) == 1
 
 
-def test_a_draw_gives_the_same_prompts_and_another_one_others() -> None:
+def test_draw_determines_prompts() -> None:
     assert list(islice(planted(), 20)) == PROMPTS[:20]
     assert {p.text for p in islice(planted(1), 90)} & {p.text for p in PROMPTS if len(p.text) > 60} == set()
     assert len({p.id for p in PROMPTS}) == 90
@@ -48,18 +48,18 @@ def test_a_draw_gives_the_same_prompts_and_another_one_others() -> None:
         own_data({"prompts": 0, "draw": 0})
 
 
-def test_where_scores_are() -> None:
+def test_columns_of_known_scores() -> None:
     # "A is b. C is d. A is" -> " b"
     prompt = Planted("1", "k", "A is b. C is d. A is", " b", (0, 7), (5, 6), (0, 15))
     spans = [(0, 1), (1, 4), (4, 6), (6, 7), (7, 9), (9, 12), (12, 14), (14, 15), (15, 17), (17, 20)]
     scores = np.array([1.0, 0.0, 4.0, -3.0, 0.0, 2.0, 0.0, 0.0, 1.0, 0.0])
-    found = _places(prompt, spans, scores)
-    assert found == {"hit": 1.0, "share": 5 / 8, "inside": 5 / 7}
+    result = _places(prompt, spans, scores)
+    assert result == {"hit": 1.0, "share": 5 / 8, "inside": 5 / 7}
     assert _places(prompt, spans, -scores)["hit"] == 0
     assert "share" not in _places(prompt, spans, -np.ones(10))
 
 
-def test_a_conversation_is_written_down_by_the_tokenizer() -> None:
+def test_conversation_is_rendered_by_chat_template() -> None:
     class Tokenizer:
         chat_template: Any = "yes"
 
@@ -68,16 +68,16 @@ def test_a_conversation_is_written_down_by_the_tokenizer() -> None:
             return f"<user>{messages[0]['content']}<reply>"
 
     prompt = next(p for p in PROMPTS if p.kind == "chat")
-    made = _rendered(prompt, Tokenizer())
-    assert made is not None
-    assert made.text[slice(*made.clue)] == prompt.answer.strip()
-    assert made.text[slice(*made.document)] == prompt.text[slice(*prompt.document)]
-    assert made.text.startswith("<user>")
+    rendered = _rendered(prompt, Tokenizer())
+    assert rendered is not None
+    assert rendered.text[slice(*rendered.clue)] == prompt.answer.strip()
+    assert rendered.text[slice(*rendered.document)] == prompt.text[slice(*prompt.document)]
+    assert rendered.text.startswith("<user>")
     Tokenizer.chat_template = None
     assert _rendered(prompt, Tokenizer()) is None
 
 
-def test_a_run_says_how_many_prompts_were_kept(shared: Path, tmp_path: Path) -> None:
+def test_run_reports_number_of_prompts(shared: Path, tmp_path: Path) -> None:
     model = str(shared / "weights" / "stories260k")
     outcome = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
     columns = {e["column"]: e for e in outcome.report.tables[0].entries() if e["row"] == "attnlrp"}
@@ -86,19 +86,19 @@ def test_a_run_says_how_many_prompts_were_kept(shared: Path, tmp_path: Path) -> 
     assert columns["removal gap"]["samples"] >= 1
     assert columns["forward + backward (median)"]["measured"] > 0
     assert "that the model answers correctly, of" in outcome.report.markdown()
-    again = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
-    assert again.measured == 0
+    resumed = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
+    assert resumed.measured == 0
 
 
-def test_pronouns_of_stories_point_at_their_names(shared: Path, tmp_path: Path) -> None:
+def test_attributions_of_pronouns_hit_their_names(shared: Path, tmp_path: Path) -> None:
     model = str(shared / "weights" / "stories260k")
-    found = run_benchmark("evidence", model, out=tmp_path, methods="attnlrp", source="stories", prompts=16, removal=4)
-    columns = {(e["row"], e["column"]): e["measured"] for e in found.report.tables[0].entries()}
-    assert columns["attnlrp", "twins in order"] >= 0.8  # 0.96 of 200
+    outcome = run_benchmark("evidence", model, out=tmp_path, methods="attnlrp", source="stories", prompts=16, removal=4)
+    columns = {(e["row"], e["column"]): e["measured"] for e in outcome.report.tables[0].entries()}
+    assert columns["attnlrp", "twins in order"] >= 0.8  # 0.96 for 200 prompts
     assert columns["attnlrp", "hit at 1"] > 0.4 > columns["random", "hit at 1"]
     assert columns["attnlrp", "share on the fact"] > columns["random", "share on the fact"]
-    assert columns["attnlrp", "kept without most"] < 0.9  # the words of this tokenizer are told by spaces
-    kinds = {e["column"] for e in found.report.tables[1].entries()}
+    assert columns["attnlrp", "kept without most"] < 0.9  # this tokenizer marks words by spaces
+    kinds = {e["column"] for e in outcome.report.tables[1].entries()}
     assert kinds == {"pronoun (16)"}
     with pytest.raises(InputError, match="source must be one of planted, stories"):
         run_benchmark("evidence", model, out=tmp_path, source="fables")

@@ -1,7 +1,7 @@
-"""Every column of every benchmark on linear models, whose maps and figures are known and derived here by hand.
+"""Every column of every benchmark on linear models, with figures derived by hand from known maps.
 
-A picture of 4×4 white pixels (patches of 2×2): the logit of class 1 is the sum of the pixels' weights 16, 15 ... 1 (over 136), that
-of class 0 is ½ always. Gradient × input then gives each pixel its weight.
+A picture has 4×4 white pixels (patches of 2×2): the logit of class 1 is the sum of the pixels' weights 16, 15 ... 1 (over 136), and
+that of class 0 is ½. Gradient × input then gives each pixel its weight.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LinearForImageClassification(nn.Module):
 
 
 class BagForSequenceClassification(nn.Module):
-    """The logits are sums of what each token says for each class."""
+    """The logits are sums of the embeddings of the tokens, one dimension per class."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class BagForSequenceClassification(nn.Module):
         return (x * attention_mask[..., None]).sum(1)
 
 
-def white(folder: Path, masks: list[int], level: int = 255) -> Path:
-    """A white picture for each mask: its first so many pixels."""
+def uniform_pictures(folder: Path, masks: list[int], level: int = 255) -> Path:
+    """A uniform picture for each mask; ``masks`` are the numbers of leading pixels inside."""
     folder.mkdir(parents=True)
     rows = []
     for i, inside in enumerate(masks):
@@ -98,9 +98,9 @@ def run(tmp_path: Path, name: str, model: nn.Module, data: Path | None, tool: An
 
 
 def column(report: Report, method: str = METHOD, table: int = 0) -> dict[str, float]:
-    """Title -> figure of a method, whichever way the table lies."""
-    found = {(*place,): cell.measured.value for place, cell in report.tables[table].cells.items() if cell.measured is not None}
-    return {b if a == method else a: value for (a, b), value in found.items() if method in (a, b)}
+    """Figures of a method by title, whether methods are rows or columns of the table."""
+    figures = {(*key,): cell.measured.value for key, cell in report.tables[table].cells.items() if cell.measured is not None}
+    return {b if a == method else a: value for (a, b), value in figures.items() if method in (a, b)}
 
 
 def linear() -> LinearForImageClassification:
@@ -108,7 +108,7 @@ def linear() -> LinearForImageClassification:
 
 
 def p(total: float) -> float:
-    """The probability of class 1 where so much of the weights is left."""
+    """The probability of class 1 if the remaining weights sum to ``total``."""
     return 1 / (1 + math.exp(0.5 - total))
 
 
@@ -116,50 +116,50 @@ def area(values: list[float], width: float) -> float:
     return width * (sum(values) - (values[0] + values[-1]) / 2)
 
 
-def test_all_are_here() -> None:
-    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias", "leaderboard", "evidence", "conditions"}
-    assert set(BENCHMARKS) == here
+def test_every_benchmark_is_tested_here() -> None:
+    tested = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias", "leaderboard", "evidence", "conditions"}
+    assert set(BENCHMARKS) == tested
 
 
-def test_perturbation(tmp_path: Path) -> None:
+def test_columns_of_perturbation(tmp_path: Path) -> None:
     options = {"measures": "positive,negative,deletion,insertion", "steps": 4, "insertion_baseline": "zero"}
-    report = run(tmp_path, "perturbation", linear(), white(tmp_path / "data", [4]), **options)
-    # without the k highest (16 − k)(17 − k)/272 is left: above ½ for ⌊16 f⌋ = 0 1 3 4, and no more for 6 8 9 11 12 14;
-    # without the k lowest 1 − k(k + 1)/272: above ½ up to 11
+    report = run(tmp_path, "perturbation", linear(), uniform_pictures(tmp_path / "data", [4]), **options)
+    # without the k highest pixels (16 − k)(17 − k)/272 remains: above ½ for ⌊16 f⌋ = 0 1 3 4, and below for 6 8 9 11 12 14;
+    # without the k lowest pixels 1 − k(k + 1)/272 remains: above ½ up to k = 11
     rows = {"Positive": 100 * area([1] * 4 + [0] * 6, 0.1), "Negative": 100 * area([1] * 8 + [0] * 2, 0.1)}
-    wanted = {f"{r}, {e} {'↓' if r == 'Positive' else '↑'}": v for r, v in rows.items() for e in ("predicted", "target")}
+    expected = {f"{r}, {e} {'↓' if r == 'Positive' else '↑'}": v for r, v in rows.items() for e in ("predicted", "target")}
     assert rows == pytest.approx({"Positive": 35, "Negative": 75})
-    assert column(report) == pytest.approx(wanted)
-    left = [(16 - k) * (17 - k) / 272 for k in range(17)]
-    along = [p(left[k]) for k in (1, 3, 4, 6, 8, 9, 11, 12, 14)]
+    assert column(report) == pytest.approx(expected)
+    remaining = [(16 - k) * (17 - k) / 272 for k in range(17)]
+    probabilities = [p(remaining[k]) for k in (1, 3, 4, 6, 8, 9, 11, 12, 14)]
     assert column(report, table=1) == pytest.approx({
-        "AOPC ↑": np.mean([p(1) - one for one in along]), "LOdds ↓": np.mean([math.log(one / p(1)) for one in along]),
-        "Deletion ↓": area([p(left[k]) for k in (0, 4, 8, 12, 16)], 0.25), "Insertion ↑": area([p(1 - left[k]) for k in (0, 4, 8, 12, 16)], 0.25),
+        "AOPC ↑": np.mean([p(1) - probability for probability in probabilities]), "LOdds ↓": np.mean([math.log(probability / p(1)) for probability in probabilities]),
+        "Deletion ↓": area([p(remaining[k]) for k in (0, 4, 8, 12, 16)], 0.25), "Insertion ↑": area([p(1 - remaining[k]) for k in (0, 4, 8, 12, 16)], 0.25),
     }, rel=1e-5)  # fmt: skip
 
 
-def test_conditions(tmp_path: Path) -> None:
-    """The mean of a white picture is white, 0 is black here, and no two scores are equal; patches are ⌊4 f⌋ = 0 0 1 1 2 2 2 3 3."""
+def test_columns_of_conditions(tmp_path: Path) -> None:
+    """The mean of a white picture is white, 0 is black, and all scores are distinct; ⌊4 f⌋ = 0 0 1 1 2 2 2 3 3 patches are removed."""
     names = ("black", "zero", "mean", "last", "nearest", "patch")
-    report = run(tmp_path, "conditions", linear(), white(tmp_path / "data", [4]), conditions=",".join(names))
+    report = run(tmp_path, "conditions", linear(), uniform_pictures(tmp_path / "data", [4]), conditions=",".join(names))
     assert [t.name for t in report.tables] == ["positive", "negative", "positive-probability", "negative-probability", "order"]
-    # left of 136 without the highest patches: 136 136 82 82 36 36 36 14 14, without the lowest: 136 136 122 122 100 100 100 54 54
+    # remaining of 136 without the highest patches: 136 136 82 82 36 36 36 14 14, without the lowest: 136 136 122 122 100 100 100 54 54
     positive, negative = ([1] * 4 + [0] * 6, [1] * 5 + [0] * 5), ([1] * 8 + [0] * 2, [1] * 8 + [0] * 2)
     for table, (pixels, patches) in enumerate((positive, negative)):
-        wanted = {**dict.fromkeys(names, 100 * area(pixels, 0.1)), "patch": 100 * area(patches, 0.1), "mean": 90}
-        assert column(report, table=table) == pytest.approx(wanted)
-    left = {"positive": (136, 136, 136, 82, 82, 36, 36, 36, 14, 14), "negative": (136, 136, 136, 122, 122, 100, 100, 100, 54, 54)}
-    for table, direction in enumerate(left, 2):
-        found = column(report, table=table)
-        assert found["patch"] == pytest.approx(100 * area([p(one / 136) for one in left[direction]], 0.1), rel=1e-5)
-        assert found["mean"] == pytest.approx(90 * p(1), rel=1e-5) and found["zero"] == pytest.approx(found["black"])
+        expected = {**dict.fromkeys(names, 100 * area(pixels, 0.1)), "patch": 100 * area(patches, 0.1), "mean": 90}
+        assert column(report, table=table) == pytest.approx(expected)
+    remaining = {"positive": (136, 136, 136, 82, 82, 36, 36, 36, 14, 14), "negative": (136, 136, 136, 122, 122, 100, 100, 100, 54, 54)}
+    for table, direction in enumerate(remaining, 2):
+        result = column(report, table=table)
+        assert result["patch"] == pytest.approx(100 * area([p(weight / 136) for weight in remaining[direction]], 0.1), rel=1e-5)
+        assert result["mean"] == pytest.approx(90 * p(1), rel=1e-5) and result["zero"] == pytest.approx(result["black"])
     order = {(row, c): cell.measured.value for (row, c), cell in report.tables[-1].cells.items()}
     assert order["Positive, probability ↓", "black"] == 1 and order["Positive, probability ↓", "mean"] == 0
 
 
-def test_segmentation_sums_over_the_pictures_first(tmp_path: Path) -> None:
-    report = run(tmp_path, "segmentation", linear(), white(tmp_path / "data", [4, 8]))
-    # above the mean are the first 8 pixels: 12 and 16 of 16 right; ground 8 of 12 and 8 of 8, object 4 of 8 and 8 of 8
+def test_segmentation_sums_pixels_over_pictures(tmp_path: Path) -> None:
+    report = run(tmp_path, "segmentation", linear(), uniform_pictures(tmp_path / "data", [4, 8]))
+    # the first 8 pixels are above the mean: 12 and 16 of 16 are correct; background 8 of 12 and 8 of 8, object 4 of 8 and 8 of 8
     scaled = (WEIGHTS - WEIGHTS.min()) / (WEIGHTS.max() - WEIGHTS.min())
     objects = [np.arange(16) < inside for inside in (4, 8)]
     precision = [average_precision_score(np.r_[~m, m], np.r_[1 - scaled, scaled]) for m in objects]
@@ -169,24 +169,24 @@ def test_segmentation_sums_over_the_pictures_first(tmp_path: Path) -> None:
     }, rel=1e-5)  # fmt: skip
 
 
-def test_ablation_has_columns_of_both(tmp_path: Path) -> None:
-    report = run(tmp_path, "ablation", linear(), white(tmp_path / "data", [4]))
-    found = column(report)
-    assert found.pop("mAP ↑") < 100
-    assert found == pytest.approx({"Pixel accuracy ↑": 75, "mIoU ↑": 50 * (8 / 12 + 4 / 8), "Positive ↓": 35, "Negative ↑": 75})
+def test_ablation_has_columns_of_segmentation_and_perturbation(tmp_path: Path) -> None:
+    report = run(tmp_path, "ablation", linear(), uniform_pictures(tmp_path / "data", [4]))
+    result = column(report)
+    assert result.pop("mAP ↑") < 100
+    assert result == pytest.approx({"Pixel accuracy ↑": 75, "mIoU ↑": 50 * (8 / 12 + 4 / 8), "Positive ↓": 35, "Negative ↑": 75})
 
 
-def test_activation_of_patches(tmp_path: Path) -> None:
-    report = run(tmp_path, "activation", linear(), white(tmp_path / "data", [4]), column="own")
+def test_columns_of_activation_for_patches(tmp_path: Path) -> None:
+    report = run(tmp_path, "activation", linear(), uniform_pictures(tmp_path / "data", [4]), column="own")
     # ⌈4 f⌉ patches at f = 0, 0.1 ... 1
     counts = (0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4)
     auac = area([p(PATCHES[:k].sum()) for k in counts], 0.1)
     assert column(report) == pytest.approx({"own AUAC ↑": auac, "own AU-MSE ↓": area([PATCHES[4 - k :].sum() ** 2 for k in counts], 0.1)}, rel=1e-5)
 
 
-def test_activation_from_another_baseline(tmp_path: Path) -> None:
-    """The mean of a white picture is white, so nothing ever changes."""
-    data = white(tmp_path / "data", [4])
+def test_activation_with_baseline_mean(tmp_path: Path) -> None:
+    """The mean of a white picture is white, so no removal changes the output."""
+    data = uniform_pictures(tmp_path / "data", [4])
     assert column(run(tmp_path, "activation", linear(), data, column="own", baseline="mean")) == pytest.approx(
         {"own AUAC ↑": p(1), "own AU-MSE ↓": 0}, abs=1e-5
     )
@@ -194,8 +194,8 @@ def test_activation_from_another_baseline(tmp_path: Path) -> None:
         run(tmp_path, "activation", linear(), data, baseline="unk")
 
 
-def test_conservation_of_a_linear_model_without_bias(tmp_path: Path) -> None:
-    data = white(tmp_path / "data", [4, 4, 4])
+def test_conservation_without_bias(tmp_path: Path) -> None:
+    data = uniform_pictures(tmp_path / "data", [4, 4, 4])
     for i, level in enumerate((255, 102, 51)):
         Image.new("L", (4, 4), level).save(data / f"p{i}.png")
     model = LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.0))
@@ -203,61 +203,61 @@ def test_conservation_of_a_linear_model_without_bias(tmp_path: Path) -> None:
     assert column(report) == pytest.approx({"slope (1)": 1, "intercept (0)": 0, "error (0)": 0, "correlation (1)": 1}, abs=1e-5)
 
 
-def test_conservation_with_a_bias(tmp_path: Path) -> None:
-    """Σ R = f − ¼: the line is parallel, and the error is ¼ of the mean |f|."""
-    data = white(tmp_path / "data", [4, 4])
+def test_conservation_with_bias(tmp_path: Path) -> None:
+    """Σ R = f − ¼: the line has slope 1, and the error is ¼ divided by the mean |f|."""
+    data = uniform_pictures(tmp_path / "data", [4, 4])
     Image.new("L", (4, 4), 51).save(data / "p1.png")
     report = run(tmp_path, "conservation", LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.25)), data)
-    wanted = {"slope (1)": 1, "intercept (0)": -0.25, "error (0)": 0.25 / np.mean([1.25, 0.45]), "correlation (1)": 1}
-    assert column(report) == pytest.approx(wanted, abs=1e-5)
+    expected = {"slope (1)": 1, "intercept (0)": -0.25, "error (0)": 0.25 / np.mean([1.25, 0.45]), "correlation (1)": 1}
+    assert column(report) == pytest.approx(expected, abs=1e-5)
 
 
-def test_sanity(tmp_path: Path) -> None:
+def test_columns_of_sanity(tmp_path: Path) -> None:
     model = LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.0))
-    report = run(tmp_path, "sanity", model, white(tmp_path / "data", [4]), draws=2, subsets=6)
-    found = column(report)
-    # the head is all there is; the map on the changed model is its own weights
+    report = run(tmp_path, "sanity", model, uniform_pictures(tmp_path / "data", [4]), draws=2, subsets=6)
+    result = column(report)
+    # the head has all parameters; the map of the randomized model is its weights
     ((_, changed),) = randomized_models(model, "cascading", seed=0)
-    other = changed.classifier.weight[1].detach().numpy()
+    changed_weights = changed.classifier.weight[1].detach().numpy()
     disturbed = [WEIGHTS * generator_for(f"p0.png|m0.png/{draw}", 0).uniform(-1, 1, (1, 4, 4)).reshape(-1) * 0.1 for draw in range(2)]
-    assert found["cascading: spearman"] == pytest.approx(spearmanr(WEIGHTS, other)[0], rel=1e-5)
-    assert found["independent: absolute"] == pytest.approx(spearmanr(WEIGHTS, abs(other))[0], rel=1e-5)
-    assert found["class: Spearman (top, least)"] == pytest.approx(-1)  # the weights of class 0 are the negative ones
-    assert found["max-sensitivity ↓"] == pytest.approx(max(np.linalg.norm(d) for d in disturbed) / np.linalg.norm(WEIGHTS), rel=1e-5)
-    assert found["infidelity ↓"] == pytest.approx(0, abs=1e-9)  # each patch takes from the logit what its map says
-    assert set(found) == {*(f"{o}: {k}" for o in ("cascading", "independent") for k in ("spearman", "absolute", "ssim")),
+    assert result["cascading: spearman"] == pytest.approx(spearmanr(WEIGHTS, changed_weights)[0], rel=1e-5)
+    assert result["independent: absolute"] == pytest.approx(spearmanr(WEIGHTS, abs(changed_weights))[0], rel=1e-5)
+    assert result["class: Spearman (top, least)"] == pytest.approx(-1)  # the weights of class 0 are the negatives
+    assert result["max-sensitivity ↓"] == pytest.approx(max(np.linalg.norm(d) for d in disturbed) / np.linalg.norm(WEIGHTS), rel=1e-5)
+    assert result["infidelity ↓"] == pytest.approx(0, abs=1e-9)  # removing a patch reduces the logit by the sum of its scores
+    assert set(result) == {*(f"{o}: {k}" for o in ("cascading", "independent") for k in ("spearman", "absolute", "ssim")),
                           "class: Spearman (top, least)", "max-sensitivity ↓", "infidelity ↓"}  # fmt: skip
 
 
-UPSIDE_DOWN = "saliency"
+REVERSED = "saliency"
 
 
 @pytest.fixture
-def upside_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map of one method is turned: what was highest is lowest."""
-    plain = Prepared.explain
+def reversed_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One method returns the map with its order reversed."""
+    original = Prepared.explain
 
-    def explain(ready: Any, method: str, *rest: Any, **settings: Any) -> Any:
-        e = plain(ready, METHOD, *rest)
-        return replace(e, scores=e.scores.max() + e.scores.min() - e.scores) if method == UPSIDE_DOWN else e
+    def explain(prepared: Any, method: str, *rest: Any, **settings: Any) -> Any:
+        e = original(prepared, METHOD, *rest)
+        return replace(e, scores=e.scores.max() + e.scores.min() - e.scores) if method == REVERSED else e
 
     monkeypatch.setattr(Prepared, "explain", explain)
 
 
-def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_down: None) -> None:
-    """A map upside down loses by the criterion and by the held-out figure; all figures by slow loops over the patches."""
-    report = run(tmp_path, "arbitration", linear(), white(tmp_path / "data", [4, 8]), methods=f"{METHOD},{UPSIDE_DOWN}")
-    drops = [p(1) - p(1 - one) for one in PATCHES]
+def test_arbitration_selects_map_in_correct_order(tmp_path: Path, reversed_method: None) -> None:
+    """The reversed map loses by the criterion and by the held-out figure; all figures are computed by loops over the patches."""
+    report = run(tmp_path, "arbitration", linear(), uniform_pictures(tmp_path / "data", [4, 8]), methods=f"{METHOD},{REVERSED}")
+    drops = [p(1) - p(1 - weight) for weight in PATCHES]
 
     def rft(order: list[int]) -> float:
         return sum(drops[patch] / (rank + 1) for rank, patch in enumerate(order))
 
     def aopc(order: list[int]) -> float:
-        gone = [sum(PATCHES[i] for i in order[: math.floor(4 * k / 10)]) for k in range(1, 10)]
-        return float(np.mean([p(1) - p(1 - g) for g in gone]))
+        removed = [sum(PATCHES[i] for i in order[: math.floor(4 * k / 10)]) for k in range(1, 10)]
+        return float(np.mean([p(1) - p(1 - g) for g in removed]))
 
     up, down = [0, 1, 2, 3], [3, 2, 1, 0]
-    first, second = column(report), column(report, UPSIDE_DOWN)
+    first, second = column(report), column(report, REVERSED)
     assert first == pytest.approx({"Held-out AOPC ↑": aopc(up), "Prime − this": 0, "criterion RFT ↑": rft(up), "chosen in % of samples": 100}, rel=1e-5)
     assert second == pytest.approx({"Held-out AOPC ↑": aopc(down), "Prime − this": aopc(up) - aopc(down), "criterion RFT ↑": rft(down), "chosen in % of samples": 0}, rel=1e-5)
     for row in ("Prime (best of each sample)", f"Batch (best on average: {METHOD})"):
@@ -265,35 +265,35 @@ def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_dow
 
 
 @pytest.mark.parametrize("by", ["steps", "features"])
-def test_arbitration_on_one_half_judged_on_the_other(by: str, tmp_path: Path, upside_down: None) -> None:
-    """Of a map and the same upside down the gaps are one another's negatives; all figures by slow loops over the patches."""
-    report = run(tmp_path, "arbitration", linear(), white(tmp_path / "data", [4]), methods=f"{METHOD},{UPSIDE_DOWN}", by=by)
+def test_arbitration_selects_on_one_half_and_evaluates_on_the_other(by: str, tmp_path: Path, reversed_method: None) -> None:
+    """The gaps of a map and its reverse are each other's negatives; all figures are computed by loops over the patches."""
+    report = run(tmp_path, "arbitration", linear(), uniform_pictures(tmp_path / "data", [4]), methods=f"{METHOD},{REVERSED}", by=by)
 
     def gap(patches: list[int], steps: range) -> float:
-        """``patches`` from the highest to the lowest, of which ⌊n k/10⌋ go."""
+        """``patches`` are sorted from highest to lowest; ⌊n k/10⌋ of them are removed."""
         counts = [math.floor(len(patches) * k / 10) for k in steps]
         removed = [(sum(PATCHES[i] for i in patches[len(patches) - n :]), sum(PATCHES[i] for i in patches[:n])) for n in counts]
         return float(np.mean([p(1 - low) - p(1 - high) for low, high in removed]))
 
     if by == "steps":
-        chooses, judges = gap([0, 1, 2, 3], range(1, 10, 2)), gap([0, 1, 2, 3], range(2, 10, 2))
+        criterion, held_out = gap([0, 1, 2, 3], range(1, 10, 2)), gap([0, 1, 2, 3], range(2, 10, 2))
     else:
         order = generator_for("p0.png|m0.png/halves", 0).permutation(4).tolist()
-        chooses, judges = (gap(sorted(half), range(1, 10)) for half in (order[:2], order[2:]))
-    assert chooses > 0.01 and judges > 0.01
-    for method, sign in ((METHOD, 1), (UPSIDE_DOWN, -1)):
-        wanted = {"Held-out gap ↑": sign * judges, "criterion gap ↑": sign * chooses, "Prime − this": (1 - sign) * judges}
-        found = column(report, method)
-        assert found.pop("chosen in % of samples") == (100 if sign > 0 else 0)
-        assert found == pytest.approx(wanted, rel=1e-5, abs=1e-9)
+        criterion, held_out = (gap(sorted(half), range(1, 10)) for half in (order[:2], order[2:]))
+    assert criterion > 0.01 and held_out > 0.01
+    for method, sign in ((METHOD, 1), (REVERSED, -1)):
+        expected = {"Held-out gap ↑": sign * held_out, "criterion gap ↑": sign * criterion, "Prime − this": (1 - sign) * held_out}
+        result = column(report, method)
+        assert result.pop("chosen in % of samples") == (100 if sign > 0 else 0)
+        assert result == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
 # -- text ---------------------------------------------------------------------------------------------------------
-def bag(said: dict[str, float]) -> tuple[BagForSequenceClassification, Any]:
-    """A model to which these words say so much for class 1, and all other tokens nothing."""
+def bag(contributions: dict[str, float]) -> tuple[BagForSequenceClassification, Any]:
+    """A model in which words contribute ``contributions`` to class 1, and all other tokens nothing."""
     tokenizer = tiny_bert()[1]
     table = np.zeros((len(tokenizer), 2))
-    for word, value in said.items():
+    for word, value in contributions.items():
         table[tokenizer.convert_tokens_to_ids(word), 1] = value
     return BagForSequenceClassification(table), tokenizer
 
@@ -302,8 +302,8 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_rationales(tmp_path: Path) -> None:
-    """Twenty words say 20, 19 ... 1 (over 50) for class 1; the rationale are the first, the second and the last."""
+def test_columns_of_rationales(tmp_path: Path) -> None:
+    """Twenty words contribute 20, 19 ... 1 (over 50) to class 1; the rationale is the first, the second and the last word."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a").write_text(" ".join(WORDS))
     spans = [{"docid": "a", "start_token": a, "end_token": b} for a, b in ((0, 2), (19, 20))]
@@ -312,36 +312,36 @@ def test_rationales(tmp_path: Path) -> None:
         for name, label in (("a", "positive"), ("b", "negative"))
     ))  # fmt: skip
     (tmp_path / "docs" / "b").write_text(" ".join(WORDS))
-    said = [(20 - i) / 50 for i in range(20)]
-    model, tokenizer = bag(dict(zip(WORDS, said, strict=True)))
-    found = column(run(tmp_path, "rationales", model, tmp_path, tokenizer, files="a"))
-    # of the top 10 two are in the rationale of three, of all twenty three
-    wanted = {f"token-F1, top {k} (macro) ↑": 100 * (2 * 2 / 13 if k == 10 else 2 * 3 / 23) for k in range(10, 81, 10)}
-    wanted |= {f"token-F1, top {k} (micro) ↑": wanted[f"token-F1, top {k} (macro) ↑"] for k in (10, 40, 80)}
-    # precision 1 up to recall 2/3, there down to 2/19, and 3/20 at recall 1
-    wanted["AUPRC ↑"] = 100 * (2 / 3 + (2 / 19 + 3 / 20) / 2 / 3)
+    contributions = [(20 - i) / 50 for i in range(20)]
+    model, tokenizer = bag(dict(zip(WORDS, contributions, strict=True)))
+    result = column(run(tmp_path, "rationales", model, tmp_path, tokenizer, files="a"))
+    # two of the top 10 words and three of all twenty are in the rationale of three words
+    expected = {f"token-F1, top {k} (macro) ↑": 100 * (2 * 2 / 13 if k == 10 else 2 * 3 / 23) for k in range(10, 81, 10)}
+    expected |= {f"token-F1, top {k} (micro) ↑": expected[f"token-F1, top {k} (macro) ↑"] for k in (10, 40, 80)}
+    # precision is 1 up to recall 2/3, drops to 2/19, and is 3/20 at recall 1
+    expected["AUPRC ↑"] = 100 * (2 / 3 + (2 / 19 + 3 / 20) / 2 / 3)
     # 1, 5, 10, 20, 50 % of twenty words
-    full, gone = sum(said), [sum(said[:k]) for k in (1, 1, 2, 4, 10)]
-    wanted["comprehensiveness ↑"] = 100 * np.mean([sigmoid(full) - sigmoid(full - g) for g in gone])
-    wanted["sufficiency ↓"] = 100 * np.mean([sigmoid(full) - sigmoid(g) for g in gone])
-    assert found == pytest.approx(wanted, rel=1e-5)
+    full, removed = sum(contributions), [sum(contributions[:k]) for k in (1, 1, 2, 4, 10)]
+    expected["comprehensiveness ↑"] = 100 * np.mean([sigmoid(full) - sigmoid(full - g) for g in removed])
+    expected["sufficiency ↓"] = 100 * np.mean([sigmoid(full) - sigmoid(g) for g in removed])
+    assert result == pytest.approx(expected, rel=1e-5)
 
 
-def test_activation_of_tokens(tmp_path: Path) -> None:
-    """[CLS] good bad film [SEP]: special tokens count among the five, and score nothing."""
+def test_columns_of_activation_for_tokens(tmp_path: Path) -> None:
+    """[CLS] good bad film [SEP]: special tokens count among the five tokens and have score 0."""
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood bad film\t1\n")
     model, tokenizer = bag({"good": 3, "bad": -2, "film": 1})
-    found = column(run(tmp_path, "activation", model, tmp_path, tokenizer, column="own"))
+    result = column(run(tmp_path, "activation", model, tmp_path, tokenizer, column="own"))
     # ⌈5 f⌉ at f = 0, 0.1 ... 1; shown: good, film, [CLS], [SEP], bad; pruned: [CLS], [SEP], film, bad, good
     counts = (0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
-    shown, gone = (0, 3, 4, 4, 4, 2), (0, 0, 0, 1, -1, 2)
-    assert found == pytest.approx({
-        "own AUAC ↑": area([sigmoid(shown[k]) for k in counts], 0.1), "own AU-MSE ↓": area([gone[k] ** 2 for k in counts], 0.1)
+    shown, pruned = (0, 3, 4, 4, 4, 2), (0, 0, 0, 1, -1, 2)
+    assert result == pytest.approx({
+        "own AUAC ↑": area([sigmoid(shown[k]) for k in counts], 0.1), "own AU-MSE ↓": area([pruned[k] ** 2 for k in counts], 0.1)
     }, rel=1e-5)  # fmt: skip
 
 
-def test_bias(tmp_path: Path) -> None:
-    """ "ann is bad" and "bob is bad", is = 1, bad = −2: names say 1 and −0.5 for class 1."""
+def test_columns_of_bias(tmp_path: Path) -> None:
+    """ "ann is bad" and "bob is bad", is = 1, bad = −2: the names contribute 1 and −0.5 to class 1."""
     (tmp_path / "lists.json").write_text(json.dumps({"templates": ["{} is bad"], "terms": {"a": ["ann"], "b": ["bob"]}}))
     model, tokenizer = bag({"ann": 1, "bob": -0.5, "is": 1, "bad": -2})
     report = run(tmp_path, "bias", model, None, tokenizer, lists=str(tmp_path / "lists.json"))

@@ -1,4 +1,4 @@
-"""Each reader on a tiny folder of its layout, on wrong layouts, and on the real data where they are there."""
+"""Each reader on a tiny folder of its layout, on wrong layouts, and on the real data if available."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def picture(path: Path, value: int = 100, size: tuple[int, int] = (6, 4)) -> Pat
 
 
 @pytest.mark.parametrize("reader", ALL, ids=lambda r: r.__name__)
-def test_a_missing_or_empty_folder_says_what_was_expected_and_found(reader, tmp_path: Path) -> None:
+def test_missing_or_empty_folder_error_names_expected_layout(reader, tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"[Ee]xpected"):
         reader(tmp_path / "nowhere")
     with pytest.raises(LayoutError, match=r"expected .*found .*an empty folder"):
@@ -57,9 +57,9 @@ def test_a_missing_or_empty_folder_says_what_was_expected_and_found(reader, tmp_
 def test_imagenet_samples(tmp_path: Path) -> None:
     picture(tmp_path / "0282_n02123159.jpg")
     picture(tmp_path / "0006_n01498041.jpg")
-    found = imagenet_samples(tmp_path)
-    assert [(p.id, p.label) for p in found] == [("0006_n01498041.jpg", 6), ("0282_n02123159.jpg", 282)]
-    assert found[0].load().size == (6, 4)
+    samples = imagenet_samples(tmp_path)
+    assert [(p.id, p.label) for p in samples] == [("0006_n01498041.jpg", 6), ("0282_n02123159.jpg", 282)]
+    assert samples[0].load().size == (6, 4)
     assert open_pictures(tmp_path)[0] == "imagenet_samples"
     picture(tmp_path / "cat.jpg")
     with pytest.raises(LayoutError, match=r"cat\.jpg"):
@@ -77,14 +77,14 @@ def test_class_folders(tmp_path: Path) -> None:
     assert len(class_folders(tmp_path, {"3": 3, "12": 12, "cats": 1})) == 3
 
 
-def test_a_thousand_synset_folders_count_in_sorted_order(tmp_path: Path) -> None:
+def test_labels_of_thousand_synset_folders_follow_sorted_order(tmp_path: Path) -> None:
     for i in range(1000):
         (tmp_path / f"n{i * 7:08d}").mkdir()
     picture(tmp_path / f"n{41 * 7:08d}" / "a.jpg")
     assert [p.label for p in class_folders(tmp_path)] == [41]
 
 
-def test_imagenet_validation_goes_through_the_devkits_own_numbers(tmp_path: Path) -> None:
+def test_imagenet_validation_maps_devkit_ids_to_sorted_synsets(tmp_path: Path) -> None:
     from scipy.io import savemat
 
     images, devkit = tmp_path / "val", tmp_path / "ILSVRC2012_devkit_t12" / "data"
@@ -98,22 +98,22 @@ def test_imagenet_validation_goes_through_the_devkits_own_numbers(tmp_path: Path
         [(1, "n00000009"), (2, "n00000004"), (1001, "n00000001")], dtype=[("ILSVRC2012_ID", "i4"), ("WNID", "O")]
     )
     savemat(devkit / "meta.mat", {"synsets": synsets})
-    # ID 2 is n00000004, the first of the sorted synsets; ID 1 the second; 1001 is no class
+    # ID 2 is n00000004, the first of the sorted synsets, and ID 1 the second; 1001 is not a class
     assert [p.label for p in imagenet_validation(images)] == [0, 1, 0]
     assert [p.label for p in imagenet_validation(images, tmp_path / "ILSVRC2012_devkit_t12")] == [0, 1, 0]
 
 
-def test_unlabelled_pictures_are_refused(tmp_path: Path) -> None:
+def test_unlabelled_pictures_raise(tmp_path: Path) -> None:
     picture(tmp_path / "holiday.jpg")
     with pytest.raises(LayoutError, match="pictures without labels"):
         open_pictures(tmp_path)
 
 
-def test_a_broken_picture_is_named_when_it_is_read(tmp_path: Path) -> None:
+def test_broken_picture_is_named_on_load(tmp_path: Path) -> None:
     (tmp_path / "0001_n00000001.jpg").write_bytes(b"no picture")
-    (found,) = imagenet_samples(tmp_path)
+    (sample,) = imagenet_samples(tmp_path)
     with pytest.raises(LoadError, match="0001_n00000001"):
-        found.load()
+        sample.load()
 
 
 def test_indexed_masks(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_indexed_masks(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 255, 255], [0, 0, 255]], dtype=np.uint8)).save(tmp_path / "m.png")
     rows = [{"image": "i.png", "mask": "m.png", "imagenet_class": 7}]
     (tmp_path / "index.json").write_text(json.dumps(rows))
-    (found,) = indexed_masks(tmp_path)
-    assert found.label == 7
-    assert found.mask is not None
-    assert found.mask().tolist() == [[False, True, True], [False, False, True]]
+    (sample,) = indexed_masks(tmp_path)
+    assert sample.label == 7
+    assert sample.mask is not None
+    assert sample.mask().tolist() == [[False, True, True], [False, False, True]]
     (tmp_path / "index.json").write_text(json.dumps([{**rows[0], "mask": "gone.png"}]))
     with pytest.raises(LayoutError, match=r"gone\.png"):
         indexed_masks(tmp_path)
@@ -134,7 +134,7 @@ def test_indexed_masks(tmp_path: Path) -> None:
             indexed_masks(tmp_path)
 
 
-def test_gtsegs_in_matlabs_order(tmp_path: Path) -> None:
+def test_gtsegs_in_matlab_order(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="reading gtsegs_ijcv.mat needs h5py, which is not installed")
     pixels = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)  # height 5, width 4
     mask = np.zeros((5, 4), dtype=np.uint8)
@@ -149,11 +149,11 @@ def test_gtsegs_in_matlabs_order(tmp_path: Path) -> None:
             cell = data.create_dataset(f"refs/c{i}", (1, 1), dtype=h5py.ref_dtype)
             cell[0, 0] = data[f"refs/m{i}"].ref
             images[i, 0], truths[i, 0] = data[f"refs/i{i}"].ref, cell.ref
-    found = imagenet_segmentation(tmp_path)
-    assert len(found) == 2
-    assert (np.asarray(found[1].load()) == pixels + 1).all()
-    assert found[0].mask is not None
-    assert (found[0].mask() == mask.astype(bool)).all()
+    samples = imagenet_segmentation(tmp_path)
+    assert len(samples) == 2
+    assert (np.asarray(samples[1].load()) == pixels + 1).all()
+    assert samples[0].mask is not None
+    assert (samples[0].mask() == mask.astype(bool)).all()
     assert open_pictures(file)[0] == "gtsegs"
     (tmp_path / "other").mkdir()
     with h5py.File(tmp_path / "other" / "gtsegs_ijcv.mat", "w") as data:
@@ -173,10 +173,10 @@ def test_oxford_pets(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="expected"):
         oxford_pets(tmp_path)
     (tmp_path / "annotations" / "test.txt").write_text("# a comment\nAbyssinian_1 1 1 1\n")
-    (found,) = oxford_pets(tmp_path)
-    assert (found.id, found.label) == ("Abyssinian_1", None)
-    assert found.mask is not None
-    assert found.mask().tolist() == [[True, False, False]]
+    (sample,) = oxford_pets(tmp_path)
+    assert (sample.id, sample.label) == ("Abyssinian_1", None)
+    assert sample.mask is not None
+    assert sample.mask().tolist() == [[True, False, False]]
     assert oxford_pets(tmp_path, classes={"Abyssinian": 4})[0].label == 4
     assert open_pictures(tmp_path)[0] == "pets"
 
@@ -189,9 +189,9 @@ def test_mnist(tmp_path: Path) -> None:
     pixels = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(pixels)))
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([7, 2], dtype=np.uint8)))
-    found = mnist(tmp_path)
-    assert [p.label for p in found] == [7, 2]
-    assert (np.asarray(found[1].load())[..., 0] == pixels[1]).all()
+    samples = mnist(tmp_path)
+    assert [p.label for p in samples] == [7, 2]
+    assert (np.asarray(samples[1].load())[..., 0] == pixels[1]).all()
     assert open_pictures(tmp_path)[0] == "mnist"
     with pytest.raises(LayoutError, match="expected"):
         mnist(tmp_path, "train")
@@ -203,11 +203,11 @@ def test_mnist(tmp_path: Path) -> None:
         mnist(tmp_path)
 
 
-def test_sst2_keeps_quotes_as_they_are(tmp_path: Path) -> None:
+def test_sst2_keeps_quotes(tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text('sentence\tlabel\nan " odd " film \t1\nbad\t0\n')
-    found = sst2(tmp_path)
-    assert [(t.id, t.text, t.label) for t in found] == [("dev-0", 'an " odd " film', 1), ("dev-1", "bad", 0)]
-    assert found.labels == ("negative", "positive")
+    samples = sst2(tmp_path)
+    assert [(t.id, t.text, t.label) for t in samples] == [("dev-0", 'an " odd " film', 1), ("dev-1", "bad", 0)]
+    assert samples.labels == ("negative", "positive")
     for text, message in (
         ("text\ty\nx\t1\n", "columns"),
         ("sentence\tlabel\nx\t5\n", "labels 0 to 1"),
@@ -243,10 +243,10 @@ def test_tweeteval(tmp_path: Path) -> None:
     (tmp_path / "mapping.txt").write_text("0\tanger\n1\tjoy\n")
     (tmp_path / "test_text.txt").write_text("so happy \u2028 today\nargh\n")
     (tmp_path / "test_labels.txt").write_text("1\n0\n")
-    found = tweeteval(tmp_path)
-    assert found.labels == ("anger", "joy")
-    assert [t.label for t in found] == [1, 0]
-    assert len(found) == 2  # a line separator inside a tweet does not end it
+    samples = tweeteval(tmp_path)
+    assert samples.labels == ("anger", "joy")
+    assert [t.label for t in samples] == [1, 0]
+    assert len(samples) == 2  # a line separator inside a tweet does not end it
     (tmp_path / "test_labels.txt").write_text("1\n")
     with pytest.raises(LayoutError, match="2 texts and 1 labels"):
         tweeteval(tmp_path)
@@ -257,15 +257,15 @@ def test_tweeteval(tmp_path: Path) -> None:
 def test_meld(tmp_path: Path) -> None:
     head = "Sr No.,Utterance,Speaker,Emotion,Sentiment,Dialogue_ID,Utterance_ID\n"
     (tmp_path / "test_sent_emo.csv").write_text(head + '1,"Oh, no",Joey,sadness,negative,0,3\n')
-    (found,) = meld(tmp_path).items
-    assert (found.id, found.text, found.label) == ("test-0-3", "Oh, no", 0)
+    (sample,) = meld(tmp_path).items
+    assert (sample.id, sample.text, sample.label) == ("test-0-3", "Oh, no", 0)
     assert meld(tmp_path, task="emotion")[0].label == 5
     (tmp_path / "test_sent_emo.csv").write_text(head + "1,x,Joey,sadness,cheerful,0,3\n")
     with pytest.raises(LayoutError, match="cheerful"):
         meld(tmp_path)
 
 
-def test_eraser_takes_the_union_of_all_evidence(tmp_path: Path) -> None:
+def test_eraser_rationale_is_union_of_all_evidence(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "negR_1.txt").write_text("a b c\nd e f\n")
 
@@ -276,9 +276,9 @@ def test_eraser_takes_the_union_of_all_evidence(tmp_path: Path) -> None:
         )
 
     write((0, 2), (1, 4))
-    (found,) = eraser(tmp_path).items
-    assert found.words == tuple("abcdef")
-    assert found.rationale == (True, True, True, True, False, False)
+    (sample,) = eraser(tmp_path).items
+    assert sample.words == tuple("abcdef")
+    assert sample.rationale == (True, True, True, True, False, False)
     write((4, 9))
     with pytest.raises(LayoutError, match="6 tokens"):
         eraser(tmp_path)
@@ -291,14 +291,14 @@ def test_eraser_takes_the_union_of_all_evidence(tmp_path: Path) -> None:
 
 
 def _library():  # type: ignore[no-untyped-def]
-    """The package, or None: a folder of this name on the path (this one) is importable too, and is not it."""
+    """The package datasets, or None; the folder of this test is importable under the same name."""
     import importlib
 
     try:
-        found = importlib.import_module("datasets")
+        module = importlib.import_module("datasets")
     except ImportError:
         return None
-    return found if hasattr(found, "load_from_disk") else None
+    return module if hasattr(module, "load_from_disk") else None
 
 
 def test_saved_data_set_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,17 +318,17 @@ def test_saved_data_sets(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"sentence": ["good", "bad"], "label": [1, 0]}, features=features).save_to_disk(
         str(tmp_path / "t")
     )
-    found = saved_texts(tmp_path / "t")
-    assert [(t.text, t.label) for t in found] == [("good", 1), ("bad", 0)]
-    assert found.labels == ("no", "yes")
+    samples = saved_texts(tmp_path / "t")
+    assert [(t.text, t.label) for t in samples] == [("good", 1), ("bad", 0)]
+    assert samples.labels == ("no", "yes")
     with pytest.raises(LayoutError, match="image"):
         saved_pictures(tmp_path / "t")
 
 
-def test_scenes_have_one_sample_a_digit() -> None:
-    found = scene_objects(3)
-    assert len({p.id for p in found}) == len(found) > 3
-    for p in found:
+def test_scenes_have_a_sample_for_each_digit() -> None:
+    samples = scene_objects(3)
+    assert len({p.id for p in samples}) == len(samples) > 3
+    for p in samples:
         assert p.mask is not None
         assert p.mask().any()
         assert p.id.endswith(f"digit{p.label}")
@@ -338,15 +338,15 @@ def test_scenes_have_one_sample_a_digit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "reader", "count"),
+    ("path", "reader", "count"),
     [("imagenet_samples", "imagenet_samples", 500), ("coco_objects", "index", 29), ("mnist", "mnist", 10000), ("sst2", "sst2", 872),
      ("imdb", "imdb", 1000), ("bace", "bace", 1265), ("tweeteval/emotion", "tweeteval", 1421), ("tweeteval/hate", "tweeteval", 2970),
      ("tweeteval/sentiment", "tweeteval", 12284), ("meld", "meld", 2610), ("eraser_movies", "eraser", 200)],
 )  # fmt: skip
-def test_the_real_data(shared: Path, place: str, reader: str, count: int) -> None:
-    folder = shared / "data" / place
-    opened = open_pictures if modality_of(folder) == "image" else open_texts
-    name, found = opened(folder)
-    assert (name, len(found)) == (reader, count)
-    assert all(s.label is not None for s in found)
-    assert len({s.id for s in found}) == count
+def test_number_of_samples_in_real_data(shared: Path, path: str, reader: str, count: int) -> None:
+    folder = shared / "data" / path
+    open_data = open_pictures if modality_of(folder) == "image" else open_texts
+    name, samples = open_data(folder)
+    assert (name, len(samples)) == (reader, count)
+    assert all(s.label is not None for s in samples)
+    assert len({s.id for s in samples}) == count

@@ -1,4 +1,4 @@
-"""Pronouns in stories: which are kept, and whom they mean."""
+"""Pronouns in stories: which are selected, and the names to which they refer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ LILY_AND_BEN = Opening("0", "Ben met Lily.", "Lily", "Ben")
 
 
 @pytest.mark.parametrize(
-    ("story", "text", "own", "other"),
+    ("story", "text", "referent", "other_name"),
     [
         ("Ben met Lily. She ran. He ran.", "Ben met Lily.", "Lily", "Ben"),
         ("Ben met Lily. The sun was high, and he said hello.", "Ben met Lily. The sun was high, and", "Ben", "Lily"),
     ],
 )
-def test_the_first_pronoun_means_the_name_of_its_sex(story: str, text: str, own: str, other: str) -> None:
-    found = pronoun(LILY_AND_BEN, story, 3)
-    assert found is not None
-    assert found.text == text
-    assert story.startswith(found.text + found.answer)
-    assert text[slice(*found.clue)] == text[slice(*found.fact)] == own
-    assert found.twin is not None
-    assert text[slice(*found.twin)] == other
-    assert (found.id, found.kind, found.rival, found.changed) == ("0-3", "pronoun", None, None)
+def test_first_pronoun_refers_to_name_of_same_gender(story: str, text: str, referent: str, other_name: str) -> None:
+    result = pronoun(LILY_AND_BEN, story, 3)
+    assert result is not None
+    assert result.text == text
+    assert story.startswith(result.text + result.answer)
+    assert text[slice(*result.clue)] == text[slice(*result.fact)] == referent
+    assert result.twin is not None
+    assert text[slice(*result.twin)] == other_name
+    assert (result.id, result.kind, result.rival, result.changed) == ("0-3", "pronoun", None, None)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_the_first_pronoun_means_the_name_of_its_sex(story: str, text: str, own:
         "Ben met Lily. The king said he ran.",
     ],
 )
-def test_where_it_is_not_clear_there_is_none(story: str) -> None:
+def test_ambiguous_pronoun_is_skipped(story: str) -> None:
     assert pronoun(LILY_AND_BEN, story) is None
 
 
-def test_a_draw_gives_the_same_openings_and_another_one_others() -> None:
+def test_draw_determines_openings() -> None:
     first = list(islice(openings(), 20))
     assert first == list(islice(openings(), 20)) != list(islice(openings(1), 20))
     assert all(o.text.count(o.girl) == o.text.count(o.boy) == 1 for o in first)

@@ -1,4 +1,4 @@
-"""How many classes a model has is what its output says, whatever its config calls them."""
+"""The number of classes follows from the output of the model, not from its config."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def patchtst(classes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp", "auto"])
-def test_the_predicted_class_is_a_target(method: str) -> None:
-    """The config's ``num_labels`` is 2; the head has ``num_targets`` rows."""
+def test_predicted_class_beyond_num_labels_is_a_valid_target(method: str) -> None:
+    """``num_labels`` of the config is 2, but the head has ``num_targets`` rows."""
     model, series = patchtst(5), torch.randn(8, 32, 1, generator=torch.Generator().manual_seed(1))
     predicted = model(series).prediction_logits.argmax(-1).tolist()
     assert max(predicted) > 1 and class_count(model) is None
-    found, wanted = explain(model, series, method, predicted), explain(model, series, method)
-    torch.testing.assert_close(found.scores, wanted.scores)
-    assert found.target.tolist() == predicted
+    actual, expected = explain(model, series, method, predicted), explain(model, series, method)
+    torch.testing.assert_close(actual.scores, expected.scores)
+    assert actual.target.tolist() == predicted
     with pytest.raises(InputError, match="5 classes"):
         explain(model, series, method, 5)
 
 
-def test_fewer_classes_than_the_config_names() -> None:
+def test_class_beyond_the_head_raises() -> None:
     with pytest.raises(InputError, match="class 2"):
         explain(patchtst(2), torch.randn(1, 32, 1), "input_x_gradient", 2)

@@ -1,4 +1,4 @@
-"""A model that ends in a sigmoid, a softmax or its logarithm is explained as the same model without that function."""
+"""A model with a final sigmoid, softmax or log-softmax has the scores of the model without it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A classifier of pictures, whose logits go through ``end``."""
+    """An image classifier with the function ``end`` on its logits."""
 
     def __init__(self, end: Callable[[Tensor], Tensor] | None = None, classes: int = 4, width: int = 16) -> None:
         super().__init__()
@@ -73,42 +73,42 @@ def pictures(count: int = 2) -> Tensor:
     return torch.randn(count, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def plain(end: str) -> Model:
+def without_end(end: str) -> Model:
     return Model((lambda z: z[:, :2]) if end == "two classes" else None)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_same_scores_as_without_the_end_function(end: str) -> None:
+def test_end_function_does_not_change_scores_of_targets(end: str) -> None:
     name, function = ENDS[end]
-    model, bare = Model(function), plain(end)
+    model, reference = Model(function), without_end(end)
     for target in (None, 0, 1, [1, 0], targets.Contrast(0, 1)):
-        found, wanted = (explain(m, pictures(), "attnlrp", target) for m in (model, bare))
-        torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(found.logits, wanted.logits)
-        assert found.diagnostics["end_function"] == name and "end_function" not in wanted.diagnostics
-    assert "sigmoid" not in name or found.multi_label
+        actual, expected = (explain(m, pictures(), "attnlrp", target) for m in (model, reference))
+        torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(actual.logits, expected.logits)
+        assert actual.diagnostics["end_function"] == name and "end_function" not in expected.diagnostics
+    assert "sigmoid" not in name or actual.multi_label
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("end", ["sigmoid by hand", "softmax", "log_softmax"])
-def test_every_method(end: str, method: str) -> None:
-    found, wanted = (explain(m, pictures(), method, 1) for m in (Model(ENDS[end][1]), Model()))
-    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
+def test_end_function_does_not_change_scores_of_methods(end: str, method: str) -> None:
+    actual, expected = (explain(m, pictures(), method, 1) for m in (Model(ENDS[end][1]), Model()))
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("end", ["sigmoid", "softmax", "log_softmax"])
 @pytest.mark.parametrize("method", ["lrp", "input_x_gradient", "occlusion"])
-def test_a_function_of_the_users_own_is_about_what_the_model_returns(end: str, method: str) -> None:
+def test_target_function_is_applied_to_the_model_output(end: str, method: str) -> None:
     function = ENDS[end][1]
-    found = explain(Model(function), pictures(), method, lambda p: p[:, 2])
-    wanted = explain(Model(), pictures(), method, lambda z: function(z)[:, 2])
-    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
-    assert "end_function" not in found.diagnostics
+    actual = explain(Model(function), pictures(), method, lambda p: p[:, 2])
+    expected = explain(Model(), pictures(), method, lambda z: function(z)[:, 2])
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-8, atol=1e-11)
+    assert "end_function" not in actual.diagnostics
 
 
 class Reader(nn.Module):
-    """A classifier of token ids, whose logits go through ``end``."""
+    """A text classifier with the function ``end`` on its logits."""
 
     def __init__(self, end: Callable[[Tensor], Tensor] | None = None, classes: int = 1) -> None:
         super().__init__()
@@ -134,62 +134,62 @@ SIGMOIDS = {"sigmoid": True, "sigmoid by hand": True, "logsigmoid": True, "softm
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("end", SIGMOIDS)
 @pytest.mark.parametrize(("kind", "baseline"), [(Model, "zero"), (Model, "mean"), (Reader, "zero")])
-def test_both_ends_of_an_integral_are_read_before_the_end_function(
+def test_completeness_is_measured_before_the_end_function(
     kind: type[Model] | type[Reader], baseline: str, end: str, classes: int
 ) -> None:
     if classes == 1 and not SIGMOIDS[end]:
         pytest.skip("a softmax of one logit is always 1")
     model, bare = kind(ENDS[end][1], classes), kind(None, classes)
     inputs = pictures() if kind is Model else ids()
-    asked: list[Any] = [None, 0, targets.Probability(0, SIGMOIDS[end]), targets.LogProbability(0, SIGMOIDS[end])]
-    for target in asked if classes == 1 else [*asked, targets.Contrast(0, 2), targets.Probability([1, 2])]:
-        found, wanted = (explain(m, inputs, "integrated_gradients", target, baseline=baseline, steps=6) for m in (model, bare))
-        ours, theirs = (e.diagnostics["completeness"]["difference"] for e in (found, wanted))
-        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
-        assert found.warnings == wanted.warnings
-        torch.testing.assert_close(found.scores, wanted.scores)
+    target_values: list[Any] = [None, 0, targets.Probability(0, SIGMOIDS[end]), targets.LogProbability(0, SIGMOIDS[end])]
+    for target in target_values if classes == 1 else [*target_values, targets.Contrast(0, 2), targets.Probability([1, 2])]:
+        actual, expected = (explain(m, inputs, "integrated_gradients", target, baseline=baseline, steps=6) for m in (model, bare))
+        actual_difference, expected_difference = (e.diagnostics["completeness"]["difference"] for e in (actual, expected))
+        assert actual_difference == pytest.approx(expected_difference, rel=1e-9, abs=1e-12)
+        assert actual.warnings == expected.warnings
+        torch.testing.assert_close(actual.scores, expected.scores)
     if kind is Model and baseline == "zero":
         with torch.no_grad():
-            z, below = bare(inputs), bare(torch.zeros_like(inputs))
+            z, baseline_logits = bare(inputs), bare(torch.zeros_like(inputs))
         figure = explain(model, inputs, "integrated_gradients", 0, steps=40).diagnostics["completeness"]
-        assert figure["difference"] == pytest.approx((z - below)[:, 0].tolist())
+        assert figure["difference"] == pytest.approx((z - baseline_logits)[:, 0].tolist())
         assert max(figure["error"]) < 0.05 * max(map(abs, figure["difference"]))
 
 
-def test_probabilities_are_the_models() -> None:
+def test_probabilities_equal_the_model_output() -> None:
     for end in ("sigmoid", "softmax", "log_softmax"):
         model = Model(ENDS[end][1])
-        found = explain(model, pictures(), "gae", 0)
+        actual = explain(model, pictures(), "gae", 0)
         returned = model(pictures())
-        torch.testing.assert_close(found.probabilities(), returned.exp() if end == "log_softmax" else returned)
+        torch.testing.assert_close(actual.probabilities(), returned.exp() if end == "log_softmax" else returned)
 
 
-def test_the_probability_as_target() -> None:
-    found, wanted = (
+def test_end_function_with_probability_target() -> None:
+    actual, expected = (
         explain(m, pictures(), "lrp_ah_ln", targets.Probability(2)) for m in (Model(ENDS["softmax"][1]), Model())
     )
-    torch.testing.assert_close(found.scores, wanted.scores)
+    torch.testing.assert_close(actual.scores, expected.scores)
 
 
-def test_what_only_looks_like_an_end_is_none() -> None:
-    """Numbers between 0 and 1 that no such function made; a sigmoid inside of the model."""
+def test_other_final_functions_are_no_end_functions() -> None:
+    """Outputs between 0 and 1 of other functions, and a sigmoid inside the model."""
     for end in (lambda z: z.sigmoid() ** 2, lambda z: z.clamp(0, 1), lambda z: -z.abs(), lambda z: z.sigmoid()[:, 1:]):
-        found = explain(Model(end), pictures(), "occlusion", 1)
-        assert "end_function" not in found.diagnostics
-        torch.testing.assert_close(found.logits, Model(end)(pictures()))
+        actual = explain(Model(end), pictures(), "occlusion", 1)
+        assert "end_function" not in actual.diagnostics
+        torch.testing.assert_close(actual.logits, Model(end)(pictures()))
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "occlusion"])
-def test_logits_in_half_precision_that_look_like_log_probabilities_are_logits(method: str) -> None:
-    """All below 0, and as far as three digits tell what log softmax makes of a tensor before."""
+def test_half_precision_logits_similar_to_log_probabilities_are_logits(method: str) -> None:
+    """The logits are negative and equal, to three digits, the log softmax of an earlier tensor."""
     model, shown = Model(lambda z: (-8 - 4 * z.tanh()) / 8).bfloat16(), pictures().bfloat16()
-    found = explain(model, shown, method, 0)
-    assert "end_function" not in found.diagnostics
-    torch.testing.assert_close(found.logits, model(shown))
+    actual = explain(model, shown, method, 0)
+    assert "end_function" not in actual.diagnostics
+    torch.testing.assert_close(actual.logits, model(shown))
 
 
-def test_granite_in_half_precision() -> None:
-    """It divides its logits by a number."""
+def test_scaled_logits_of_granite_in_half_precision() -> None:
+    """Granite divides its logits by a constant."""
     from transformers import GraniteConfig, GraniteForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -198,30 +198,30 @@ def test_granite_in_half_precision() -> None:
     model, ids = GraniteForCausalLM(config).bfloat16().eval(), torch.randint(3, 64, (1, 9))
     state = model.model(ids).last_hidden_state[0, -1].detach()
     model.lm_head.weight.data = -torch.linspace(4, 12, 64)[:, None].bfloat16() * state / state.square().sum()
-    found = explain(model, ids, "input_x_gradient")
-    assert "end_function" not in found.diagnostics
-    torch.testing.assert_close(found.logits, model(ids).logits[:, -1], rtol=0.02, atol=0.02)
+    actual = explain(model, ids, "input_x_gradient")
+    assert "end_function" not in actual.diagnostics
+    torch.testing.assert_close(actual.logits, model(ids).logits[:, -1], rtol=0.02, atol=0.02)
 
 
-def test_a_head_of_zeros_is_no_end() -> None:
+def test_constant_output_is_no_end_function() -> None:
     model = Model(lambda z: z * 0 + 0.5)
     assert "end_function" not in explain(model, pictures(), "occlusion", 1).diagnostics
 
 
-def test_the_value_read_may_be_reshaped_and_may_lie_in_a_dict() -> None:
-    wanted = explain(Model(classes=1), pictures(), "attnlrp", 0)
+def test_end_function_before_reshape_or_in_a_dict() -> None:
+    expected = explain(Model(classes=1), pictures(), "attnlrp", 0)
     ends = (lambda z: z.sigmoid().squeeze(-1), lambda z: z.squeeze(-1).sigmoid(), lambda z: {"logits": z.sigmoid()})
     for end in ends:
-        found = explain(Model(end, classes=1), pictures(), "attnlrp", 0)
-        torch.testing.assert_close(found.scores, wanted.scores)
+        actual = explain(Model(end, classes=1), pictures(), "attnlrp", 0)
+        torch.testing.assert_close(actual.scores, expected.scores)
 
 
-def test_evaluation_follows() -> None:
+def test_end_function_does_not_change_evaluation() -> None:
     figures = [evaluate(m, pictures(), explain(m, pictures(), "gae", 1)) for m in (Model(ENDS["softmax"][1]), Model())]
     assert str(figures[0]) == str(figures[1])
 
 
-def test_a_model_without_end_is_run_as_often_as_before() -> None:
+def test_model_without_end_function_needs_no_further_passes() -> None:
     model, calls = Model(lambda z: z + 100), []
     model.register_forward_hook(lambda *_: calls.append(1))
     explain(model, pictures(), "input_x_gradient", 1)
@@ -231,14 +231,14 @@ def test_a_model_without_end_is_run_as_often_as_before() -> None:
     assert isinstance(Output(model, model(pictures())).logits, Tensor)
 
 
-def test_token_logits() -> None:
+def test_end_function_on_token_logits() -> None:
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
     config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
     bert = BertForMaskedLM(config).double().eval()
 
-    class Probable(nn.Module):
+    class WithSoftmax(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bert, self.config = bert, config
@@ -247,5 +247,5 @@ def test_token_logits() -> None:
             return self.bert(input_ids=input_ids).logits.softmax(-1)
 
     ids = torch.randint(4, 40, (2, 7))
-    found, wanted = (explain(m, ids, "attnlrp", targets.Token(3, 17)) for m in (Probable().eval(), bert))
-    torch.testing.assert_close(found.scores, wanted.scores)
+    actual, expected = (explain(m, ids, "attnlrp", targets.Token(3, 17)) for m in (WithSoftmax().eval(), bert))
+    torch.testing.assert_close(actual.scores, expected.scores)

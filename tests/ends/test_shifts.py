@@ -1,4 +1,4 @@
-"""What is the same for all rows is a shift and takes no relevance, however it is written and however long the text is."""
+"""A constant added to all tokens is a shift without relevance, in any form and for texts of any length."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ METHODS = ["lrp", "transformer_attribution", "partial_lrp"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule": "shared"}, {"rule": "epsilon"}])
-def test_a_padded_text_of_mpt_is_explained_as_alone(settings: dict[str, str]) -> None:
-    """What its ALiBi adds counts from the end of the longest text."""
+def test_padded_text_of_mpt_equals_single_text(settings: dict[str, str]) -> None:
+    """The ALiBi bias is relative to the end of the longest text."""
     from transformers import MptConfig, MptForCausalLM
 
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "vocab_size": 40, "max_seq_len": 32, "pad_token_id": 0}
@@ -34,8 +34,8 @@ def test_a_padded_text_of_mpt_is_explained_as_alone(settings: dict[str, str]) ->
     torch.testing.assert_close(both.scores[1, :6], alone.scores[0], rtol=1e-4, atol=1e-5)
 
 
-class Biased(Model):
-    """The bias of each layer's sum is added by hand, in several shapes."""
+class ExternalBias(Model):
+    """A model that adds a bias of a given shape after each block."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -50,32 +50,32 @@ class Biased(Model):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bias_in_any_shape(method: str) -> None:
-    wanted = explain(Biased((16,)), pictures(), method, 1)
+def test_bias_of_any_shape(method: str) -> None:
+    expected = explain(ExternalBias((16,)), pictures(), method, 1)
     for shape in ((1, 16), (1, 1, 16)):
-        torch.testing.assert_close(explain(Biased(shape), pictures(), method, 1).scores, wanted.scores)
+        torch.testing.assert_close(explain(ExternalBias(shape), pictures(), method, 1).scores, expected.scores)
 
 
-class Moved(Block):
-    """To the scores of each key a number is added, whoever looks."""
+class KeyBiasBlock(Block):
+    """A block that adds a bias per key to the attention scores, shifted by ``offset``."""
 
-    move = 0.0
+    offset = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         slopes = torch.tensor([0.5, 0.25], dtype=x.dtype)[:, None, None]
-        bias = slopes * (torch.arange(x.shape[1], dtype=x.dtype) + self.move)
+        bias = slopes * (torch.arange(x.shape[1], dtype=x.dtype) + self.offset)
         weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + bias).softmax(-1)
         x = x + self.project((weights @ v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_number_that_softmax_does_not_see(method: str) -> None:
-    found = []
-    for move in (0.0, -7.0):
+def test_constant_in_attention_scores_has_no_effect(method: str) -> None:
+    scores = []
+    for offset in (0.0, -7.0):
         model = Model()
         for block in model.blocks:
-            block.__class__, block.move = Moved, move
-        found.append(explain(model, pictures(), method, 1).scores)
-    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-11)
+            block.__class__, block.offset = KeyBiasBlock, offset
+        scores.append(explain(model, pictures(), method, 1).scores)
+    torch.testing.assert_close(*scores, rtol=1e-8, atol=1e-11)

@@ -1,4 +1,4 @@
-"""An input that the prediction depends on gets scores, or the result names it; tables of numbers get scores."""
+"""An input that the prediction depends on gets scores or is named in the result; numeric tables get scores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SCORING = ["input_x_gradient", "lrp", "lrp_ah_ln", "attnlrp", "libragrad", "gae"
            "smoothgrad", "transformer_attribution"]  # fmt: skip
 
 
-class Table(nn.Module):
-    """An FT-Transformer: one token for each number, one for each category."""
+class TableTransformer(nn.Module):
+    """An FT-Transformer with one token per number and per category."""
 
     def __init__(self, numbers: int = 4, sizes: tuple[int, ...] = (3, 5), width: int = 16) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class Table(nn.Module):
         return x_num[..., None] * self.weight + self.bias
 
 
-class Both(Table):
+class NumbersAndCategories(TableTransformer):
     def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
         return self.read(self.numbers(x_num), self.table(x_cat + self.offsets))
 
 
-class Numbers(Table):
+class NumbersOnly(TableTransformer):
     def forward(self, x: Tensor) -> Tensor:
         return self.read(self.numbers(x))
 
 
-class Wide(Table):
-    """The numbers as vectors, as the library takes them elsewhere."""
+class NumbersAsVectors(TableTransformer):
+    """A model that takes the numbers as vectors of width 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.read(x * self.weight + self.bias)
@@ -64,28 +64,28 @@ def rows(count: int = 2) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", SCORING)
-def test_numbers_beside_categories_get_scores(method: str) -> None:
-    e = explain(Both(), rows(), method, 1)
+def test_numbers_and_categories_have_scores(method: str) -> None:
+    e = explain(NumbersAndCategories(), rows(), method, 1)
     parts = {e.input: e.scores, **{name: part.scores for name, part in e.parts.items()}}
     assert parts["x_num"].shape == (2, 4) and parts["x_cat"].shape == (2, 2)
     assert all(bool(scores.any()) for scores in parts.values()) and "unscored" not in e.diagnostics
-    for i in range(2):  # a batch is single runs
-        alone = explain(Both(), {n: t[i : i + 1] for n, t in rows().items()}, method, 1)
+    for i in range(2):  # equal to single samples
+        alone = explain(NumbersAndCategories(), {n: t[i : i + 1] for n, t in rows().items()}, method, 1)
         torch.testing.assert_close(alone.parts["x_num"].scores[0], parts["x_num"][i])
 
 
 @pytest.mark.parametrize("method", [*SCORING, "occlusion", "saliency", "auto", "gradcam"])
-def test_a_table_of_numbers(method: str) -> None:
+def test_numbers_have_the_scores_of_vectors(method: str) -> None:
     x = rows()["x_num"]
-    found, wanted = explain(Numbers(), x, method, 1), explain(Wide(), x[..., None], method, 1)
-    assert found.scores.shape == (2, 4)
-    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
+    actual, expected = explain(NumbersOnly(), x, method, 1), explain(NumbersAsVectors(), x[..., None], method, 1)
+    assert actual.scores.shape == (2, 4)
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-8, atol=1e-11)
 
 
-def test_rows_that_are_no_samples_are_refused() -> None:
+def test_tokens_without_batch_axis_raise() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 
-    class Tokens(nn.Module):
+    class TokenClassifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.encoder, self.head = encoder, nn.Linear(16, 3)
@@ -94,20 +94,20 @@ def test_rows_that_are_no_samples_are_refused() -> None:
             return self.head(self.encoder(x))
 
     with pytest.raises(InputError, match="leading axis"):
-        explain(Tokens().eval(), torch.randn(5, 16), "input_x_gradient", 1)
+        explain(TokenClassifier().eval(), torch.randn(5, 16), "input_x_gradient", 1)
 
 
-def test_an_input_without_scores_is_named() -> None:
-    """Occlusion takes features of one input out."""
-    model, inputs = Both(), rows()
+def test_unscored_input_is_named_with_remedy() -> None:
+    """Occlusion removes features of one input only."""
+    model, inputs = NumbersAndCategories(), rows()
     e = explain(model, inputs, "occlusion", 1, fill_id=0)
     assert e.diagnostics["unscored"] == ["x_num"]
-    assert any("x_num" in said and "input_x_gradient" in said for said in e.warnings)
-    assert "unscored" not in explain(model, inputs, "input_x_gradient", 1).diagnostics  # the way out
+    assert any("x_num" in warning and "input_x_gradient" in warning for warning in e.warnings)
+    assert "unscored" not in explain(model, inputs, "input_x_gradient", 1).diagnostics  # the remedy of the warning
 
 
-class Decision(nn.Module):
-    """A decision transformer: returns, states and actions, three tokens for each step."""
+class DecisionTransformer(nn.Module):
+    """A decision transformer with three tokens per step: return, state and action."""
 
     def __init__(self, width: int = 16, returns: bool = True) -> None:
         super().__init__()
@@ -129,26 +129,26 @@ class Decision(nn.Module):
 
 def steps() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
-    made = {name: torch.randn(2, 6, n, generator=generator) for name, n in (("rtg", 1), ("states", 5), ("actions", 2))}
-    return {**made, "timesteps": torch.arange(6).expand(2, -1)}
+    inputs = {name: torch.randn(2, 6, n, generator=generator) for name, n in (("rtg", 1), ("states", 5), ("actions", 2))}
+    return {**inputs, "timesteps": torch.arange(6).expand(2, -1)}
 
 
-def test_a_decision_transformer_under_occlusion() -> None:
-    e = explain(Decision(), steps(), "occlusion", 1)
+def test_occlusion_of_decision_transformer_names_unscored_inputs() -> None:
+    e = explain(DecisionTransformer(), steps(), "occlusion", 1)
     scored = {e.input, *e.parts}
     assert set(e.diagnostics["unscored"]) == {"rtg", "states", "actions"} - scored
-    whole = explain(Decision(), steps(), "input_x_gradient", 1)
+    whole = explain(DecisionTransformer(), steps(), "input_x_gradient", 1)
     assert {whole.input, *whole.parts} == {"rtg", "states", "actions"} and "unscored" not in whole.diagnostics
 
 
-def test_what_the_prediction_does_not_read_is_not_named() -> None:
-    given = dict(sorted(steps().items(), reverse=True))  # states are taken out, being the first
-    assert explain(Decision(), given, "occlusion", 1).diagnostics["unscored"] == ["rtg", "actions"]
-    assert explain(Decision(returns=False), given, "occlusion", 1).diagnostics["unscored"] == ["actions"]
+def test_unused_input_is_not_named() -> None:
+    inputs = dict(sorted(steps().items(), reverse=True))  # states come first and are occluded
+    assert explain(DecisionTransformer(), inputs, "occlusion", 1).diagnostics["unscored"] == ["rtg", "actions"]
+    assert explain(DecisionTransformer(returns=False), inputs, "occlusion", 1).diagnostics["unscored"] == ["actions"]
 
 
-class Conditioned(nn.Module):
-    """A class beside the picture, as of a diffusion transformer."""
+class ClassConditioned(nn.Module):
+    """An image model with a class label as second input, as in diffusion transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,6 +164,6 @@ class Conditioned(nn.Module):
         return self.head(x.mean(1))
 
 
-def test_a_condition_of_each_sample_is_named() -> None:
-    e = explain(Conditioned(), {"pixels": torch.randn(2, 3, 16, 16), "y": torch.tensor([1, 2])}, "input_x_gradient", 1)
-    assert e.diagnostics["unscored"] == ["y"] and any("wrap the model" in said for said in e.warnings)
+def test_condition_per_sample_is_named() -> None:
+    e = explain(ClassConditioned(), {"pixels": torch.randn(2, 3, 16, 16), "y": torch.tensor([1, 2])}, "input_x_gradient", 1)
+    assert e.diagnostics["unscored"] == ["y"] and any("wrap the model" in warning for warning in e.warnings)

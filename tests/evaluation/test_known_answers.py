@@ -1,7 +1,7 @@
-"""Every registered metric on a model whose answers are known: p = (64 + Σ of the weights of what is there)/256.
+"""Every registered metric on a model with known values: p = (64 + Σ weights of the present features)/256.
 
-Seven features weigh 4, 64, 1, 16, 8, 2, 32, all different powers of two, so that a wrong set of them shows in the figure. The
-map scores them 3, −1, 2, ½, 0, −2, 1, which is not the order of their weights. Everything is derived by hand below.
+Seven features weigh 4, 64, 1, 16, 8, 2, 32, all different powers of two, so that a wrong set of them changes the value. The
+scores are 3, −1, 2, ½, 0, −2, 1, which is not the order of the weights. The expected values below are derived by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCORES = [3, -1, 2, 0.5, 0, -2, 1]
 # probability · 256 without the first k features, and with only these, highest scores (features 0 2 6 3 4 1 5) first
 WITHOUT = [191, 187, 186, 154, 138, 130, 66, 64]
 ALONE = [64, 68, 69, 101, 117, 125, 189, 191]
-# as the smallest |scores| go (features 4 3 1 6 2 5 0; of equal ones the first), at ⌈f · 7⌉ = 0 1 2 3 3 4 5 5 6 7 7
+# as the smallest |scores| are removed (features 4 3 1 6 2 5 0; ties by index), at ⌈f · 7⌉ = 0 1 2 3 3 4 5 5 6 7 7
 PRUNED = [191, 183, 167, 103, 103, 71, 70, 70, 68, 64, 64]
 
 
@@ -41,7 +41,7 @@ def au_mse() -> float:
 
 
 EXPECTED: dict[str, tuple[dict[str, Any], Any]] = {
-    # ⌊f · 7⌋ = 0 1 2 2 3 4 4 5 6 go: right while p > ½, so wrong at the last one only
+    # ⌊f · 7⌋ = 0 1 2 2 3 4 4 5 6 are removed: correct while p > ½, so wrong at the last step only
     "positive": ({}, 85),
     # the lowest first: 191 189 125 ... 0.1 (1 + 1 + 1 − ½)
     "negative": ({}, 25),
@@ -54,32 +54,32 @@ EXPECTED: dict[str, tuple[dict[str, Any], Any]] = {
     "sufficiency": ({}, Fraction(sum(191 - ALONE[k] for k in (1, 1, 1, 1, 4)), 5 * 256)),
     "auac": ({}, area([ALONE[k] for k in (0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7)], Fraction(1, 10)) / 256),
     "au_mse": ({}, au_mse()),
-    # every subset is the whole, so Σ scores = 3½ stands against ln(191/64)
+    # every subset is the whole, so Σ scores = 3½ is compared with ln(191/64)
     "infidelity": ({"share": 1.0, "scale": False}, (3.5 / math.log(191 / 64) - 1) ** 2),
     "conservation": ({}, abs(3.5 / math.log(191 / 256) - 1)),
     # |scores| 3 1 2 ½ 0 2 1 have the worst ranks 1 5 3 6 7 3 5
     "rft": ({}, (Fraction(4) - Fraction(64, 5) + Fraction(1, 3) + Fraction(16, 6) - Fraction(8, 7) - Fraction(2, 3) + Fraction(32, 5)) / 256),
     # of the highest three, 0 2 6, two are in the rationale 0 2 5
     "token_f1": ({"rationale": [1, 0, 1, 0, 0, 1, 0], "k": 3}, Fraction(2, 3)),
-    # precision 1 up to recall 2/3, there down to 2/6, and 3/7 at recall 1
+    # precision 1 up to recall 2/3, then down to 2/6, and 3/7 at recall 1
     "auprc": ({"rationale": [1, 0, 1, 0, 0, 1, 0]}, Fraction(2, 3) + Fraction(1, 3) * (Fraction(2, 6) + Fraction(3, 7)) / 2),
 }
 
-# a map of 2×3 pixels against an object of two: above the mean, 16/6, are 7 5 4; scaled it is 1 1/8 0 · 6/8 2/8 5/8
+# a map of 2×3 pixels and an object of two pixels: above the mean, 16/6, are 7 5 4; scaled it is 1 1/8 0 · 6/8 2/8 5/8
 MAP = [[7, 0, -1], [5, 1, 4]]
 OBJECT = [[1, 0, 0], [0, 1, 0]]
 AGREEMENT = {
-    "pixel_accuracy": 50,  # of the object 1, of the ground 2
+    "pixel_accuracy": 50,  # 1 of the object, 2 of the background
     "miou": 100 * (Fraction(1, 4) + Fraction(2, 5)) / 2,
-    # (1 − s, s) by falling thresholds 1, 7/8, 6/8, 5/8, 3/8, 2/8: 2 of 2, 3 of 3, 3 of 5, 3 of 6, 4 of 7, 6 of 9 are right
+    # (1 − s, s) by falling thresholds 1, 7/8, 6/8, 5/8, 3/8, 2/8: 2 of 2, 3 of 3, 3 of 5, 3 of 6, 4 of 7, 6 of 9 are correct
     "map": 100 * (Fraction(3, 6) + Fraction(1, 6) * Fraction(4, 7) + Fraction(2, 6) * Fraction(6, 9)),
     "pointing_game": 1,
     "energy": Fraction(7 + 1, 7 + 5 + 1 + 4),
 }
 
 
-class Sum(nn.Module):
-    """p of class 1 of the weights that are there; token 0 weighs nothing, a pixel weighs as much as it is bright."""
+class AdditiveModel(nn.Module):
+    """p of class 1 by the weights of the present features; token 0 weighs nothing, and pixels multiply their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,110 +96,110 @@ class Sum(nn.Module):
 
 
 def tokenizer() -> Any:
-    """Token 0 stands for the masked, the unknown and padding; 9 is special."""
+    """Token 0 is the mask and the unknown token."""
     return SimpleNamespace(
         convert_ids_to_tokens=lambda ids: [str(i) for i in ids], mask_token_id=0, unk_token_id=0, pad_token_id=None, cls_token_id=None
     )
 
 
-def test_every_metric_has_a_known_answer() -> None:
+def test_every_metric_has_an_expected_value() -> None:
     assert set(METRICS) == {*EXPECTED, *AGREEMENT}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_on_text(name: str) -> None:
-    """The second sample is shorter, and its own."""
-    settings, wanted = EXPECTED[name]
+def test_metric_on_text(name: str) -> None:
+    """The second sample is shorter and must not affect the first."""
+    settings, expected = EXPECTED[name]
     if "rationale" in settings:
         settings = {**settings, "rationale": [settings["rationale"], [0, 1, 0, 0, 0, 0, 0]]}
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [2, 7, 4, 0, 0, 0, 0]])
     mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
     scores = np.array([SCORES, [1, 3, 2, 9, 9, 9, 9]])
-    found = evaluate(Sum().eval(), {"input_ids": ids, "attention_mask": mask}, scores, name, tokenizer(), target=1, **settings)
-    assert found.values[0] == pytest.approx(float(wanted), rel=1e-12)
-    assert found.value == pytest.approx(found.values.mean())
+    result = evaluate(AdditiveModel().eval(), {"input_ids": ids, "attention_mask": mask}, scores, name, tokenizer(), target=1, **settings)
+    assert result.values[0] == pytest.approx(float(expected), rel=1e-12)
+    assert result.value == pytest.approx(result.values.mean())
 
 
 @pytest.mark.parametrize("name", [n for n in EXPECTED if METRICS[n].modality == "both"])
-def test_on_pictures(name: str) -> None:
-    settings, wanted = EXPECTED[name]
+def test_metric_on_image(name: str) -> None:
+    settings, expected = EXPECTED[name]
     settings = {**settings, **({"baseline": "zero"} if METRICS[name].baselines else {})}
     pixels = torch.ones(1, 1, 1, 7, dtype=torch.float64)
-    found = evaluate(Sum().eval(), {"pixels": pixels}, np.array(SCORES).reshape(1, 1, 7), name, target=1, **settings)
-    assert found.values[0] == pytest.approx(float(wanted), rel=1e-12)
+    result = evaluate(AdditiveModel().eval(), {"pixels": pixels}, np.array(SCORES).reshape(1, 1, 7), name, target=1, **settings)
+    assert result.values[0] == pytest.approx(float(expected), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", AGREEMENT)
-def test_agreement_with_a_mask(name: str) -> None:
-    class Model(nn.Module):
+def test_localization_metric_by_hand(name: str) -> None:
+    class FirstPixels(nn.Module):
         def forward(self, pixels: Tensor) -> Tensor:
             return pixels.flatten(1)[:, :2]
 
     pixels = torch.ones(1, 1, 2, 3)
-    found = evaluate(Model().eval(), {"pixels": pixels}, np.array(MAP, dtype=float)[None], name, mask=np.array(OBJECT))
-    assert found.value == pytest.approx(float(AGREEMENT[name]), rel=1e-12)
+    result = evaluate(FirstPixels().eval(), {"pixels": pixels}, np.array(MAP, dtype=float)[None], name, mask=np.array(OBJECT))
+    assert result.value == pytest.approx(float(AGREEMENT[name]), rel=1e-12)
 
 
-def test_the_curves_behind() -> None:
-    """As fed: the probability after each step."""
+def test_curves_by_hand() -> None:
+    """The probability after each step."""
     inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
 
     def curve(name: str, **settings: Any) -> list[float]:
-        found = evaluate(Sum().eval(), inputs, np.array([SCORES]), name, tokenizer(), target=1, **settings)
-        assert found.curves is not None
-        return [float(v) * 256 for v in found.curves[0]]
+        result = evaluate(AdditiveModel().eval(), inputs, np.array([SCORES]), name, tokenizer(), target=1, **settings)
+        assert result.curves is not None
+        return [float(v) * 256 for v in result.curves[0]]
 
     assert curve("deletion", steps=7) == pytest.approx(WITHOUT)
     assert curve("insertion", steps=7) == pytest.approx(ALONE)
     assert curve("sufficiency") == pytest.approx([191 - ALONE[k] for k in (1, 1, 1, 1, 4)])
-    # 28 steps of 7 features: each count four times, the whole once
+    # 28 steps of 7 features: every count four times, and the last one once
     assert curve("deletion")[::4] == pytest.approx(WITHOUT)
 
 
-# -- nothing left --------------------------------------------------------------------------------------------------
+# -- deletion ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["auac", "deletion", "insertion"])
-def test_a_text_without_any_token_is_refused_with_the_way_out(name: str) -> None:
+def test_deleting_every_token_raises_with_remedy(name: str) -> None:
     inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
-    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+    for tensors in (inputs, {"input_ids": inputs["input_ids"]}):
         with pytest.raises(InputError, match=r"delete every token of sample 0.*replace them by a token"):
-            evaluate(Sum().eval(), given, np.array([SCORES]), name, tokenizer(), baseline="delete")
-    # one that stays is enough
+            evaluate(AdditiveModel().eval(), tensors, np.array([SCORES]), name, tokenizer(), baseline="delete")
+    # one remaining token is enough
     special = SimpleNamespace(**{**vars(tokenizer()), "cls_token_id": 1})
-    found = evaluate(Sum().eval(), inputs, np.array([SCORES]), name, special, baseline="delete", target=1)
-    assert np.isfinite(found.values).all()
+    result = evaluate(AdditiveModel().eval(), inputs, np.array([SCORES]), name, special, baseline="delete", target=1)
+    assert np.isfinite(result.values).all()
 
 
 @pytest.mark.parametrize("model_name", zoo.LANGUAGE)
-def test_deletion_of_a_language_models_tokens(model_name: str) -> None:
+def test_deleting_every_token_of_language_model_raises(model_name: str) -> None:
     model, inputs = zoo.build(model_name)
     with pytest.raises(InputError, match="replace them by a token"):
         evaluate(model, inputs, torch.randn(2, 10), "auac", baseline="delete")
 
 
-def test_a_token_may_be_named_by_its_id() -> None:
+def test_token_id_as_baseline() -> None:
     inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
-    found = evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion", target=1, steps=7, baseline=0)
-    assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
-    assert found.settings["baseline"] == 0
+    result = evaluate(AdditiveModel().eval(), inputs, np.array([SCORES]), "deletion", target=1, steps=7, baseline=0)
+    assert result.value == pytest.approx(float(EXPECTED["deletion"][1]))
+    assert result.settings["baseline"] == 0
     with pytest.raises(InputError, match="there is no tokenizer: choose another baseline, or pass the token's id"):
-        evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion")
+        evaluate(AdditiveModel().eval(), inputs, np.array([SCORES]), "deletion")
 
 
-def test_vectors() -> None:
-    class First(Sum):
+def test_metric_on_vectors() -> None:
+    class FirstComponent(AdditiveModel):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(pixels=x[:, :, 0])
 
-    found = evaluate(First().eval(), torch.ones(1, 7, 3, dtype=torch.float64), np.array([SCORES]), "deletion", target=1, steps=7)
-    assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
-    assert found.settings["baseline"] == "zero"
+    result = evaluate(FirstComponent().eval(), torch.ones(1, 7, 3, dtype=torch.float64), np.array([SCORES]), "deletion", target=1, steps=7)
+    assert result.value == pytest.approx(float(EXPECTED["deletion"][1]))
+    assert result.settings["baseline"] == "zero"
 
 
-def test_the_page_lists_every_metric_with_its_direction() -> None:
+def test_docs_list_every_metric_with_its_direction() -> None:
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     listed: dict[str, str] = {}
     for names, _, better, *_ in (line.split("|")[1:] for line in page.splitlines() if line.startswith("| `")):
-        ways, found = better.replace(" ", "").split(","), re.findall(r"`(\w+)`", names)
-        if set(ways) <= {"lower", "higher"}:
-            listed |= dict(zip(found, ways if len(ways) > 1 else ways * len(found), strict=True))
+        directions, metrics = better.replace(" ", "").split(","), re.findall(r"`(\w+)`", names)
+        if set(directions) <= {"lower", "higher"}:
+            listed |= dict(zip(metrics, directions if len(directions) > 1 else directions * len(metrics), strict=True))
     assert listed == {name: metric.better for name, metric in METRICS.items()}

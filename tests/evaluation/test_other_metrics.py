@@ -1,4 +1,4 @@
-"""Activation, conservation, randomisation, sensitivity, infidelity, arbitration and the bootstrap."""
+"""Activation, conservation, randomisation, sensitivity, infidelity, RFT and the bootstrap."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_reveal_and_prune_masks_by_hand() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 10, 33])
-def test_exactly_the_ceiling_is_revealed(n: int) -> None:
+def test_ceiling_of_the_fraction_is_revealed(n: int) -> None:
     masks = reveal_masks(np.zeros(n))
     for fraction, row in zip(STEPS, masks, strict=True):
         k = sum(1 for i in range(n) if i < round(fraction * n, 6))
@@ -56,7 +56,7 @@ def test_exactly_the_ceiling_is_revealed(n: int) -> None:
         assert row[:k].all()  # equal scores by index
 
 
-def test_activation_areas() -> None:
+def test_auac_and_au_mse_by_hand() -> None:
     assert auac([0.5] * 11) == pytest.approx(0.5)
     assert auac(np.linspace(0, 1, 11)) == pytest.approx(0.5)
     change = squared_change([1.0, 2.0], [[1.0, 2.0], [0.0, 4.0]])
@@ -65,17 +65,17 @@ def test_activation_areas() -> None:
 
 
 # -- conservation ------------------------------------------------------------------------------------------------
-def test_conservation_against_scipy() -> None:
+def test_conservation_fit_equals_scipy() -> None:
     generator = np.random.default_rng(0)
     f = generator.normal(size=40)
     r = 0.7 * f + 0.2 + generator.normal(scale=0.1, size=40)
-    fit, wanted = conservation_fit(r, f), linregress(f, r)
-    assert (fit.slope, fit.intercept) == pytest.approx((wanted.slope, wanted.intercept))
+    fit, expected = conservation_fit(r, f), linregress(f, r)
+    assert (fit.slope, fit.intercept) == pytest.approx((expected.slope, expected.intercept))
     assert fit.correlation == pytest.approx(pearsonr(f, r).statistic)
     assert fit.error == pytest.approx(np.abs(r - f).mean() / np.abs(f).mean())
 
 
-def test_exact_conservation() -> None:
+def test_exact_conservation_has_slope_one() -> None:
     fit = conservation_fit([1.0, -2.0, 4.0], [1.0, -2.0, 4.0])
     assert (fit.slope, fit.intercept, fit.error) == pytest.approx((1, 0, 0))
     assert math.isnan(conservation_fit([1.0, 2.0], [3.0, 3.0]).slope)
@@ -83,7 +83,7 @@ def test_exact_conservation() -> None:
 
 # -- randomisation and sensitivity -------------------------------------------------------------------------------
 @pytest.mark.parametrize("rounded", [False, True])
-def test_ranks_and_spearman_against_scipy(rounded: bool) -> None:
+def test_ranks_and_spearman_equal_scipy(rounded: bool) -> None:
     generator = np.random.default_rng(0)
     a, b = generator.normal(size=(2, 60))
     if rounded:
@@ -94,17 +94,17 @@ def test_ranks_and_spearman_against_scipy(rounded: bool) -> None:
     assert math.isnan(spearman(a, np.ones(60)))
 
 
-def test_ssim_against_scikit_image() -> None:
+def test_ssim_equals_scikit_image() -> None:
     generator = np.random.default_rng(0)
     a, b = generator.random((2, 20, 24))
     a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
-    _, wanted = structural_similarity(a, b, win_size=7, data_range=1, full=True)
-    assert ssim(a, b) == pytest.approx(wanted[3:-3, 3:-3].mean())
-    assert ssim(a, 5 * a + 2) == pytest.approx(1)  # both are scaled to 0..1 first
+    _, expected = structural_similarity(a, b, win_size=7, data_range=1, full=True)
+    assert ssim(a, b) == pytest.approx(expected[3:-3, 3:-3].mean())
+    assert ssim(a, 5 * a + 2) == pytest.approx(1)  # both maps are scaled to 0..1 first
     assert math.isnan(ssim(a, np.ones_like(a)))
 
 
-def test_stages_go_from_the_head_down_and_hold_every_parameter() -> None:
+def test_stages_are_ordered_from_the_head_and_hold_every_parameter() -> None:
     model = tiny_vit()
     listed = stages(model)
     assert [name for name, _ in listed] == ["head", "block 1", "block 0", "embeddings"]
@@ -112,7 +112,7 @@ def test_stages_go_from_the_head_down_and_hold_every_parameter() -> None:
     assert sorted(names) == sorted(n for n, _ in model.named_parameters())
 
 
-def test_cascading_keeps_what_is_below_and_independent_changes_one_stage() -> None:
+def test_cascading_and_independent_randomization_change_their_stages_only() -> None:
     model = tiny_vit()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     parts = dict(stages(model))
@@ -129,7 +129,7 @@ def test_cascading_keeps_what_is_below_and_independent_changes_one_stage() -> No
         list(randomized_models(model, "sideways"))
 
 
-def test_sensitivity_by_hand() -> None:
+def test_sensitivities_by_hand() -> None:
     assert relative_change([3.0, 4.0], [3.0, 9.0]) == pytest.approx(1)
     assert max_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 6.5]]) == pytest.approx(0.5)
     assert math.isnan(relative_change([0.0, 0.0], [1.0, 0.0]))
@@ -137,14 +137,14 @@ def test_sensitivity_by_hand() -> None:
 
 
 # -- infidelity --------------------------------------------------------------------------------------------------
-def test_subsets_have_exactly_their_size() -> None:
+def test_random_subsets_have_the_requested_size() -> None:
     masks = random_subsets(17, 30, share=0.3, seed=1)
     assert (masks.sum(1) == 5).all()
     assert (random_subsets(17, 30, share=0.3, seed=1) == masks).all()
     assert (random_subsets(3, 4, share=0.01).sum(1) == 1).all()
 
 
-def test_infidelity_of_a_linear_model_is_zero_and_of_zeros_one() -> None:
+def test_infidelity_is_zero_for_linear_model_and_one_for_zero_scores() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=12)
     removed = random_subsets(12, 40)
@@ -157,36 +157,36 @@ def test_infidelity_of_a_linear_model_is_zero_and_of_zeros_one() -> None:
 
 # -- arbitration -------------------------------------------------------------------------------------------------
 def test_rft_by_hand() -> None:
-    assert worst_ranks([3.0, -3.0, 1.0]).tolist() == [2, 2, 3]  # equal sizes both get the worse rank
+    assert worst_ranks([3.0, -3.0, 1.0]).tolist() == [2, 2, 3]  # equal magnitudes both get the worse rank
     # +: Δ = .4 / 1; −: −(−.1) / 2; 0: −|.2| / 3
     assert ranked_faithfulness([3.0, -2.0, 0.0], [0.4, -0.1, 0.2]) == pytest.approx(0.4 + 0.05 - 0.2 / 3)
 
 
 # -- bootstrap ----------------------------------------------------------------------------------------------------
-def test_bootstrap_of_a_mean_is_near_the_normal_interval() -> None:
+def test_bootstrap_of_mean_is_near_the_normal_interval() -> None:
     x = np.random.default_rng(0).normal(3, 2, 400)
-    found = bootstrap(x, draws=4000)
+    result = bootstrap(x, draws=4000)
     half = 1.96 * x.std() / 20
-    assert (found.low, found.high) == pytest.approx((x.mean() - half, x.mean() + half), abs=0.03)
+    assert (result.low, result.high) == pytest.approx((x.mean() - half, x.mean() + half), abs=0.03)
     assert bootstrap(x) == bootstrap(x)
     assert bootstrap([]).count == 0
 
 
-def test_bootstrap_of_a_pooled_ratio() -> None:
+def test_bootstrap_of_pooled_ratio() -> None:
     rows = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 10.0]])
-    found = bootstrap(rows, lambda m: m[..., 0] / m[..., 1])
-    assert found.value == pytest.approx(4 / 16)  # Σ/Σ, not the mean of the ratios
-    assert found.low <= found.value <= found.high
+    result = bootstrap(rows, lambda m: m[..., 0] / m[..., 1])
+    assert result.value == pytest.approx(4 / 16)  # Σ/Σ, not the mean of the ratios
+    assert result.low <= result.value <= result.high
 
 
 @pytest.mark.parametrize(("sums", "outputs"), [([1.0, 2], [1.0, 2, 3]), ([1.0, 2], [3.0]), ([[1.0, 2]], [[1.0, 2]]), ([], [])])
-def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any], outputs: list[Any]) -> None:
+def test_conservation_fit_requires_one_sum_and_one_output_per_sample(sums: list[Any], outputs: list[Any]) -> None:
     with pytest.raises(ValueError, match="each sample needs a sum and an output"):
         conservation_fit(sums, outputs)
 
 
 @pytest.mark.parametrize(
-    ("diagnostics", "wanted"),
+    ("diagnostics", "expected"),
     [
         ({"conservation": {"sum": [7.0]}, "completeness": {"sum": [5.0]}}, (7.0, "all features")),
         ({"conservation": {"blocks": {"1": [9.0], "0": [3.0]}, "start": [2.0]}}, (6.0, "input of block 0")),
@@ -194,7 +194,7 @@ def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any
         ({}, (3.0, "scored features")),
     ],
 )
-def test_where_the_sum_of_relevance_is_read(diagnostics: dict[str, Any], wanted: tuple[float, str]) -> None:
+def test_relevance_sum_by_available_diagnostics(diagnostics: dict[str, Any], expected: tuple[float, str]) -> None:
     scores, logits = torch.tensor([[1.0, 2]]), torch.tensor([[-1.0, 4]])
-    found = Explanation(scores, "token", "lrp", {}, torch.tensor([1]), logits, diagnostics=diagnostics)
-    assert relevance_sum(found) == wanted
+    result = Explanation(scores, "token", "lrp", {}, torch.tensor([1]), logits, diagnostics=diagnostics)
+    assert relevance_sum(result) == expected

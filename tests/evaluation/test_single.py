@@ -1,4 +1,4 @@
-"""``evaluate``: one explanation, ours or any array, against slow loops."""
+"""``evaluate`` on an explanation or any array, compared with reference loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whyformer.evaluation import METRICS, evaluate, list_metrics
 from whyformer.inputs.removal import fill
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
-FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
+MODEL_METRICS = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
                   "auac", "au_mse", "infidelity", "conservation")  # fmt: skip
 
 
@@ -34,49 +34,49 @@ def bert():
     return tiny_bert()
 
 
-def slow_curve(
+def reference_curve(
     model, x: torch.Tensor, scores: np.ndarray, target: int, steps: list[float], fill: torch.Tensor
 ) -> list[float]:
-    """Remove pixel by pixel in a Python loop, the highest first."""
+    """Remove pixels one by one in a Python loop, the highest score first."""
     order = sorted(range(scores.size), key=lambda i: (-scores.ravel()[i], i))
-    found = []
+    curve = []
     for f in steps:
         y = x.clone()
         for i in order[: int(round(f * scores.size, 6))]:
             y[:, i // 32, i % 32] = fill[:, i // 32, i % 32]
         with torch.no_grad():
-            found.append(float(torch.softmax(model(y[None]).logits.double(), -1)[0, target]))
-    return found
+            curve.append(float(torch.softmax(model(y[None]).logits.double(), -1)[0, target]))
+    return curve
 
 
-def test_deletion_against_a_slow_loop_and_for_any_array(vit) -> None:
+def test_deletion_equals_a_reference_loop_for_any_array(vit) -> None:
     x = picture(1)
     e = whyformer.explain(vit, x, "transformer_attribution", 2, processor())
-    ours = evaluate(vit, x, e, "deletion", processor(), steps=4)
-    wanted = slow_curve(vit, x[0], e.heatmap()[0].numpy(), 2, [0, 0.25, 0.5, 0.75, 1], torch.zeros_like(x[0]))
-    assert ours.curves is not None
-    assert ours.curves[0] == pytest.approx(wanted, abs=1e-6)
-    n = len(wanted) - 1
-    assert ours.value == pytest.approx((sum(wanted) - wanted[0] / 2 - wanted[-1] / 2) / n, abs=1e-6)
+    result = evaluate(vit, x, e, "deletion", processor(), steps=4)
+    expected = reference_curve(vit, x[0], e.heatmap()[0].numpy(), 2, [0, 0.25, 0.5, 0.75, 1], torch.zeros_like(x[0]))
+    assert result.curves is not None
+    assert result.curves[0] == pytest.approx(expected, abs=1e-6)
+    n = len(expected) - 1
+    assert result.value == pytest.approx((sum(expected) - expected[0] / 2 - expected[-1] / 2) / n, abs=1e-6)
     for scores in (e.heatmap(), e.heatmap().numpy(), e.heatmap()[0], e.scores):
-        assert evaluate(vit, x, scores, "deletion", processor(), target=2, steps=4).value == pytest.approx(ours.value)
+        assert evaluate(vit, x, scores, "deletion", processor(), target=2, steps=4).value == pytest.approx(result.value)
 
 
-def test_black_is_zero_before_normalisation(vit) -> None:
+def test_black_baseline_is_zero_before_normalisation(vit) -> None:
     mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
     x = picture(1)
     black = fill("black", Filling(x, black=-mean / std))
     assert torch.allclose(black * std[:, None, None] + mean[:, None, None], torch.zeros_like(x), atol=1e-6)
-    found = evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc", processor())
+    result = evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc", processor())
     target = int(vit(x).logits.argmax())
-    wanted = slow_curve(vit, x[0], np.arange(1024.0).reshape(32, 32), target, [i / 10 for i in range(1, 10)], black[0])
-    assert found.curves is not None
-    assert found.curves[0] == pytest.approx(wanted, abs=1e-6)
+    expected = reference_curve(vit, x[0], np.arange(1024.0).reshape(32, 32), target, [i / 10 for i in range(1, 10)], black[0])
+    assert result.curves is not None
+    assert result.curves[0] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="black"):
         evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc")
 
 
-def test_blur_keeps_a_constant_and_equals_a_slow_convolution() -> None:
+def test_blur_preserves_constants_and_equals_a_reference_convolution() -> None:
     x = torch.randn(1, 2, 16, 16, dtype=torch.float64)
     assert torch.allclose(fill("blur", Filling(torch.full_like(x, 3.0))), torch.full_like(x, 3.0))
     offsets = torch.arange(11) - 5.0
@@ -87,8 +87,8 @@ def test_blur_keeps_a_constant_and_equals_a_slow_convolution() -> None:
     assert float(fill("blur", Filling(x))[0, 1, 7, 4]) == pytest.approx(float(at))
 
 
-@pytest.mark.parametrize("name", FROM_THE_MODEL)
-def test_a_batch_equals_single_runs_on_pictures(vit, name: str) -> None:
+@pytest.mark.parametrize("name", MODEL_METRICS)
+def test_batch_of_images_equals_single_images(vit, name: str) -> None:
     x = picture(2)
     e = whyformer.explain(vit, x, "input_x_gradient", None, processor())
     both = evaluate(vit, x, e, name, processor())
@@ -97,8 +97,8 @@ def test_a_batch_equals_single_runs_on_pictures(vit, name: str) -> None:
     assert both.better in ("higher", "lower")
 
 
-@pytest.mark.parametrize("name", [*FROM_THE_MODEL, "rft"])
-def test_text_padding_does_not_change_a_figure(bert, name: str) -> None:
+@pytest.mark.parametrize("name", [*MODEL_METRICS, "rft"])
+def test_padding_has_no_effect_on_a_metric(bert, name: str) -> None:
     model, tokenizer = bert
     texts = ["a good film is great .", "bad plot"]
     e = whyformer.explain(model, texts, "input_x_gradient", 1, tokenizer)
@@ -109,7 +109,7 @@ def test_text_padding_does_not_change_a_figure(bert, name: str) -> None:
 
 @pytest.mark.parametrize("model_name", zoo.LANGUAGE)
 @pytest.mark.parametrize("name", ["comprehensiveness", "sufficiency", "conservation"])
-def test_padding_does_not_change_a_figure_of_a_language_model(model_name: str, name: str) -> None:
+def test_padding_has_no_effect_on_a_metric_of_language_model(model_name: str, name: str) -> None:
     model, inputs = zoo.build(model_name)
     scores = torch.randn(inputs["input_ids"].shape)
     both = evaluate(model, inputs, scores, name)
@@ -118,21 +118,21 @@ def test_padding_does_not_change_a_figure_of_a_language_model(model_name: str, n
         assert both.values[b] == pytest.approx(alone.values[0], abs=1e-9)
 
 
-def test_deleting_words_really_shortens_the_text(bert) -> None:
+def test_deletion_shortens_the_text(bert) -> None:
     model, tokenizer = bert
     ids = tokenizer("good film is great", return_tensors="pt")["input_ids"]
     scores = np.array([[0.0, 4.0, 3.0, 2.0, 1.0, 0.0]])
-    found = evaluate(model, {"input_ids": ids}, scores, "comprehensiveness", tokenizer, target=0)
+    result = evaluate(model, {"input_ids": ids}, scores, "comprehensiveness", tokenizer, target=0)
     with torch.no_grad():
         p = torch.softmax(model(ids).logits.double(), -1)[0, 0]
-        one = torch.softmax(model(ids[:, [0, 2, 3, 4, 5]]).logits.double(), -1)[0, 0]
-        two = torch.softmax(model(ids[:, [0, 3, 4, 5]]).logits.double(), -1)[0, 0]
-    wanted = [p - one] * 4 + [p - two]  # 1, 5, 10, 20 % of four words are one word, 50 % are two
-    assert found.curves is not None
-    assert found.curves[0] == pytest.approx([float(w) for w in wanted], abs=1e-6)
+        without_one = torch.softmax(model(ids[:, [0, 2, 3, 4, 5]]).logits.double(), -1)[0, 0]
+        without_two = torch.softmax(model(ids[:, [0, 3, 4, 5]]).logits.double(), -1)[0, 0]
+    expected = [p - without_one] * 4 + [p - without_two]  # 1, 5, 10, 20 % of four words are one word, 50 % are two
+    assert result.curves is not None
+    assert result.curves[0] == pytest.approx([float(w) for w in expected], abs=1e-6)
 
 
-def test_masks_and_rationales(vit, bert) -> None:
+def test_perfect_masks_and_rationales(vit, bert) -> None:
     x = picture(1)
     mask = np.zeros((1, 32, 32), dtype=bool)
     mask[:, 8:20, 8:20] = True
@@ -167,18 +167,18 @@ def test_masks_and_rationales(vit, bert) -> None:
         ({"substrate": "mean", "baseline": "zero"}, "one setting"),
     ],
 )
-def test_bad_input_is_refused_with_a_reason(vit, change: dict, message: str) -> None:
+def test_invalid_argument_raises(vit, change: dict, message: str) -> None:
     arguments = {"explanation": np.arange(1024.0).reshape(1, 32, 32), "metric": "deletion", **change}
     with pytest.raises(InputError, match=message):
         evaluate(vit, picture(1), arguments.pop("explanation"), arguments.pop("metric"), processor(), **arguments)
 
 
-def test_earlier_names_of_the_baseline_are_taken(vit) -> None:
-    def found(**settings: Any) -> Any:
+def test_deprecated_substrate_argument_is_accepted(vit) -> None:
+    def evaluated(**settings: Any) -> Any:
         return evaluate(vit, picture(1), np.arange(1024.0).reshape(1, 32, 32), "deletion", processor(), **settings)
 
-    assert found(substrate="mean").value == found(baseline="zero").value != found(substrate="blur").value
-    assert found(substrate="mean").settings["baseline"] == "zero"
+    assert evaluated(substrate="mean").value == evaluated(baseline="zero").value != evaluated(substrate="blur").value
+    assert evaluated(substrate="mean").settings["baseline"] == "zero"
 
 
 def test_every_metric_has_a_summary_and_a_direction() -> None:

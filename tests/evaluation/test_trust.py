@@ -1,4 +1,4 @@
-"""``trust``: the deletion curve beside random ones, warnings, and a verdict in words."""
+"""``trust``: the deletion curve compared with random maps, warnings, and a verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ["a gripping and moving film", "the plot is thin and nothing in it works
 
 
 class Bag(nn.Module):
-    """logit = Σ_t w[id_t] against 0, so that the best order is known; the padding token 0 weighs nothing."""
+    """logits (0, Σ_t w[id_t]), so that the best order is known; the padding token 0 weighs nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ IDS = torch.tensor([[1, 2, 3, 4, 9, 5, 6], [2, 9, 3, 1, 0, 0, 0]])
 BAG = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
 
 
-def given(scores: Any, target: int = 1, **more: Any) -> Explanation:
+def explanation_of(scores: Any, target: int = 1, **more: Any) -> Explanation:
     scores = torch.as_tensor(scores, dtype=torch.float64)
     return Explanation(scores, "token", "by hand", {}, torch.full((len(scores),), target), torch.zeros(len(scores), 2), **more)
 
@@ -60,155 +60,155 @@ def scene() -> Image.Image:
 
 # -- the curve -----------------------------------------------------------------------------------------------------
 def processor() -> Any:
-    """A tokenizer's place: only the token that stands in is read from it."""
+    """A stub of a tokenizer, of which only the replacement token is read."""
     from types import SimpleNamespace
 
     return SimpleNamespace(convert_ids_to_tokens=lambda ids: [str(i) for i in ids], pad_token_id=0, cls_token_id=None)
 
 
-def test_the_true_order_is_better_than_chance_and_its_reverse_is_not() -> None:
+def test_true_weights_are_better_than_chance_and_reversed_ones_are_not() -> None:
     model = Bag().eval()
-    good = whyformer.trust(given(weights(model)), model, BAG, processor(), steps=5)
+    good = whyformer.trust(explanation_of(weights(model)), model, BAG, processor(), steps=5)
     assert good.baseline == "pad"
     assert good.curves.shape == (2, 6)
     assert good.random.shape == (3, 2, 6)
-    # by hand: of the second text's 4 tokens ⌊4k/5⌋ go, 4 3 2 first
+    # by hand: of the 4 tokens of the second text ⌊4k/5⌋ are removed, 4 3 2 first
     totals = np.array([9.5, 9.5, 5.5, 2.5, 0.5, 0.0])
     assert good.curves[1] == pytest.approx(1 / (1 + np.exp(-totals)))
     assert good.areas[1] == pytest.approx((good.curves[1].sum() - (good.curves[1, 0] + good.curves[1, -1]) / 2) / 5)
-    bad = whyformer.trust(given(-weights(model)), model, BAG, processor(), steps=5, known=[good])
+    bad = whyformer.trust(explanation_of(-weights(model)), model, BAG, processor(), steps=5, known=[good])
     assert np.array_equal(bad.random, good.random)
     for b in range(2):
         assert good.better(b) is True
         assert good.verdict(b).startswith("Better than each random map (area ")
         assert bad.better(b) is False
         assert "do not trust this map here" in bad.verdict(b)
-    # two maps of two texts, 6 points each, and the clean ones
+    # four maps of two texts with 6 points each, and two clean passes
     assert good.forwards == 2 * 4 * 6 + 2
     assert bad.forwards == 2 * 6 + 2
 
 
-def test_between() -> None:
+def test_area_between_chance_and_best_is_weak_evidence() -> None:
     model = Bag().eval()
-    found = whyformer.trust(given(weights(model)), model, BAG, processor())
-    some = replace(found, areas=found.chance.min(0) * 0.5 + found.chance.mean(0) * 0.5)
+    result = whyformer.trust(explanation_of(weights(model)), model, BAG, processor())
+    some = replace(result, areas=result.chance.min(0) * 0.5 + result.chance.mean(0) * 0.5)
     assert some.better() is None
     assert "weak evidence" in some.verdict()
 
 
-def test_it_is_the_metric_deletion() -> None:
+def test_areas_equal_the_deletion_metric() -> None:
     model = Bag().eval()
-    e = given(torch.randn(2, 7) * (IDS > 0))
-    found = whyformer.trust(e, model, BAG, processor())
-    wanted = evaluate(model, BAG, e, "deletion", processor(), steps=10, baseline="pad")
-    assert found.areas == pytest.approx(wanted.values)
-    assert wanted.curves is not None
-    assert found.curves == pytest.approx(wanted.curves)
+    e = explanation_of(torch.randn(2, 7) * (IDS > 0))
+    result = whyformer.trust(e, model, BAG, processor())
+    expected = evaluate(model, BAG, e, "deletion", processor(), steps=10, baseline="pad")
+    assert result.areas == pytest.approx(expected.values)
+    assert expected.curves is not None
+    assert result.curves == pytest.approx(expected.curves)
 
 
-def test_a_batch_equals_single_runs() -> None:
+def test_batch_equals_single_samples() -> None:
     model, inputs = zoo.build("bert")
     e = whyformer.explain(model, inputs, "input_x_gradient")
     both = whyformer.trust(e, model, inputs, processor())
     for b, length in enumerate(zoo.LENGTHS):
         alone = whyformer.explain(model, zoo.rows(inputs, b, crop=True), "input_x_gradient")
-        one = whyformer.trust(alone, model, zoo.rows(inputs, b, crop=True), processor(), batch_size=3)
+        single = whyformer.trust(alone, model, zoo.rows(inputs, b, crop=True), processor(), batch_size=3)
         assert alone.scores.shape[1] == length
-        assert both.curves[b] == pytest.approx(one.curves[0], abs=1e-9)
-        assert both.random[:, b] == pytest.approx(one.random[:, 0], abs=1e-9)
-        assert both.verdict(b) == one.verdict()
+        assert both.curves[b] == pytest.approx(single.curves[0], abs=1e-9)
+        assert both.random[:, b] == pytest.approx(single.random[:, 0], abs=1e-9)
+        assert both.verdict(b) == single.verdict()
 
 
-def test_a_picture_and_a_sentence_need_no_inputs(digits: Any, scene: Image.Image) -> None:
+def test_inputs_are_restored_from_the_explanation(digits: Any, scene: Image.Image) -> None:
     e = whyformer.explain(digits.model, scene, processor=digits.processor, target="3")
-    found = whyformer.trust(e, digits.model, processor=digits.processor)
-    assert found.followed == (3,)
-    assert found.baseline == "zero"
-    assert found.better() is True
-    assert found.curves[0, 0] == pytest.approx(float(e.probabilities()[0, 3]), abs=1e-5)
-    # the random maps are drawn on the map's own cells
+    result = whyformer.trust(e, digits.model, processor=digits.processor)
+    assert result.followed == (3,)
+    assert result.baseline == "zero"
+    assert result.better() is True
+    assert result.curves[0, 0] == pytest.approx(float(e.probabilities()[0, 3]), abs=1e-5)
+    # random maps are drawn on the cells of the map
     same = whyformer.trust(e, digits.model, scene, digits.processor, seeds=[1])
-    assert np.array_equal(same.random[0], found.random[1])
+    assert np.array_equal(same.random[0], result.random[1])
     texts = whyformer.explain("bundled:sst2", TEXTS, "raw_attention")
-    said = whyformer.trust(texts, "bundled:sst2")
-    assert said.baseline == "mask"
-    assert len(said) == 2
-    assert str(said).count("raw_attention, sample ") == 2
+    text_result = whyformer.trust(texts, "bundled:sst2")
+    assert text_result.baseline == "mask"
+    assert len(text_result) == 2
+    assert str(text_result).count("raw_attention, sample ") == 2
 
 
-def test_the_figures_go_with_the_explanation(tmp_path: Any) -> None:
+def test_trust_figures_are_saved_with_the_explanation(tmp_path: Any) -> None:
     model = Bag().eval()
-    found = whyformer.trust(given(weights(model)), model, BAG, processor(), steps=5)
-    noted = found.noted_in(given(weights(model)))
-    kept = whyformer.Explanation.load(noted.save(tmp_path / "e.safetensors"))
-    for e in (noted, kept, whyformer.Explanation.from_dict(json.loads(json.dumps(noted.to_dict())))):
+    result = whyformer.trust(explanation_of(weights(model)), model, BAG, processor(), steps=5)
+    noted = result.noted_in(explanation_of(weights(model)))
+    loaded = whyformer.Explanation.load(noted.save(tmp_path / "e.safetensors"))
+    for e in (noted, loaded, whyformer.Explanation.from_dict(json.loads(json.dumps(noted.to_dict())))):
         (second,) = e[1].diagnostics["trust"]
-        assert second == found.figures(1)
-        assert second["curve"] == pytest.approx(found.curves[1])
-        assert second["highest"] == pytest.approx(found.random[:, 1].max(0))
+        assert second == result.figures(1)
+        assert second["curve"] == pytest.approx(result.curves[1])
+        assert second["highest"] == pytest.approx(result.random[:, 1].max(0))
         assert second["verdict"] in str(e[1])
-        assert found.verdict(0) not in str(e[1])
+        assert result.verdict(0) not in str(e[1])
 
 
 # -- warnings ------------------------------------------------------------------------------------------------------
-def test_warnings() -> None:
+def test_warnings_of_diagnostics() -> None:
     model = Bag().eval()
     facts = {
         "conservation": {"error": [0.2, 0.001], "promised": True},
         "completeness": {"difference": [1.0, 1.0], "error": [0.01, 30.0]},
         "class_specific": False,
     }
-    found = whyformer.trust(given(weights(model), diagnostics=facts), model, BAG, processor())
-    first, second = found.warnings
+    result = whyformer.trust(explanation_of(weights(model), diagnostics=facts), model, BAG, processor())
+    first, second = result.warnings
     assert len(first) == len(second) == 2
     assert "relevance is not conserved" in first[0]
     assert "20%" in first[0]
     assert "add up to f(x) − f(baseline) only within" in second[0]
     assert "the same for every class" in first[1]
-    assert all(line in str(found) for line in first)
-    assert whyformer.trust(given(weights(model)), model, BAG, processor()).warnings == ((), ())
+    assert all(line in str(result) for line in first)
+    assert whyformer.trust(explanation_of(weights(model)), model, BAG, processor()).warnings == ((), ())
 
 
-def test_a_constant_map_is_not_measured_and_the_others_are() -> None:
+def test_constant_map_is_not_measurable() -> None:
     model = Bag().eval()
     scores = weights(model)
     scores[0] = 0
-    found = whyformer.trust(given(scores), model, BAG, processor())
-    assert found.better(0) is None
-    assert found.verdict(0).startswith("Not measurable here: all scores are equal")
-    assert "all scores are 0" in found.warnings[0][0]
-    assert found.better(1) is True
-    assert np.isfinite(found.random).all()
+    result = whyformer.trust(explanation_of(scores), model, BAG, processor())
+    assert result.better(0) is None
+    assert result.verdict(0).startswith("Not measurable here: all scores are equal")
+    assert "all scores are 0" in result.warnings[0][0]
+    assert result.better(1) is True
+    assert np.isfinite(result.random).all()
 
 
-def test_a_class_that_starts_low_is_not_measured() -> None:
-    """From 1.2 % every curve falls alike: the area says nothing, whichever map it is of."""
+def test_improbable_class_is_not_measurable() -> None:
+    """From a probability of 1 % every curve decreases alike, so the area does not depend on the map."""
     model = Bag().eval()
     ids = torch.tensor([[1, 8, 7, 6, 9]])  # 4 − 4 − 3 − 2 + 0.5
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     for sign in (1, -1):
-        found = whyformer.trust(given(sign * model.weights.detach()[ids]), model, inputs, processor())
-        assert found.curves[0, 0] == pytest.approx(1 / (1 + np.exp(4.5)))
-        assert not found.measurable()
-        assert found.better() is None
-        assert found.verdict().startswith("Not measurable here: the probability of the class is 1.1%")
-        assert found.figures()["curve"] == pytest.approx(found.curves[0])
-    likely = whyformer.trust(given(-model.weights.detach()[ids], target=0), model, inputs, processor())
+        result = whyformer.trust(explanation_of(sign * model.weights.detach()[ids]), model, inputs, processor())
+        assert result.curves[0, 0] == pytest.approx(1 / (1 + np.exp(4.5)))
+        assert not result.measurable()
+        assert result.better() is None
+        assert result.verdict().startswith("Not measurable here: the probability of the class is 1.1%")
+        assert result.figures()["curve"] == pytest.approx(result.curves[0])
+    likely = whyformer.trust(explanation_of(-model.weights.detach()[ids], target=0), model, inputs, processor())
     assert likely.measurable()
     assert likely.better() is not None
 
 
-def test_little_to_compare() -> None:
+def test_few_tokens_have_a_warning() -> None:
     model = Bag().eval()
     inputs = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
-    found = whyformer.trust(given([[1.0, 2.0]]), model, inputs, processor())
-    assert "one or two tokens" in found.warnings[0][0]
+    result = whyformer.trust(explanation_of([[1.0, 2.0]]), model, inputs, processor())
+    assert "one or two tokens" in result.warnings[0][0]
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
-def test_bad_arguments() -> None:
+# -- invalid arguments ---------------------------------------------------------------------------------------------
+def test_invalid_arguments_raise() -> None:
     model = Bag().eval()
-    e = given(weights(model))
+    e = explanation_of(weights(model))
     with pytest.raises(InputError, match="pass inputs="):
         whyformer.trust(e, model)
     with pytest.raises(InputError, match="has 2 samples, and there are 1 inputs"):

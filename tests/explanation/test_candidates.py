@@ -1,4 +1,4 @@
-"""Of a vocabulary the likeliest tokens and the explained ones are kept, with what makes exact probabilities of them."""
+"""Explanations over a vocabulary keep the likeliest and the explained tokens, with a normalizer for exact probabilities."""
 
 from __future__ import annotations
 
@@ -37,76 +37,76 @@ SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden
 def model(name: str, size: int = VOCABULARY) -> Any:
     torch.manual_seed(0)
     if name == "llama":
-        made: Any = LlamaForCausalLM(LlamaConfig(vocab_size=size, num_key_value_heads=2, **SMALL))
+        network: Any = LlamaForCausalLM(LlamaConfig(vocab_size=size, num_key_value_heads=2, **SMALL))
     elif name == "gpt2":
-        made = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+        network = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=64))
     else:
         shape = {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
-        made = T5ForConditionalGeneration(T5Config(vocab_size=size, decoder_start_token_id=0, pad_token_id=0, **shape))
-    for weight in made.parameters():
+        network = T5ForConditionalGeneration(T5Config(vocab_size=size, decoder_start_token_id=0, pad_token_id=0, **shape))
+    for weight in network.parameters():
         weight.data.mul_(3 if weight.dim() > 1 else 1)
-    return made.eval().double()
+    return network.eval().double()
 
 
 def last_row(name: str, ids: list[int]) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(name)(torch.tensor([ids])).logits[:, -1]
-    return found
+        row: Tensor = model(name)(torch.tensor([ids])).logits[:, -1]
+    return row
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("target", [None, 4999, targets.Token(-1, 77, "log_probability"), targets.Contrast(3, 4001), lambda z: z[:, 5] - z[:, 6]])
-def test_what_is_kept_is_exact(name: str, target: Any, tmp_path: Path) -> None:
+def test_kept_logits_and_probabilities_are_exact(name: str, target: Any, tmp_path: Path) -> None:
     e, row = whyformer.explain(model(name), torch.tensor([PROMPT]), "input_x_gradient", target), last_row(name, PROMPT)
     loaded = Explanation.load(e.save(tmp_path / "e.safetensors"))
-    for one in (e, e[0], loaded, Explanation.from_dict(json.loads(json.dumps(e.to_dict())))):
+    for variant in (e, e[0], loaded, Explanation.from_dict(json.loads(json.dumps(e.to_dict())))):
         best = row.softmax(-1).topk(5)
-        assert [i for i, *_ in one.top()] == best.indices[0].tolist()
-        assert [share for *_, share in one.top()] == pytest.approx(best.values[0].tolist(), rel=1e-6)
-        assert one.classes is not None and one.normalizer is not None and one.logits.shape == one.classes.shape
-        assert torch.allclose(one.logits.double(), row.gather(1, one.classes), rtol=1e-6)
-        assert torch.allclose(one.logits.double() - one.normalizer[:, None], row.log_softmax(-1).gather(1, one.classes), atol=1e-5)
-        index = int(one.target[0])
+        assert [i for i, *_ in variant.top()] == best.indices[0].tolist()
+        assert [share for *_, share in variant.top()] == pytest.approx(best.values[0].tolist(), rel=1e-6)
+        assert variant.classes is not None and variant.normalizer is not None and variant.logits.shape == variant.classes.shape
+        assert torch.allclose(variant.logits.double(), row.gather(1, variant.classes), rtol=1e-6)
+        assert torch.allclose(variant.logits.double() - variant.normalizer[:, None], row.log_softmax(-1).gather(1, variant.classes), atol=1e-5)
+        index = int(variant.target[0])
         if index >= 0:
-            assert one.probability(index) == pytest.approx(float(row.softmax(-1)[0, index]), rel=1e-5)
-            assert one.logit(index) == pytest.approx(float(row[0, index]), rel=1e-5)
-        assert str(one) == str(e)
+            assert variant.probability(index) == pytest.approx(float(row.softmax(-1)[0, index]), rel=1e-5)
+            assert variant.logit(index) == pytest.approx(float(row[0, index]), rel=1e-5)
+        assert str(variant) == str(e)
     if isinstance(target, targets.Contrast):
         assert e.logit(4001) == pytest.approx(float(row[0, 4001]))
 
 
-def test_few_classes_are_all_kept() -> None:
+def test_all_of_few_classes_are_kept() -> None:
     logits = torch.randn(3, 1000)
     assert likeliest(logits, [torch.zeros(3, dtype=torch.long)]).classes is None
     wide = torch.randn(3, 1001)
-    kept = likeliest(wide, [torch.tensor([0, 5, -1]), torch.tensor([0, 7, 9])])
-    assert kept.classes is not None and kept.classes.shape == (3, 22)
-    for i, own in enumerate(([0], [5, 7], [9])):
-        row = kept.classes[i].tolist()
-        assert len(set(row)) == 22 and set(own) <= set(row) and set(wide[i].topk(20).indices.tolist()) <= set(row)
-        assert torch.equal(kept.logits[i], wide[i, row]) and kept.logits[i].diff().max() <= 0
+    result = likeliest(wide, [torch.tensor([0, 5, -1]), torch.tensor([0, 7, 9])])
+    assert result.classes is not None and result.classes.shape == (3, 22)
+    for i, explained in enumerate(([0], [5, 7], [9])):
+        row = result.classes[i].tolist()
+        assert len(set(row)) == 22 and set(explained) <= set(row) and set(wide[i].topk(20).indices.tolist()) <= set(row)
+        assert torch.equal(result.logits[i], wide[i, row]) and result.logits[i].diff().max() <= 0
 
 
-def test_a_batch_is_its_samples() -> None:
+def test_batch_equals_single_samples() -> None:
     ids = torch.tensor([PROMPT, PROMPT[::-1]])
     whole = whyformer.explain(model("llama"), ids, "rollout", [7, 9])
-    for i, one in enumerate(whole):
+    for i, single in enumerate(whole):
         alone = whyformer.explain(model("llama"), ids[i : i + 1], "rollout", [7, 9][i])
-        assert one.classes is not None and alone.classes is not None and torch.equal(one.classes, alone.classes)
-        assert torch.allclose(one.logits, alone.logits)
+        assert single.classes is not None and alone.classes is not None and torch.equal(single.classes, alone.classes)
+        assert torch.allclose(single.logits, alone.logits)
 
 
-def test_methods_of_no_class_know_each_targets_probability() -> None:
+def test_class_agnostic_methods_have_probabilities_of_each_target() -> None:
     ids, row = torch.tensor([PROMPT]), last_row("llama", PROMPT).softmax(-1)
     least = int(row.argmin())
-    found = whyformer.compare(model("llama"), ids, ["rollout", "attnlrp"], targets=[None, least])
-    for e in found.explanations:
+    comparison = whyformer.compare(model("llama"), ids, ["rollout", "attnlrp"], targets=[None, least])
+    for e in comparison.explanations:
         index = int(e.target[0])
         assert e.probability(index) == pytest.approx(float(row[0, index]), rel=1e-5)
 
 
-def test_a_classifier_of_many_labels_says_the_probability_of_each_by_itself() -> None:
-    class Tags(nn.Module):
+def test_multi_label_classifier_has_independent_probabilities() -> None:
+    class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -115,48 +115,48 @@ def test_a_classifier_of_many_labels_says_the_probability_of_each_by_itself() ->
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.block(x)[:, 0]).sigmoid()
 
-    own, x = Tags().eval(), torch.randn(2, 4, 16)
-    e = whyformer.explain(own, x, "input_x_gradient", [2999, 1])
-    said = own(x).detach()
-    assert [e.probability(int(t), i) for i, t in enumerate(e.target)] == pytest.approx([float(said[0, 2999]), float(said[1, 1])], rel=1e-5)
+    tagger, x = Tagger().eval(), torch.randn(2, 4, 16)
+    e = whyformer.explain(tagger, x, "input_x_gradient", [2999, 1])
+    probabilities = tagger(x).detach()
+    assert [e.probability(int(t), i) for i, t in enumerate(e.target)] == pytest.approx([float(probabilities[0, 2999]), float(probabilities[1, 1])], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize(("method", "target"), [("attnlrp", None), ("input_x_gradient", targets.Contrast(5, 6)), ("occlusion", "contrast"), ("rollout", "logit")])
-def test_an_answer_keeps_its_tokens_and_its_candidates(name: str, method: str, target: Any, tmp_path: Path) -> None:
+def test_generation_keeps_tokens_and_candidates(name: str, method: str, target: Any, tmp_path: Path) -> None:
     g: Any = whyformer.explain_generation(model(name), PROMPT, ANSWER, method, target=target, **({"fill_id": 0} if method == "occlusion" else {}))
-    kept = Generation.load(g.save(tmp_path / "g.safetensors"))
-    for one in (g, kept, Generation.from_dict(json.loads(json.dumps(g.to_dict())))):
+    loaded = Generation.load(g.save(tmp_path / "g.safetensors"))
+    for variant in (g, loaded, Generation.from_dict(json.loads(json.dumps(g.to_dict())))):
         for t, token in enumerate(ANSWER):
             if name == "t5":
                 row = model(name)(input_ids=torch.tensor([g.ids[: g.source]]), decoder_input_ids=torch.tensor([[0, *ANSWER[:t]]])).logits[:, -1].detach()
             else:
                 row = last_row(name, [*PROMPT, *ANSWER[:t]])
             best = row.softmax(-1).topk(5)
-            assert [i for i, *_ in one.candidates(t)] == best.indices[0].tolist()
-            assert [p for *_, p in one.candidates(t)] == pytest.approx(best.values[0].tolist(), rel=1e-5)
-            assert one.probability(t) == pytest.approx(float(row.softmax(-1)[0, token]), rel=1e-5)
+            assert [i for i, *_ in variant.candidates(t)] == best.indices[0].tolist()
+            assert [p for *_, p in variant.candidates(t)] == pytest.approx(best.values[0].tolist(), rel=1e-5)
+            assert variant.probability(t) == pytest.approx(float(row.softmax(-1)[0, token]), rel=1e-5)
             if target is None:
-                assert float(one.value[t]) == pytest.approx(float(row.log_softmax(-1)[0, token]), rel=1e-5)
+                assert float(variant.value[t]) == pytest.approx(float(row.log_softmax(-1)[0, token]), rel=1e-5)
             if isinstance(target, targets.Contrast):
-                assert float(one.value[t]) == pytest.approx(float(row[0, 5] - row[0, 6]), rel=1e-4)
-        assert str(one) == str(g) and str(one.by("word")) == str(g.by("word"))
-        assert one.by("word")[0].numeric
+                assert float(variant.value[t]) == pytest.approx(float(row[0, 5] - row[0, 6]), rel=1e-4)
+        assert str(variant) == str(g) and str(variant.by("word")) == str(g.by("word"))
+        assert variant.by("word")[0].numeric
     assert g.logits.shape[1] < 30
 
 
-def test_sizes_do_not_grow_with_the_vocabulary(tmp_path: Path) -> None:
+def test_file_sizes_do_not_grow_with_the_vocabulary(tmp_path: Path) -> None:
     sizes = {}
     for size in (2000, 32000):
         e = whyformer.explain(model("llama", size), torch.tensor([[2, 9, 17]]), "attnlrp")
         g: Any = whyformer.explain_generation(model("llama", size), [2, 9, 17], [8, 11], "attnlrp")
-        written = [e.save(tmp_path / "e.safetensors"), g.save(tmp_path / "g.safetensors")]
-        sizes[size] = [len(json.dumps(e.to_dict())), len(json.dumps(g.to_dict())), *(path.stat().st_size for path in written)]
+        paths = [e.save(tmp_path / "e.safetensors"), g.save(tmp_path / "g.safetensors")]
+        sizes[size] = [len(json.dumps(e.to_dict())), len(json.dumps(g.to_dict())), *(path.stat().st_size for path in paths)]
     assert all(large < 1.1 * small for small, large in zip(sizes[2000], sizes[32000], strict=True))
     assert max(sizes[32000]) < 20_000
 
 
-def test_pages_and_reports_show_what_is_kept(tmp_path: Path) -> None:
+def test_pages_and_reports_show_kept_probabilities(tmp_path: Path) -> None:
     e = whyformer.explain(model("llama"), torch.tensor([PROMPT]), "attnlrp", 4999)
     g: Any = whyformer.explain_generation(model("llama"), PROMPT, ANSWER, "attnlrp")
     e.save(tmp_path / "e.safetensors")
@@ -170,12 +170,12 @@ def test_pages_and_reports_show_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [900, VOCABULARY])
-def test_an_answer_written_by_an_earlier_version_is_read(size: int) -> None:
-    """Ten tokens of each step without log-probabilities, and the probability of the generated one."""
+def test_generation_of_an_earlier_version_is_read(size: int) -> None:
+    """Ten tokens per step without log-probabilities, and the probability of the generated token."""
     g: Any = whyformer.explain_generation(model("gpt2", size), [2, 9, 17], [8, 11, 899], "attnlrp")
     facts = json.loads(json.dumps(g.to_dict()))
     for step in facts["candidates"]:
-        step[:] = [{k: v for k, v in one.items() if k != "log_probability"} for one in step[:10]]
+        step[:] = [{k: v for k, v in variant.items() if k != "log_probability"} for variant in step[:10]]
     old = Generation.from_dict(facts)
     for t in range(3):
         assert old.probability(t) == pytest.approx(g.probability(t), rel=1e-6)
@@ -183,7 +183,7 @@ def test_an_answer_written_by_an_earlier_version_is_read(size: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"classes": None}, {"normalizer": [0.0]}, {"classes": [[1, 2]]}, {"normalizer": ["x"]}, {"normalizer": None}])
-def test_what_does_not_fit_is_refused(wrong: dict[str, Any]) -> None:
+def test_inconsistent_classes_or_normalizer_raise(wrong: dict[str, Any]) -> None:
     facts = json.loads(json.dumps(whyformer.explain(model("llama"), torch.tensor([PROMPT]), "attnlrp").to_dict()))
     facts = {k: v for k, v in {**facts, **wrong}.items() if v is not None}
     with pytest.raises(InputError):

@@ -1,4 +1,4 @@
-"""Results show themselves: in a terminal, in a notebook, on axes, as a page and as a table."""
+"""Display of results: in a terminal, in a notebook, on axes, as a page and as a table."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.errors import InputError
 
@@ -23,23 +23,23 @@ def text():
     return whyformer.explain("bundled:sst2", SENTENCE, "integrated_gradients", steps=50)
 
 
-def test_shown_in_a_terminal(text, capsys):
+def test_show_prints_to_the_terminal(text, capsys):
     text.show()
-    said = capsys.readouterr().out
-    assert "charming" in said and "positive" in said
+    output = capsys.readouterr().out
+    assert "charming" in output and "positive" in output
     whyformer.compare("bundled:sst2", SENTENCE, ["gae", "vit_cx"]).show()
-    said = capsys.readouterr().out
-    assert "gae" in said and "refused: vit_cx" in said
+    output = capsys.readouterr().out
+    assert "gae" in output and "refused: vit_cx" in output
 
 
-def test_an_answer_is_shown_and_a_page(capsys):
+def test_generation_is_printed_and_has_a_page(capsys):
     g = whyformer.explain_generation("bundled:reader", "what is on the left ?", method="gae", images=[PICTURE], max_new_tokens=2)
     g.show()
     assert "left" in capsys.readouterr().out
     assert g.to_html().startswith("<!doctype html>") and "left" in g.to_html()
 
 
-def test_pages_hold_the_words(text):
+def test_pages_contain_title_words_and_methods(text):
     assert text.to_html(title="A < B").count("A &lt; B") == 2
     both = whyformer.compare("bundled:sst2", SENTENCE, ["gae", "attnlrp"])
     assert all(name in both.to_html() for name in ("gae", "attnlrp"))
@@ -47,7 +47,7 @@ def test_pages_hold_the_words(text):
     assert isinstance(both.figure(), Figure)
 
 
-def test_a_row_for_each_token(text):
+def test_to_pandas_has_a_row_per_token(text):
     table = text.to_pandas()
     assert list(table.columns) == ["sample", "method", "target", "position", "token", "special", "score"]
     assert len(table) == text.scores.numel()
@@ -55,7 +55,7 @@ def test_a_row_for_each_token(text):
     assert table[table.special].token.tolist() == ["[CLS]", "[SEP]"]
 
 
-def test_a_row_for_each_patch_of_each_sample():
+def test_to_pandas_has_a_row_per_patch_or_pixel():
     e = picture(torch.arange(24.0).reshape(4, 6))
     table = e.to_pandas()
     assert table.pivot(index="row", columns="column", values="score").to_numpy().tolist() == e.scores.reshape(4, 6).tolist()
@@ -65,7 +65,7 @@ def test_a_row_for_each_patch_of_each_sample():
 
 
 @pytest.mark.parametrize("e", [picture(torch.randn(4, 6)), sentence()], ids=["picture", "text"])
-def test_drawn_on_axes_of_the_user(e):
+def test_plot_draws_on_given_axes(e):
     axes = Figure().subplots(1, 2)
     assert e.plot(axes[1]) is axes[1]
     assert axes[1].get_title().startswith("Why “")
@@ -76,18 +76,18 @@ def test_drawn_on_axes_of_the_user(e):
         assert len(axes[1].patches) == min(10, len(e.words()))
 
 
-def test_a_waterfall_begins_at_the_baseline_and_ends_at_the_logit(text):
+def test_waterfall_begins_at_the_baseline_and_ends_at_the_logit(text):
     drawing = show.waterfall(text, 4)
-    said = [t.get_text() for t in drawing.texts]
-    ends = {line.split(" at ")[0]: float(line.split(" at ")[1]) for line in said if " at " in line}
+    labels = [t.get_text() for t in drawing.texts]
+    ends = {line.split(" at ")[0]: float(line.split(" at ")[1]) for line in labels if " at " in line}
     logit = text.logit(int(text.target[0]))
     assert ends["ends"] == pytest.approx(logit, abs=1e-3)
     assert ends["begins"] == pytest.approx(logit - float(text.scores.sum()), abs=1e-3)
-    steps = [float(line) for line in said if line[:1] in "+-"]
+    steps = [float(line) for line in labels if line[:1] in "+-"]
     assert sum(steps) == pytest.approx(float(text.scores.sum()), rel=0.02)
 
 
-def test_a_waterfall_needs_scores_that_add_up():
+def test_waterfall_requires_additive_scores():
     with pytest.raises(InputError, match="no sign"):
         show.waterfall(whyformer.explain("bundled:sst2", SENTENCE, "gae"))
     with pytest.raises(InputError, match="single output"):

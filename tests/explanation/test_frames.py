@@ -1,4 +1,4 @@
-"""Videos: a map for each step of time, at the right frame; and pieces of pictures put together without losing any score."""
+"""Video explanations have a map per time step, and composed maps of image crops preserve the sum."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def video() -> tuple[Any, torch.Tensor]:
     return randomise(hf.VideoMAEForVideoClassification(config)), frames
 
 
-def test_pixels_lie_in_their_frame(video: tuple[Any, torch.Tensor]) -> None:
+def test_pixel_scores_are_in_their_frame(video: tuple[Any, torch.Tensor]) -> None:
     e = whyformer.explain(*video, "input_x_gradient", 1)
     assert (e.level, e.frames, tuple(e.scores.shape)) == ("pixel", 4, (1, 4, 16, 16))
     inside = e.scores[0, FRAME, TOP : TOP + 8, LEFT : LEFT + 8]
     assert bool(inside.any())
     assert torch.equal(inside.abs().sum(), e.scores.abs().sum())
-    one = e.frame(FRAME)
-    assert (one.frames, one.placed().shape) == (None, (16, 16))
+    frame = e.frame(FRAME)
+    assert (frame.frames, frame.placed().shape) == (None, (16, 16))
     assert not bool(e.frame(0).scores.any())
     assert e.heatmap((32, 32)).shape == (1, 4, 32, 32)
 
 
-def test_rows_of_tokens_are_tubes(video: tuple[Any, torch.Tensor], tmp_path: Path) -> None:
+def test_tokens_are_tubes_of_frames(video: tuple[Any, torch.Tensor], tmp_path: Path) -> None:
     e = whyformer.explain(*video, "rollout", 1)
     assert (e.level, e.frames, e.grid, tuple(e.scores.shape)) == ("patch", 2, (2, 2), (1, 8))
     assert torch.equal(e.frame(-1).scores, e.scores[:, 4:])
@@ -53,20 +53,20 @@ def test_rows_of_tokens_are_tubes(video: tuple[Any, torch.Tensor], tmp_path: Pat
         e.frame(2)
 
 
-def test_a_picture_has_no_frames() -> None:
+def test_image_explanation_has_no_frames() -> None:
     e = whyformer.explain("bundled:digits", Image.new("RGB", (112, 112)), "rollout")
     with pytest.raises(InputError, match="for videos"):
         e.frame(0)
 
 
-def test_pieces_are_put_together_by_area() -> None:
-    """A small view of the whole beside the upper half enlarged: every cell of the small one is spread over two rows."""
+def test_composed_maps_distribute_scores_by_area() -> None:
+    """A coarse map of the whole and a finer map of the upper half: each coarse cell is distributed over two rows."""
     size = (4, 4)
     whole, half = Geometry(size, (0.0, 0.0, 4.0, 4.0)), Geometry(size, (0.0, 0.0, 4.0, 2.0))
     small = torch.tensor([[4.0, 8.0], [12.0, 16.0]], dtype=torch.float64)
     large = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    made, geometry = composed([(small, whole), (large, half)])
+    result, geometry = composed([(small, whole), (large, half)])
     assert geometry.box == whole.box
-    # rows of 1 pixel, columns of 2: a cell of the small view, 2 × 2 pixels, gives half to each of two rows
-    assert made.tolist() == [[2 + 1, 4 + 2], [2 + 3, 4 + 4], [6, 8], [6, 8]]
-    assert made.sum() == small.sum() + large.sum()
+    # rows of 1 pixel, columns of 2: a coarse cell of 2 × 2 pixels gives half to each of two rows
+    assert result.tolist() == [[2 + 1, 4 + 2], [2 + 3, 4 + 4], [6, 8], [6, 8]]
+    assert result.sum() == small.sum() + large.sum()

@@ -1,4 +1,4 @@
-"""Saved explanations and answers, damaged in any way: a clear error, or one that can be shown and is what was saved."""
+"""Damaged files of explanations and generations raise WhyformerError, or load as displayable results equal to the saved ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mutations import damaged, mutated
-from show.made import explanation, picture, sentence
-from show.test_answers import made as answer
+from show.builders import explanation, picture, sentence
+from show.test_answers import generation as answer
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.geometry import Geometry
@@ -26,14 +26,14 @@ from whyformer.explanation.result import Explanation
 
 PLACED = picture(originals=[Image.new("RGB", (60, 40))], geometry=[Geometry((40, 60), (0.0, 0.0, 60.0, 40.0))])
 TRUST = [{"followed": 1, "fractions": [0.0, 1.0], **{key: [0.9, 0.1] for key in ("curve", "lowest", "mean", "highest")}, "verdict": "better", "warnings": []}]
-ONE = {"method": "gae", "settings": {}, "target": torch.tensor([1]), "logits": torch.tensor([[1.0, 2.0]])}
+COMMON = {"method": "gae", "settings": {}, "target": torch.tensor([1]), "logits": torch.tensor([[1.0, 2.0]])}
 EXPLANATIONS = {
     "a sentence": sentence(unknown=[[1]], extent=[(0, 20)], diagnostics={"warnings": [["odd"]], "input": [["cut off"]], "trust": TRUST}),
     "a picture": PLACED,
     "pixels": picture(torch.linspace(-1, 1, 32 * 48).reshape(32, 48), level="pixel"),
     "two inputs": sentence(input="input_ids", parts={"pixel_values": PLACED}),
-    "a video": explanation(level="patch", scores=torch.linspace(0, 1, 48)[None], grid=(4, 6), frames=2, image_size=(32, 48), pictures=torch.zeros(1, 4, 32, 48, 3, dtype=torch.uint8), **ONE),
-    "a sound": explanation(level="token", scores=torch.linspace(0, 1, 40)[None], sounds=torch.rand(1, 1600), sampling_rate=800, durations=[2.0], rate=20.0, **ONE),
+    "a video": explanation(level="patch", scores=torch.linspace(0, 1, 48)[None], grid=(4, 6), frames=2, image_size=(32, 48), pictures=torch.zeros(1, 4, 32, 48, 3, dtype=torch.uint8), **COMMON),
+    "a sound": explanation(level="token", scores=torch.linspace(0, 1, 40)[None], sounds=torch.rand(1, 1600), sampling_rate=800, durations=[2.0], rate=20.0, **COMMON),
 }  # fmt: skip
 ANSWERS = {
     "an answer": replace(answer(), turns=[("user", 0, 3), ("assistant", 3, 5)], notes=["a note"]),
@@ -53,12 +53,12 @@ many = settings(max_examples=35, suppress_health_check=list(HealthCheck))
 def show(e: Explanation) -> None:
     assert str(e) and repr(e) and e._repr_html_()
     json.dumps(e.to_dict())
-    assert [len(own) for own in e] == [1] * len(e)
+    assert [len(sample) for sample in e] == [1] * len(e)
     assert e.top()
     assert all(isinstance(line, str) for line in e.warnings)
-    for lay in (e.heatmap, e.placed):
+    for spatial_map in (e.heatmap, e.placed):
         with contextlib.suppress(InputError):
-            lay()
+            spatial_map()
 
 
 def show_answer(g: Generation) -> None:
@@ -72,88 +72,88 @@ def show_answer(g: Generation) -> None:
             assert str(g.by(unit))
 
 
-def told_or_shown(load: Callable[[], Any]) -> None:
-    with contextlib.suppress(WhyformerError):  # anything else is no answer
-        found = load()
-        show_answer(found) if isinstance(found, Generation) else show(found)
+def load_and_show(load: Callable[[], Any]) -> None:
+    with contextlib.suppress(WhyformerError):  # any other exception fails
+        result = load()
+        show_answer(result) if isinstance(result, Generation) else show(result)
 
 
-def as_read(e: Explanation) -> Any:
+def as_json(e: Explanation) -> Any:
     return json.loads(json.dumps(e.to_dict()))
 
 
-def dicts(name: str, data: Any) -> None:
-    told_or_shown(lambda: Explanation.from_dict(data.draw(mutated(as_read(EXPLANATIONS[name])))))
+def check_dict(name: str, data: Any) -> None:
+    load_and_show(lambda: Explanation.from_dict(data.draw(mutated(as_json(EXPLANATIONS[name])))))
 
 
-def values(name: str, data: Any, path: Any) -> None:
-    """The facts and tensors of a file, changed and written anew, as another program might."""
+def check_values(name: str, data: Any, path: Any) -> None:
+    """Load a file whose metadata and tensors were changed and written again, as by another program."""
     saved = {**EXPLANATIONS, **ANSWERS}[name]
     with safetensors.safe_open(str(saved.save(path / "whole.safetensors")), "pt") as file:
         facts = json.loads(file.metadata()["whyformer"])
         tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
     changed = {**tensors, **data.draw(st.dictionaries(st.sampled_from(sorted(tensors)), TENSORS, max_size=2))}
     facts = data.draw(st.just(facts) | mutated(facts))
-    odd = path / "odd.safetensors"
-    safetensors.torch.save_file({n: tensor.clone() for n, tensor in changed.items()}, odd, {"whyformer": json.dumps(facts)})
-    told_or_shown(lambda: type(saved).load(odd))
+    damaged_path = path / "odd.safetensors"
+    safetensors.torch.save_file({n: tensor.clone() for n, tensor in changed.items()}, damaged_path, {"whyformer": json.dumps(facts)})
+    load_and_show(lambda: type(saved).load(damaged_path))
 
 
-def files(name: str, data: Any, path: Any) -> None:
-    """Bytes of a file changed: told, or what was saved; a header may lose its seal by one changed byte, and nothing else."""
+def check_bytes(name: str, data: Any, path: Any) -> None:
+    """Load a file with changed bytes: LoadError or the saved result (one changed byte may only remove the checksum)."""
     saved = {**EXPLANATIONS, **ANSWERS}[name]
-    odd = path / "odd.safetensors"
-    odd.write_bytes(data.draw(damaged(saved.save(path / "whole.safetensors").read_bytes())))
+    damaged_path = path / "odd.safetensors"
+    damaged_path.write_bytes(data.draw(damaged(saved.save(path / "whole.safetensors").read_bytes())))
     with contextlib.suppress(LoadError):
-        assert type(saved).load(odd).to_dict() == type(saved).load(path / "whole.safetensors").to_dict()
+        assert type(saved).load(damaged_path).to_dict() == type(saved).load(path / "whole.safetensors").to_dict()
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS)
 @given(data=st.data())
 @few
-def test_any_values_make_an_explanation_that_can_be_shown_or_a_clear_error(name, data):
-    dicts(name, data)
+def test_mutated_dict_is_displayable_or_raises(name, data):
+    check_dict(name, data)
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
 @given(data=st.data())
 @few
-def test_any_facts_and_tensors_of_a_file_can_be_shown_or_are_told(name, data, tmp_path_factory):
-    values(name, data, tmp_path_factory.getbasetemp())
+def test_mutated_metadata_and_tensors_are_displayable_or_raise(name, data, tmp_path_factory):
+    check_values(name, data, tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
 @given(data=st.data())
 @few
-def test_a_damaged_file_is_told_or_read_rightly(name, data, tmp_path_factory):
-    files(name, data, tmp_path_factory.getbasetemp())
+def test_damaged_file_raises_or_equals_the_saved_result(name, data, tmp_path_factory):
+    check_bytes(name, data, tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
 @given(data=st.data())
 @many
-def test_the_same_of_many_more(name, data, tmp_path_factory):
+def test_many_more_mutations(name, data, tmp_path_factory):
     if name in EXPLANATIONS:
-        dicts(name, data)
-    values(name, data, tmp_path_factory.getbasetemp())
-    files(name, data, tmp_path_factory.getbasetemp())
+        check_dict(name, data)
+    check_values(name, data, tmp_path_factory.getbasetemp())
+    check_bytes(name, data, tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
-def test_every_changed_bit_of_the_scores_is_found(name, tmp_path):
-    """Scores of other digits would be shown as if they were the method's."""
+def test_changed_bit_of_a_tensor_is_detected(name, tmp_path):
+    """Changed scores would otherwise be displayed as those of the method."""
     saved = {**EXPLANATIONS, **ANSWERS}[name]
     path = saved.save(tmp_path / "e.safetensors")
-    whole = path.read_bytes()
-    start = 8 + int.from_bytes(whole[:8], "little")
-    for place in range(start, len(whole), max(1, (len(whole) - start) // 20)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    for offset in range(start, len(content), max(1, (len(content) - start) // 20)):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         with pytest.raises(LoadError, match=r"e\.safetensors is damaged"):
             type(saved).load(path)
 
 
-def test_a_file_without_a_seal_as_older_versions_wrote_it_is_read(tmp_path):
+def test_file_of_an_older_version_without_checksum_is_read(tmp_path):
     path = PLACED.save(tmp_path / "e.safetensors")
     with safetensors.safe_open(str(path), "pt") as file:
         facts, tensors = file.metadata()["whyformer"], {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
@@ -177,6 +177,6 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_values_that_would_fill_the_memory_or_mean_nothing_are_refused(name):
+def test_hostile_values_raise(name):
     with pytest.raises(InputError):
-        Explanation.from_dict({**as_read(picture()), **HOSTILE[name]})
+        Explanation.from_dict({**as_json(picture()), **HOSTILE[name]})

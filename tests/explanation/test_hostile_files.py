@@ -1,4 +1,4 @@
-"""Files that are damaged, hostile or cannot be written: each a LoadError that names file and field, and nothing half-written."""
+"""Damaged, hostile or unwritable files raise LoadError with file and field, and leave no partial file."""
 
 import errno
 import json
@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer.apps.report import write_report
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.result import Explanation
@@ -17,7 +17,7 @@ from whyformer.inputs.argument import read_argument
 
 
 def rewritten(path, change):
-    """The file that save() wrote, with its facts and tensors changed."""
+    """Rewrite a file of save() with changed metadata and tensors."""
     with safetensors.safe_open(str(path), "pt") as file:
         facts = json.loads(file.metadata()["whyformer"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -43,33 +43,33 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_a_malformed_file_is_told_by_name_and_field(tmp_path, field):
+def test_malformed_file_raises_with_name_and_field(tmp_path, field):
     path = rewritten(sentence("good bad", [0, 2.0, -1.0, 0]).save(tmp_path / "odd.safetensors"), CHANGES[field])
     with pytest.raises(LoadError, match=rf"odd\.safetensors.*{field}"):
         Explanation.load(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 100, b'{"a": 1}', os.urandom(1000)])
-def test_a_file_that_is_none_of_ours_is_told(tmp_path, content):
+def test_foreign_file_raises(tmp_path, content):
     path = tmp_path / "odd.safetensors"
     path.write_bytes(content)
     with pytest.raises(LoadError, match=r"odd\.safetensors"):
         Explanation.load(path)
 
 
-def test_one_bad_file_never_ends_a_report(tmp_path):
+def test_report_skips_bad_files(tmp_path):
     for field, change in CHANGES.items():
         rewritten(sentence("good bad", [0, 2.0, -1.0, 0]).save(tmp_path / f"{field}.safetensors"), change)
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "report.json").write_text('{"benchmark": [], "figures": 3}')
     os.mkfifo(tmp_path / "pipe.json")
     picture().save(tmp_path / "good.safetensors")
-    made = write_report(tmp_path, tmp_path / "report.html")
-    assert made.explanations == 1
-    assert {s.file for s in made.skipped if s.damaged} >= {f"{field}.safetensors" for field in CHANGES if field != "method"} | {"report.json"}
+    report = write_report(tmp_path, tmp_path / "report.html")
+    assert report.explanations == 1
+    assert {s.file for s in report.skipped if s.damaged} >= {f"{field}.safetensors" for field in CHANGES if field != "method"} | {"report.json"}
 
 
-def test_a_report_opens_no_folder_that_a_file_names(tmp_path):
+def test_report_opens_no_folder_named_in_a_file(tmp_path):
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "config.json").write_text('{"id2label": {"0": "stolen words"}, "architectures": ["Stolen"]}')
@@ -78,32 +78,32 @@ def test_a_report_opens_no_folder_that_a_file_names(tmp_path):
     sources.mkdir()
     for i, name in enumerate((str(secret), "../secret", f"bundled:../../{secret}", os.path.relpath(secret))):
         picture(model=name).save(sources / f"{i}.safetensors")
-    made = write_report(sources, tmp_path / "report.html")
-    assert made.explanations == 4
-    assert "tolen" not in made.path.read_text()
+    report = write_report(sources, tmp_path / "report.html")
+    assert report.explanations == 4
+    assert "tolen" not in report.path.read_text()
 
 
-def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
-    """As root even a device was: /dev/full became a file."""
+def test_save_does_not_replace_a_pipe_or_device(tmp_path):
+    """Root could replace a device such as /dev/full by a file."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to("/dev/null")
-    for place in (pipe, link, tmp_path):
+    for path in (pipe, link, tmp_path):
         with pytest.raises(LoadError, match="a folder, a pipe or a device, not a file"):
-            sentence().save(place)
+            sentence().save(path)
     assert pipe.is_fifo()
     assert link.is_symlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-def test_a_missing_folder_is_a_sentence(tmp_path):
+def test_save_to_missing_folder_raises(tmp_path):
     with pytest.raises(LoadError, match="there is no folder"):
         sentence().save(tmp_path / "not" / "there.safetensors")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), safetensors.SafetensorError("I/O error: No space left on device")])
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, error):
+def test_full_disk_raises_and_leaves_no_file(tmp_path, monkeypatch, error):
     def full(tensors, path, metadata):
         path.write_bytes(b"half")
         raise error
@@ -114,7 +114,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_is_killed_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_killed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = sentence().save(tmp_path / "e.safetensors")
     before = path.read_bytes()
 
@@ -132,7 +132,7 @@ def test_a_write_that_is_killed_leaves_the_file_as_it_was(tmp_path, monkeypatch)
     assert write_report(tmp_path, tmp_path / "r.html").skipped == []
 
 
-def test_two_may_write_one_name(tmp_path):
+def test_concurrent_writes_of_one_file(tmp_path):
     path, errors = tmp_path / "e.safetensors", []
 
     def write(text):
@@ -152,10 +152,10 @@ def test_two_may_write_one_name(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["e.safetensors"]
 
 
-# -- reading what is no file ---------------------------------------------------------------------------------------
+# -- pipes and devices ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("make", [os.mkfifo, lambda p: p.symlink_to("/dev/zero"), lambda p: p.symlink_to("/dev/stdin")])
 @pytest.mark.parametrize("name", ["x.txt", "x.png"])
-def test_a_pipe_or_a_device_is_refused_before_it_is_opened(tmp_path, make, name):
+def test_pipe_or_device_raises_before_it_is_opened(tmp_path, make, name):
     path = tmp_path / name
     make(path)
     with pytest.raises((LoadError, InputError), match="a pipe or a device"):

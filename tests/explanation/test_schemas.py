@@ -1,4 +1,4 @@
-"""A wrong value of a saved file is told by the file's name and its own place."""
+"""Schemas of saved files: errors name the file and the path of the invalid value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_facts(path: Path, change: Any, out: Path) -> Path:
-    """The file with other facts and no seal, as one of an older version."""
+    """The file with changed metadata and no checksum, as written by an older version."""
     with safe_open(str(path), "pt") as file:
         facts, tensors = json.loads(file.metadata()["whyformer"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(facts)
@@ -46,33 +46,33 @@ def with_facts(path: Path, change: Any, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_is_named_with_its_file(name: str, saved: Path, tmp_path: Path) -> None:
-    value, said = WRONG[name]
+def test_invalid_value_raises_with_file_and_path(name: str, saved: Path, tmp_path: Path) -> None:
+    value, message = WRONG[name]
     damaged = with_facts(saved, lambda facts: facts.update({name: value}), tmp_path / "wrong.safetensors")
     with pytest.raises(LoadError, match=r"wrong\.safetensors") as caught:
         Explanation.load(damaged)
-    assert said.removeprefix("its ") in str(caught.value)
+    assert message.removeprefix("its ") in str(caught.value)
     facts = {**Explanation.load(saved).to_dict(), name: value}
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught_input_error:
         Explanation.from_dict(facts)
-    assert said.removeprefix("its ") in str(told.value)
+    assert message.removeprefix("its ") in str(caught_input_error.value)
 
 
 @pytest.mark.parametrize("name", ["level", "method", "settings", "activation", "diagnostics"])
-def test_what_lacks_is_named(name: str, saved: Path, tmp_path: Path) -> None:
+def test_missing_required_field_raises_with_its_name(name: str, saved: Path, tmp_path: Path) -> None:
     damaged = with_facts(saved, lambda facts: facts.pop(name), tmp_path / "less.safetensors")
     with pytest.raises(LoadError, match=f"less.safetensors is not a saved explanation: this explanation lacks its {name}"):
         Explanation.load(damaged)
 
 
-def test_what_may_be_none_may_lack_and_tuples_are_lists(saved: Path, tmp_path: Path) -> None:
+def test_optional_fields_may_be_missing_and_tuples_become_lists(saved: Path, tmp_path: Path) -> None:
     whole = Explanation.load(saved)
     optional = [name for name, field in ExplanationSchema.model_fields.items() if not field.is_required()]
     facts = whole.to_dict()
     less = {name: value for name, value in facts.items() if name not in optional or value is not None}
     assert len(less) < len(facts)
-    back = Explanation.from_dict({**less, "tokens": [tuple(row) for row in facts["tokens"]]})
-    assert back.to_dict() == facts
+    restored = Explanation.from_dict({**less, "tokens": [tuple(row) for row in facts["tokens"]]})
+    assert restored.to_dict() == facts
     assert whole.offsets is not None
     assert all(isinstance(pair, tuple) for row in whole.offsets for pair in row)
 
@@ -87,7 +87,7 @@ BENCHMARK = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "whole", "place", "value"),
+    ("kind", "whole", "location", "value"),
     [
         (Part, PART, "file", "../part-000000.parquet"), (Part, PART, "file", "part-000000.parquet\n"), (Part, PART, "rows", -1),
         (Part, PART, "bytes", True), (Part, PART, "sha256", None),
@@ -97,22 +97,22 @@ BENCHMARK = {
         (BenchmarkSchema, BENCHMARK, "counts.m.scored", 1.5), (BenchmarkSchema, BENCHMARK, "tables.0.digits", "2"),
     ],
 )  # fmt: skip
-def test_records_and_reports(kind: Any, whole: dict[str, Any], place: str, value: Any) -> None:
+def test_invalid_records_and_reports_raise_with_path(kind: Any, whole: dict[str, Any], location: str, value: Any) -> None:
     assert checked(kind, whole, "it")
     wrong = copy.deepcopy(whole)
-    *path, last = place.split(".")
+    *path, last = location.split(".")
     inner: Any = wrong
     for step in path:
         inner = inner[int(step) if isinstance(inner, list) else step]
     inner[int(last) if isinstance(inner, list) else last] = value
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         checked(kind, wrong, "it")
-    assert f"it's {place}" in str(told.value)
+    assert f"it's {location}" in str(caught.value)
     with pytest.raises(InputError, match="is invalid"):
         checked(kind, "no mapping", "it")
 
 
-def test_the_kinds_of_an_answer_are_its_own() -> None:
+def test_units_of_the_schema_equal_those_of_generation() -> None:
     from whyformer.explanation.units import UNITS
 
     assert GenerationSchema.model_fields["unit"].annotation.__args__ == UNITS

@@ -1,1 +1,1 @@
-"""The same function written in other ways: each has the same scores as the first one, or is refused."""
+"""Equivalent forms of one function: each has the scores of the reference form, or is refused."""

@@ -1,4 +1,4 @@
-"""A tiny Transformer of three blocks, any part of which can be exchanged; the weights are the same however it is written."""
+"""A tiny Transformer of three blocks with exchangeable parts; the weights are equal in all forms."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def inputs(kind: str, batch: int = BATCH) -> Tensor:
     return noise(f"inputs of {kind}", *shape)[:batch]
 
 
-# -- a function in a module of its own -----------------------------------------------------------------------------------
+# -- functions in modules ------------------------------------------------------------------------------------------------
 class Written(nn.Module):
-    """A function and the parameters that it takes after x."""
+    """A module that calls a function of x, its parameters and constants."""
 
     def __init__(self, way: Way, *constants: Any, **parameters: Tensor | None) -> None:
         super().__init__()
@@ -80,24 +80,24 @@ class Written(nn.Module):
 
 
 def written(label: str, way: Way, *constants: Any, **parameters: Tensor | None) -> nn.Module:
-    """The function in a module whose class is called so."""
+    """The function in a module of a class named ``label``."""
     return type(label, (Written,), {})(way, *constants, **parameters)
 
 
-# -- what may be exchanged -----------------------------------------------------------------------------------------------
+# -- exchangeable parts --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Parts:
-    """How the parts of the model are written; None is torch's own module.
+    """Implementations of the parts of the model; None is the module of torch.
 
     Attributes:
         norm: (x, weight, bias, eps) -> Tensor; softmax: scores -> weights; act: x -> Tensor; linear: (x, weight, bias) -> Tensor.
         product: (q, k, v), each ``[B, H, N, d]`` -> ``[B, H, N, d]``.
-        add: (x, branch) -> Tensor; read: tokens -> ``[B, D]``; end: logits -> what the model returns.
+        add: (x, branch) -> Tensor; read: tokens -> ``[B, D]``; end: logits -> output of the model.
         layer: (name, out, in) -> a module for a linear layer.
-        attention, feed, embed: module factories, the first two by the block's name.
-        labels: how classes of functions in modules are called.
-        inline: whether a block calls functions in its forward, instead of modules.
-        post: whether norms stand behind the sums. inputs: "vectors", "ids" or "pixels".
+        attention, feed, embed: module factories, the first two by the name of the block.
+        labels: prefix of the class names of functions in modules.
+        inline: whether a block calls functions in its forward instead of modules.
+        post: whether the blocks are post-norm. inputs: "vectors", "ids" or "pixels".
     """
 
     norm: Way | None = None
@@ -190,7 +190,7 @@ class Block(nn.Module):
 
 
 class InlineBlock(nn.Module):
-    """All of a block in one forward: functions of parameters of its own, and modules for linear layers unless these are written too."""
+    """A block in one forward: functions of its parameters, and modules for linear layers unless ``parts.linear`` is given."""
 
     def __init__(self, name: str, parts: Parts) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class InlineBlock(nn.Module):
         return self.joined(x, self.fed(self.normed(x, 2)))
 
 
-# -- the ends ------------------------------------------------------------------------------------------------------------
+# -- embeddings and model-------------------------------------------------------------------------------------------------
 class Vectors(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All forms."""
+"""The catalogue of all forms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from .form import Form
 
 @cache
 def all_forms() -> tuple[Form, ...]:
-    found = (*functions.forms(), *containers.forms(), *layouts.forms(), *ends.forms())
-    assert len({form.id for form in found}) == len(found)
-    return found
+    catalogue = (*functions.forms(), *containers.forms(), *layouts.forms(), *ends.forms())
+    assert len({form.id for form in catalogue}) == len(catalogue)
+    return catalogue

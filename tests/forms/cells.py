@@ -1,4 +1,4 @@
-"""A cell: one form explained by one method. What came of it, and whether it is what the group's first form has."""
+"""Cells: one form explained by one method, compared with the reference form of its group."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .form import SCORES, Form, Group, Inputs
 
 TOLERANCE = 1e-6
 FORWARD = 1e-9
-# outcomes; NOWHERE: refused in all forms of a group, so that nothing can differ
+# outcomes; NOWHERE: refused for all forms of a group, so that nothing can differ
 AGREE, REFUSED, SILENT, FOREIGN, NOWHERE = "agree", "refused", "silent", "foreign", "nowhere"
 
-# a refusal that hands on an error of another kind, not the model's own on inputs that a method changed
+# a refusal whose message contains a foreign error, except errors of the model on perturbed inputs
 DISGUISED = re.compile(r"(?<!changed \()\b(Index|Runtime|Attribute|Type|Key|Assertion|ZeroDivision)Error: ")
 
 
 # -- settings of methods -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Setting:
-    """A method with settings; quick ones where it is slow."""
+    """A method with settings."""
 
     method: str
     chosen: tuple[tuple[str, Any], ...] = ()
@@ -40,7 +40,7 @@ class Setting:
 
 
 QUICK: dict[str, Any] = {"steps": 2, "samples": 2, "masks": 4}
-# a small ε: what is scaled by a constant has other sums to add it to
+# a small ε, because scaled forms add it to sums of other size
 SMALL = ("epsilon", 1e-10)
 FURTHER = (
     Setting("attnlrp", (("share", 0.8),)),
@@ -59,32 +59,32 @@ FURTHER = (
 
 
 def all_settings() -> list[Setting]:
-    """Every method, and further settings of some."""
+    """Every method, and further settings of some methods."""
     return [Setting(m.name) for m in sorted(whyformer.list_methods(), key=lambda m: m.name)] + list(FURTHER)
 
 
-def named(ids: Sequence[str]) -> list[Setting]:
+def settings_named(ids: Sequence[str]) -> list[Setting]:
     known = {s.id: s for s in all_settings()}
     return [known[name] for name in ids]
 
 
-def given(setting: Setting, inputs: Inputs) -> dict[str, Any]:
-    taken = next(m for m in whyformer.list_methods() if m.name == setting.method).settings
-    quick = {name: value for name, value in QUICK.items() if name in taken}
-    if "fill_id" in taken and not _floats(inputs):
+def model_inputs(setting: Setting, inputs: Inputs) -> dict[str, Any]:
+    available = next(m for m in whyformer.list_methods() if m.name == setting.method).settings
+    quick = {name: value for name, value in QUICK.items() if name in available}
+    if "fill_id" in available and not _floats(inputs):
         quick["fill_id"] = 0
     return {**quick, **dict(setting.chosen)}
 
 
-def signed(setting: Setting) -> bool:
-    """Whether its scores have a sign."""
+def is_signed(setting: Setting) -> bool:
+    """Return True if the scores have a sign."""
     method = next(m for m in whyformer.list_methods() if m.name == setting.method)
     return method.signs(method.complete(dict(setting.chosen)))
 
 
 def comparable(form: Form, setting: Setting) -> bool:
-    """Whether the forms of its group have the same scores, or signs, by this method."""
-    return setting.method not in form.undefined and (form.compared == SCORES or signed(setting))
+    """Return True if the forms of the group must have equal scores, or signs, by this method."""
+    return setting.method not in form.undefined and (form.compared == SCORES or is_signed(setting))
 
 
 def _floats(inputs: Inputs) -> bool:
@@ -95,10 +95,10 @@ def _floats(inputs: Inputs) -> bool:
 # -- explaining -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Answer:
-    """Scores, or what was said instead; ``foreign`` is an error that is not the library's own."""
+    """Scores, or an error message; ``foreign`` is True for an error that is no WhyformerError."""
 
     scores: Tensor | None
-    said: str = ""
+    message: str = ""
     foreign: bool = False
 
 
@@ -116,71 +116,71 @@ def copied(inputs: Inputs) -> Inputs:
 
 def explained(form: Form, model: nn.Module, setting: Setting) -> Answer:
     inputs, axis = form.inputs(), int(form.rows_first)
-    settings = given(setting, inputs)
+    settings = model_inputs(setting, inputs)
     count, length = (inputs["input_ids"] if isinstance(inputs, dict) else inputs).transpose(0, axis).shape[:2]
     batches = [rows(inputs, i, axis) for i in range(count)] if form.single else [inputs]
     targets = form.target if isinstance(form.target, list) and form.single else [form.target] * len(batches)
-    found = []
+    parts = []
     for batch, target in zip(batches, targets, strict=True):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 scores = whyformer.explain(model, copied(batch), setting.method, target, **settings).scores.detach()
         except WhyformerError as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            return Answer(None, said, foreign=DISGUISED.search(said) is not None)
-        except Exception as error:  # what this counts
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Answer(None, message, foreign=DISGUISED.search(message) is not None)
+        except Exception as error:  # counted as foreign
             return Answer(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", foreign=True)
         if form.single and isinstance(batch, dict):
             scores = F.pad(scores, (0, length - scores.shape[1]))
-        found.append(scores.T if form.single and form.rows_first and len(scores) > 1 else scores)
-    return Answer(torch.cat(found))
+        parts.append(scores.T if form.single and form.rows_first and len(scores) > 1 else scores)
+    return Answer(torch.cat(parts))
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cell:
-    """``difference`` is max |Δ| over max |s| of the reference, where both were answered."""
+    """``difference`` is max |Δ| / max |s| of the reference, if both have scores."""
 
     form: Form = field(repr=False)
     setting: Setting
     outcome: str
     difference: float = 0.0
-    said: str = ""
+    message: str = ""
 
 
-def difference(form: Form, wanted: Tensor, got: Tensor) -> float:
-    """Max |Δ| over max |s|; of signs the share of those that are turned. Where a model takes ``[N, B]``, scores may stand so too."""
-    if form.rows_first and not form.single and wanted.shape == got.T.shape:
-        return min(distance(form.compared, wanted, t) for t in (got, got.T))
-    return distance(form.compared, wanted, got)
+def difference(form: Form, expected: Tensor, actual: Tensor) -> float:
+    """Max |Δ| / max |s|, or the share of opposite signs. Scores of a model that takes ``[N, B]`` may be transposed."""
+    if form.rows_first and not form.single and expected.shape == actual.T.shape:
+        return min(distance(form.compared, expected, t) for t in (actual, actual.T))
+    return distance(form.compared, expected, actual)
 
 
-def distance(compared: str, wanted: Tensor, got: Tensor) -> float:
-    if wanted.shape != got.shape or not bool(got.isfinite().all()):
+def distance(compared: str, expected: Tensor, actual: Tensor) -> float:
+    if expected.shape != actual.shape or not bool(actual.isfinite().all()):
         return float("inf")
-    size = wanted.abs().max()
+    size = expected.abs().max()
     if compared == SCORES:
-        away = float((got - wanted).abs().max())
-        return away / float(size) if away > 0 and float(size) > 0 else float("inf") if away > 0 else 0.0
-    clear = (wanted.abs() > TOLERANCE * size) & (got.abs() > TOLERANCE * got.abs().max())
-    turned = (wanted.sign() != got.sign()) & clear
-    return float(turned.sum() / clear.sum().clamp(min=1))
+        largest = float((actual - expected).abs().max())
+        return largest / float(size) if largest > 0 and float(size) > 0 else float("inf") if largest > 0 else 0.0
+    clear = (expected.abs() > TOLERANCE * size) & (actual.abs() > TOLERANCE * actual.abs().max())
+    opposite = (expected.sign() != actual.sign()) & clear
+    return float(opposite.sum() / clear.sum().clamp(min=1))
 
 
 def compare(answers: Sequence[tuple[Form, Answer]], setting: Setting) -> list[Cell]:
-    """The cells of one group and one setting; compared with the first form that was answered, and with further references."""
+    """The cells of one group and setting, compared with the first form that has scores and with further references."""
     answered = [(form, a.scores) for form, a in answers if a.scores is not None]
     references = [scores for i, (form, scores) in enumerate(answered) if i == 0 or form.reference]
     cells = []
     for form, answer in answers:
         if answer.foreign:
-            cells.append(Cell(form, setting, FOREIGN, said=answer.said))
+            cells.append(Cell(form, setting, FOREIGN, message=answer.message))
         elif answer.scores is None:
-            cells.append(Cell(form, setting, REFUSED if references else NOWHERE, said=answer.said))
+            cells.append(Cell(form, setting, REFUSED if references else NOWHERE, message=answer.message))
         else:
-            away = 0.0 if form.reference else min(difference(form, wanted, answer.scores) for wanted in references)
-            cells.append(Cell(form, setting, AGREE if away <= TOLERANCE else SILENT, away))
+            distance_to_reference = 0.0 if form.reference else min(difference(form, expected, answer.scores) for expected in references)
+            cells.append(Cell(form, setting, AGREE if distance_to_reference <= TOLERANCE else SILENT, distance_to_reference))
     return cells
 
 
@@ -199,7 +199,7 @@ def built(form: Form) -> nn.Module:
 
 
 def first_output(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The tensor that a model returns, bare or as the first of several."""
+    """The output tensor of a model, or the first one of several."""
     output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     if isinstance(output, dict):
         output = next(iter(output.values()))
@@ -210,32 +210,32 @@ def first_output(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def wrong_forms(forms: Sequence[Form]) -> list[str]:
-    """Forms of one group whose output, or its derivative, is not the first one's: mistakes of this suite."""
+    """Forms whose output or derivative differs from the first form of the group, which are errors of this suite."""
     output, slope = _value_and_slope(forms[0])
     wrong = []
     for form in forms[1:]:
         if not form.same_output:
             continue
-        own, own_slope = _value_and_slope(form)
-        if not torch.allclose(own.view_as(output), output, rtol=FORWARD, atol=FORWARD):
+        form_output, form_slope = _value_and_slope(form)
+        if not torch.allclose(form_output.view_as(output), output, rtol=FORWARD, atol=FORWARD):
             wrong.append(f"{form.id}: its output differs")
-        elif slope is not None and own_slope is not None and not torch.allclose(own_slope, slope, rtol=1e-6, atol=1e-8):
+        elif slope is not None and form_slope is not None and not torch.allclose(form_slope, slope, rtol=1e-6, atol=1e-8):
             wrong.append(f"{form.id}: its derivative differs")
     return wrong
 
 
 def _value_and_slope(form: Form) -> tuple[Tensor, Tensor | None]:
-    """The output, and the derivative of some sum of it; None for ids, and where something is changed in place."""
-    given, model = copied(form.inputs()), built(form).requires_grad_(False)
-    if isinstance(given, dict):
-        batches = [rows(given, i) for i in range(len(given["input_ids"]))] if form.single else [given]
+    """The output and the derivative of a weighted sum of it; the derivative is None for ids and in-place changes."""
+    model_inputs, model = copied(form.inputs()), built(form).requires_grad_(False)
+    if isinstance(model_inputs, dict):
+        batches = [rows(model_inputs, i) for i in range(len(model_inputs["input_ids"]))] if form.single else [model_inputs]
         return torch.cat([first_output(model, batch) for batch in batches]), None
-    if not given.is_floating_point():
-        return first_output(model, given), None
-    output = first_output(model, given.requires_grad_())
+    if not model_inputs.is_floating_point():
+        return first_output(model, model_inputs), None
+    output = first_output(model, model_inputs.requires_grad_())
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
     try:
-        slope = torch.autograd.grad((output.flatten() * weights).sum(), given)[0]
+        slope = torch.autograd.grad((output.flatten() * weights).sum(), model_inputs)[0]
     except RuntimeError as error:
         if "inplace operation" not in str(error):
             raise
@@ -244,7 +244,7 @@ def _value_and_slope(form: Form) -> tuple[Tensor, Tensor | None]:
 
 
 def cells_of(forms: Sequence[Form], settings: Sequence[Setting]) -> Iterator[Cell]:
-    """All cells of forms of one group."""
+    """All cells of the forms of one group."""
     models = [built(form) for form in forms]
     for setting in settings:
         if not comparable(forms[0], setting):

@@ -1,4 +1,4 @@
-"""Forms that are not answered alike yet: each is listed in known_faults.txt, and has to fail until it is mended."""
+"""Known faults: forms with other scores are listed in known_faults.txt and must fail until they are fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at the end of a model, and what stands behind the output projection of attention."""
+"""Forms of the end of a model, and of scales, gates and norms after the output projection of attention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .base import (
 )
 from .form import SIGNS, Form
 
-# -- functions of the logits: signs stay those of the model without them ------------------------------------------------------
+# -- functions of the logits: signs equal those of the model without them -----------------------------------------------------
 LAST: dict[str, dict[str, Way]] = {
     "sigmoid": {
         "torch.sigmoid": torch.sigmoid,
@@ -60,7 +60,7 @@ ANOTHER: dict[str, Callable[[Any], Any]] = {"softmax": targets.Probability, "log
 
 
 def negative_classes(base: dict[str, Any]) -> list[int]:
-    """Of each sample the class with the lowest logit."""
+    """The class with the lowest logit of each sample."""
     with torch.no_grad():
         logits = build(Parts(**base))(inputs(base.get("inputs", "vectors")))
     assert bool((logits.amin(1) < 0).all())
@@ -73,26 +73,26 @@ def positive_classes(base: dict[str, Any]) -> list[int]:
     return logits.argmax(1).tolist()
 
 
-# along a path the slope of such a function is not the same everywhere
+# the slope of such a function varies along a path
 UNDEFINED = ("integrated_gradients",)
 
 
 def _signs() -> Iterator[Form]:
     for name, base in {"pre-norm, vectors": {}, "post-norm, ids": {"inputs": "ids", "post": True}}.items():
-        given = partial(inputs, base.get("inputs", "vectors"))
+        model_inputs = partial(inputs, base.get("inputs", "vectors"))
         logits = partial(build, Parts(**base))
         for sort, classes in (("negative", negative_classes), ("positive", positive_classes)):
-            wanted = classes(base)
+            labels = classes(base)
             for function, ways in LAST.items():
-                form = partial(Form, "signs", f"{function}, {sort} logit", base=name, inputs=given, compared=SIGNS, undefined=UNDEFINED)
-                yield form("logits", build=logits, target=wanted)
+                form = partial(Form, "signs", f"{function}, {sort} logit", base=name, inputs=model_inputs, compared=SIGNS, undefined=UNDEFINED)
+                yield form("logits", build=logits, target=labels)
                 if function in ANOTHER:
-                    yield form("target of the logits", build=logits, target=ANOTHER[function](wanted), reference=True)
+                    yield form("target of the logits", build=logits, target=ANOTHER[function](labels), reference=True)
                 for way, end in ways.items():
-                    yield form(way, build=partial(build, Parts(**base, end=end)), target=wanted, same_output=False)
+                    yield form(way, build=partial(build, Parts(**base, end=end)), target=labels, same_output=False)
 
 
-# -- axes of 1 taken off --------------------------------------------------------------------------------------------------------
+# -- squeezed axes --------------------------------------------------------------------------------------------------------------
 class OneNumber(Model):
     """A head of one class."""
 
@@ -136,15 +136,15 @@ def _squeezed() -> Iterator[Form]:
         options = {"inputs": kind}
         for batch in (2, 1):
             for way, end in SQUEEZED.items():
-                made = partial(_one_number, options, end)
-                yield Form("squeezed", f"one number, {batch} samples", way, kind, made, partial(inputs, kind, batch), target=None)
+                model = partial(_one_number, options, end)
+                yield Form("squeezed", f"one number, {batch} samples", way, kind, model, partial(inputs, kind, batch), target=None)
         for way, end in ONE_SAMPLE.items():
             yield Form("squeezed", "one sample", way, kind, partial(build, Parts(**options, end=end)), partial(inputs, kind, 1))
 
 
-# -- behind W_O: a scale or a gate that could as well stand in its weight -----------------------------------------------------------
+# -- after W_O: a scale or a gate that could be part of its weight ------------------------------------------------------------------
 class Behind(nn.Module):
-    """A block whose branches go through a function before they are added."""
+    """A block that applies a function to its branches before they are added."""
 
     def __init__(self, name: str, behind: Way | None, scale: Tensor | None, post: bool) -> None:
         super().__init__()
@@ -229,16 +229,16 @@ def _scaled(options: dict[str, Any], behind: Way | None, number: bool) -> nn.Mod
 def _behind() -> Iterator[Form]:
     bases = {"pre-norm, vectors": {}, "pre-norm, ids": {"inputs": "ids"}, "post-norm, ids": {"inputs": "ids", "post": True}}
     for base, options in bases.items():
-        given = partial(inputs, options.get("inputs", "vectors"))
+        model_inputs = partial(inputs, options.get("inputs", "vectors"))
         for function, ways, number in (("vector", VECTORS, False), ("number", NUMBERS, True)):
             for way, behind in ways.items():
-                yield Form("behind W_O", function, way, base, partial(_scaled, options, behind, number), given)
+                yield Form("behind W_O", function, way, base, partial(_scaled, options, behind, number), model_inputs)
         for function, norms in NORMS_BEHIND.items():
             for way, norm in norms.items():
-                yield Form("behind W_O", function, way, base, partial(_normed, options, norm), given)
+                yield Form("behind W_O", function, way, base, partial(_normed, options, norm), model_inputs)
 
 
-# -- behind W_O: a norm --------------------------------------------------------------------------------------------------------------
+# -- after W_O: a norm ---------------------------------------------------------------------------------------------------------------
 NORMS_BEHIND: dict[str, dict[str, Way]] = {
     "LayerNorm": {
         "F.layer_norm": lambda y, w, b: F.layer_norm(y, (WIDTH,), w, b, EPS),
@@ -256,7 +256,7 @@ NORMS_BEHIND: dict[str, dict[str, Way]] = {
 
 
 class NormBehind(nn.Module):
-    """A block with norms before and behind each branch."""
+    """A block with norms before and after each branch."""
 
     def __init__(self, name: str, norm: Way, post: bool) -> None:
         super().__init__()
@@ -278,11 +278,11 @@ def _normed(options: dict[str, Any], norm: Way) -> nn.Module:
     return Stack(options, lambda name: NormBehind(name, norm, options.get("post", False))).double().eval()
 
 
-# -- what a token's own share is, by its definition ------------------------------------------------------------------------------------
+# -- definition of the norms of value vectors ------------------------------------------------------------------------------------------
 def own_norms(name: str, x: Tensor, behind: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """‖v_ij‖ ``[B, N, N]`` of one pre-norm block: v_ij = g(Σ_h α^h_ij W_O^h v_j^h) + 1[i=j] x_i, g what stands behind W_O.
+    """‖v_ij‖ ``[B, N, N]`` of one pre-norm block: v_ij = g(Σ_h α^h_ij W_O^h v_j^h) + 1[i=j] x_i, with g after W_O.
 
-    ``behind(part, whole)`` is what g makes of a part of the whole output of attention at row i.
+    ``behind(part, whole)`` applies g to a part of the whole attention output at token i.
     """
     attention, norm = Attention(name, Parts()), layer_norm(f"{name}.norm1")
     h = norm(x)
@@ -292,8 +292,8 @@ def own_norms(name: str, x: Tensor, behind: Callable[[Tensor, Tensor], Tensor]) 
     per_head = matrix(f"{name}.o.weight", WIDTH, WIDTH).view(WIDTH, HEADS, -1)
     parts = torch.einsum("bhij,bhjd,ehd->bije", weights, v, per_head)
     vectors = behind(parts, whole[:, :, None])
-    own = torch.eye(x.shape[1], dtype=x.dtype)[None, :, :, None] * x[:, :, None]
-    return (vectors + own).norm(dim=-1)
+    residual = torch.eye(x.shape[1], dtype=x.dtype)[None, :, :, None] * x[:, :, None]
+    return (vectors + residual).norm(dim=-1)
 
 
 def forms() -> Iterator[Form]:

@@ -1,4 +1,4 @@
-"""A form: one way of writing a model, its inputs, and what it is compared with."""
+"""A form: one implementation of a model, its inputs, and how it is compared."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SCORES, SIGNS = "scores", "signs"
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One way of writing a function, in one model.
+    """One implementation of a function in one model.
 
     Attributes:
-        kind: of what ("softmax", "containers"); function: which one ("gelu tanh"); base: in which model.
-            Forms equal in these three are a group: the first one of it is what the others are compared with.
-        way: how it is written.
-        build: the model in eval mode; inputs: what it takes.
-        regroups: whether sums or products are taken in other groups, so that rules that share at sums or products may differ.
-        target: as for ``explain``.
+        kind: kind of the function ("softmax", "containers"); function: its name ("gelu tanh"); base: the model.
+            Forms equal in these three are a group, whose first form is the reference of the others.
+        way: name of the implementation.
+        build: builder of the model in eval mode; inputs: builder of its inputs.
+        regroups: whether sums or products are grouped differently, so that rules at sums or products may differ.
+        target: the target of ``explain``.
         single: whether each sample is explained alone, without its padding.
-        rows_first: whether the model takes ``[N, B]``, so that scores may stand so too.
+        rows_first: whether the model takes ``[N, B]``, so that scores may be transposed.
         compared: "scores", which are equal, or "signs", which are equal where scores are not near 0.
-        same_output: whether the model's output is the first form's.
-        undefined: methods by whose definition the forms of the group may differ.
-        reference: whether it is as good to compare with as the first one.
+        same_output: whether the output equals that of the first form.
+        undefined: methods whose definition allows the forms of the group to differ.
+        reference: whether the form is a further reference of its group.
     """
 
     kind: str

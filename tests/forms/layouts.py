@@ -1,6 +1,6 @@
-"""Rows that lie otherwise: heads before samples, tokens before samples, the axis of heads last.
+"""Other layouts of axes: heads before samples, tokens before samples, the head axis last.
 
-Each model is explained as a batch and sample by sample; all of a group have the same scores.
+Each model is explained as a batch and sample by sample; all forms of a group have equal scores.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def some_inputs(kind: str, batch: int, tokens: int, rows_first: bool = False) ->
     return x.transpose(0, 1).contiguous() if rows_first else x
 
 
-# -- products of q, k, v [B, H, N, d], with samples, heads and tokens on other axes ---------------------------------------------
+# -- products of q, k, v [B, H, N, d] with samples, heads and tokens on other axes ----------------------------------------------
 def heads_before_samples(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Heads cut off the channels and put behind one another along the batch, ``[H·B, N, d]``."""
+    """Heads split from the channels and concatenated along the batch, ``[H·B, N, d]``."""
     batch = q.shape[0]
     q, k, v = (torch.cat(merged(t).split(HEAD, dim=2), dim=0) for t in (q, k, v))
     mixed = torch.softmax(q.bmm(k.transpose(1, 2)) / ROOT, 2).bmm(v)
@@ -111,11 +111,11 @@ def queries_before_samples(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def one_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All samples in one sequence, each kept from the others by a mask."""
+    """All samples in one sequence, separated by a mask."""
     batch, tokens = q.shape[0], q.shape[2]
     q, k, v = (t.transpose(0, 1).flatten(1, 2) for t in (q, k, v))
-    own = torch.block_diag(*[torch.ones(tokens, tokens)] * batch).bool()
-    mixed = (q @ k.mT / ROOT).masked_fill(~own, float("-inf")).softmax(-1) @ v
+    same_sample = torch.block_diag(*[torch.ones(tokens, tokens)] * batch).bool()
+    mixed = (q @ k.mT / ROOT).masked_fill(~same_sample, float("-inf")).softmax(-1) @ v
     return mixed.unflatten(1, (batch, tokens)).transpose(0, 1)
 
 
@@ -142,10 +142,10 @@ PRODUCTS: dict[str, Way] = {
 
 # -- relative keys and values (Shaw et al.) ---------------------------------------------------------------------------------------
 def relative(tokens: int, what: str) -> Tensor:
-    """``[N, N, d]``: one vector for each distance."""
+    """``[N, N, d]``: one vector per distance."""
     table = noise(f"relative {what}", 2 * tokens - 1, HEAD) / 2
-    places = torch.arange(tokens)
-    return table[places[None] - places[:, None] + tokens - 1]
+    positions = torch.arange(tokens)
+    return table[positions[None] - positions[:, None] + tokens - 1]
 
 
 def relative_weights(q: Tensor, k: Tensor) -> Tensor:
@@ -180,14 +180,14 @@ def shaw_summed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def shaw_flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``[B·H, N, N]`` times values of every pair."""
+    """``[B·H, N, N]`` times the values of every pair."""
     weights = relative_weights(q, k).flatten(0, 1)
-    found = weights @ v.flatten(0, 1) + torch.einsum("bij,ijd->bid", weights, relative(q.shape[2], "values"))
-    return found.view(q.shape)
+    mixed = weights @ v.flatten(0, 1) + torch.einsum("bij,ijd->bid", weights, relative(q.shape[2], "values"))
+    return mixed.view(q.shape)
 
 
 def shaw_in_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Values of each pair, content and place in one."""
+    """One value per pair, the sum of content and position."""
     pairs = v.unsqueeze(2) + relative(q.shape[2], "values")
     return torch.einsum("bhij,bhijd->bhid", relative_weights(q, k), pairs)
 
@@ -216,7 +216,7 @@ class Layer(nn.Module):
 
 
 class SetModel(nn.Module):
-    """No positions: any number of tokens."""
+    """A model without positions, for any number of tokens."""
 
     def __init__(self, kind: str, layer: Callable[[str], nn.Module]) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class TorchLayer(nn.Module):
 
 
 class TokensFirst(SetModel):
-    """Tokens before samples inside; ``turned``: in what it takes, too."""
+    """Tokens before samples inside the model and, if ``turned``, in its input."""
 
     def __init__(self, kind: str, layer: Callable[[str], nn.Module], turned: bool) -> None:
         super().__init__(kind, layer)
@@ -309,32 +309,32 @@ def _turned(kind: str, layer: Callable[[str], nn.Module], turned: bool) -> nn.Mo
 
 
 def _layers() -> dict[str, Callable[[str], nn.Module]]:
-    own = {name: partial(TokensFirstLayer, product=product) for name, product in TOKENS_FIRST.items()}
-    return {**own, "nn.MultiheadAttention": partial(TorchLayer, need_weights=True), "nn.MultiheadAttention, no weights": partial(TorchLayer, need_weights=False)}
+    layers = {name: partial(TokensFirstLayer, product=product) for name, product in TOKENS_FIRST.items()}
+    return {**layers, "nn.MultiheadAttention": partial(TorchLayer, need_weights=True), "nn.MultiheadAttention, no weights": partial(TorchLayer, need_weights=False)}
 
 
 def forms() -> Iterator[Form]:
     # batch and heads equal; batch × heads equal to tokens; batch equal to tokens; all different
     shapes = {"3 samples, 5 tokens": (3, 5), "2 samples, 6 tokens": (2, 6), "5 samples, 5 tokens": (5, 5), "4 samples, 6 tokens": (4, 6)}
     for base, (batch, tokens) in shapes.items():
-        given = partial(some_inputs, "vectors", batch, tokens)
+        model_inputs = partial(some_inputs, "vectors", batch, tokens)
         for function, ways in (("maps", PRODUCTS), ("relative values", SHAW)):
             for name, product in ways.items():
                 for single in (True, False):
                     way = f"{name}, one by one" if single else name
-                    yield Form("layouts", function, way, base, partial(_plain, "vectors", product), given, single=single)
+                    yield Form("layouts", function, way, base, partial(_plain, "vectors", product), model_inputs, single=single)
     for kind in ("vectors", "ids"):
         for base, (batch, tokens) in list(shapes.items())[1:]:
             yield from _tokens_first(kind, base, batch, tokens)
 
 
 def _tokens_first(kind: str, base: str, batch: int, tokens: int) -> Iterator[Form]:
-    where = f"{kind}, {base}"
-    yield Form("layouts", "tokens first", "samples first", where, partial(_plain, kind, plain), partial(some_inputs, kind, batch, tokens))
+    base_name = f"{kind}, {base}"
+    yield Form("layouts", "tokens first", "samples first", base_name, partial(_plain, kind, plain), partial(some_inputs, kind, batch, tokens))
     for name, layer in _layers().items():
         for turned in (False, True):
-            given = partial(some_inputs, kind, batch, tokens, turned)
+            model_inputs = partial(some_inputs, kind, batch, tokens, turned)
             way = f"{name}, input too" if turned else name
             model = partial(_turned, kind, layer, turned)
-            yield Form("layouts", "tokens first", way, where, model, given, rows_first=turned)
-            yield Form("layouts", "tokens first", f"{way}, one by one", where, model, given, rows_first=turned, single=True)
+            yield Form("layouts", "tokens first", way, base_name, model, model_inputs, rows_first=turned)
+            yield Form("layouts", "tokens first", f"{way}, one by one", base_name, model, model_inputs, rows_first=turned, single=True)

@@ -1,4 +1,4 @@
-"""Counts over all forms and methods: ``python -m tests.forms.measure [--kind K ...] [--methods M ...] [--sample] [--jobs 2] --out FILE.json``."""
+"""Count the outcomes of all forms and methods: ``python -m tests.forms.measure [--kind K ...] [--methods M ...] [--sample] [--jobs 2] --out FILE.json``."""
 
 from __future__ import annotations
 
@@ -21,18 +21,30 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from .catalogue import all_forms
-from .cells import AGREE, FOREIGN, NOWHERE, REFUSED, SILENT, Cell, all_settings, cells_of, grouped, named, wrong_forms
+from .cells import (
+    AGREE,
+    FOREIGN,
+    NOWHERE,
+    REFUSED,
+    SILENT,
+    Cell,
+    all_settings,
+    cells_of,
+    grouped,
+    settings_named,
+    wrong_forms,
+)
 from .form import Group
 
 OUTCOMES = (AGREE, REFUSED, SILENT, FOREIGN, NOWHERE)
 REGROUPED = "regrouped"
-# words of a sentence that offers a way out
+# words of a message with a remedy
 WAY_OUT = re.compile(r"register|rules=|like=|instead|pass |use |give|Methods that apply|target=|leave ", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell as it is written down."""
+    """A cell in the report."""
 
     kind: str
     form: str
@@ -44,22 +56,22 @@ class Row:
 
 def row(cell: Cell) -> Row:
     outcome = REGROUPED if cell.outcome == SILENT and cell.form.regroups else cell.outcome
-    return Row(cell.form.kind, cell.form.id, cell.setting.id, outcome, min(cell.difference, OTHER), cell.said)
+    return Row(cell.form.kind, cell.form.id, cell.setting.id, outcome, min(cell.difference, OTHER), cell.message)
 
 
 def measured(group: Group, settings: Sequence[str]) -> tuple[list[Row], list[str], float]:
-    """(cells, forms whose output is not the first one's, processor seconds) of one group."""
+    """(cells, forms with another output, CPU seconds) of one group."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start = time.process_time()
     forms = [f for f in all_forms() if f.group == group]
-    rows = [row(cell) for cell in cells_of(forms, named(settings))]
+    rows = [row(cell) for cell in cells_of(forms, settings_named(settings))]
     return rows, wrong_forms(forms), time.process_time() - start
 
 
-# -- what is run -----------------------------------------------------------------------------------------------------------
+# -- selection -------------------------------------------------------------------------------------------------------------
 def chosen_groups(kinds: Sequence[str] | None, sample: bool) -> list[Group]:
-    """Groups of these kinds; a sample has one base of each function."""
+    """Groups of these kinds; ``sample`` selects one base per function."""
     groups = [g for g in grouped(all_forms()) if not kinds or g[0] in kinds]
     if not sample:
         return groups
@@ -80,7 +92,7 @@ def chosen_settings(methods: Sequence[str] | None, sample: bool) -> list[str]:
 
 
 def run(groups: Sequence[Group], settings: Sequence[str], jobs: int) -> tuple[list[Row], list[str], float]:
-    """(cells, wrong forms, processor seconds)"""
+    """(cells, wrong forms, CPU seconds)"""
     rows: list[Row] = []
     wrong: list[str] = []
     if jobs == 1:
@@ -94,16 +106,16 @@ def run(groups: Sequence[Group], settings: Sequence[str], jobs: int) -> tuple[li
 
 def _gather(results: Iterable[Any], groups: Sequence[Group], rows: list[Row], wrong: list[str]) -> float:
     total = 0.0
-    for done, (group, (own, mistakes, seconds)) in enumerate(zip(groups, results, strict=True), 1):
-        rows += own
+    for done, (group, (group_rows, mistakes, seconds)) in enumerate(zip(groups, results, strict=True), 1):
+        rows += group_rows
         wrong += mistakes
         total += seconds
-        counts = Counter(r.outcome for r in own)
+        counts = Counter(r.outcome for r in group_rows)
         sys.stderr.write(f"{done}/{len(groups)} {' / '.join(group)}: {dict(counts)} {seconds:.1f} s\n")
     return total
 
 
-# -- what is written ----------------------------------------------------------------------------------------------------------
+# -- report -------------------------------------------------------------------------------------------------------------------
 def table(rows: Sequence[Row], key: str) -> str:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for r in rows:
@@ -117,30 +129,30 @@ def table(rows: Sequence[Row], key: str) -> str:
     return "\n".join(lines)
 
 
-# scores of another shape, or not finite
+# the difference of scores of another shape or that are not finite
 OTHER = 1e9
 
 
 def worst(rows: Sequence[Row], most: int) -> list[Row]:
-    """Of each kind and setting the form with the largest silent difference; the largest of these."""
-    found: dict[tuple[str, str], Row] = {}
+    """The form with the largest silent difference of each kind and setting, the largest first."""
+    largest: dict[tuple[str, str], Row] = {}
     for r in sorted((r for r in rows if r.outcome == SILENT and r.difference < OTHER), key=lambda r: -r.difference):
-        found.setdefault((r.kind, r.setting), r)
-    return list(found.values())[:most]
+        largest.setdefault((r.kind, r.setting), r)
+    return list(largest.values())[:most]
 
 
 def refusals(rows: Sequence[Row], outcome: str = REFUSED) -> list[dict[str, Any]]:
-    """What was said, how often and where; names and numbers aside."""
-    said: dict[str, list[Row]] = defaultdict(list)
+    """Messages with their counts and places, grouped without regard to numbers."""
+    by_message: dict[str, list[Row]] = defaultdict(list)
     for r in rows:
         if r.outcome == outcome:
-            said[re.sub(r"\d+", "#", r.said)].append(r)
+            by_message[re.sub(r"\d+", "#", r.said)].append(r)
     return [
         {
-            "count": len(own), "offers a way out": bool(WAY_OUT.search(own[0].said)), "said": own[0].said,
-            "methods": sorted({r.setting for r in own}), "forms": sorted({r.form for r in own})[:20],
+            "count": len(group), "offers a way out": bool(WAY_OUT.search(group[0].said)), "said": group[0].said,
+            "methods": sorted({r.setting for r in group}), "forms": sorted({r.form for r in group})[:20],
         }
-        for own in sorted(said.values(), key=lambda own: -len(own))
+        for group in sorted(by_message.values(), key=lambda group: -len(group))
     ]
 
 

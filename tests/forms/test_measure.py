@@ -1,4 +1,4 @@
-"""The runner counts what the cells came to."""
+"""Comparison of cells, and the command that counts their outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def outcomes(*answers: Answer) -> list[str]:
     return [cell.outcome for cell in compare([(form(str(i)), answer) for i, answer in enumerate(answers)], SETTING)]
 
 
-def test_cells_are_compared_with_the_first_that_is_answered() -> None:
+def test_cells_are_compared_with_the_first_form_that_has_scores() -> None:
     first, same, other = (Answer(torch.tensor([1.0, v], dtype=torch.float64)) for v in (2.0, 2.0 + 1e-7, 2.1))
     refused, foreign = Answer(None, "no"), Answer(None, "KeyError", foreign=True)
     assert outcomes(first, same, other, refused, foreign) == [AGREE, AGREE, SILENT, REFUSED, FOREIGN]
@@ -40,17 +40,17 @@ def test_signs_are_compared_with_any_reference() -> None:
     assert [c.outcome for c in compare([(forms[0], Answer(scores[0])), (forms[2], Answer(scores[1]))], SETTING)] == [AGREE, SILENT]
 
 
-def test_a_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_are_written_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "counts.json"
     main(["--kind", "placement", "--methods", "raw_attention", "saliency", "--out", str(out)])
-    found = json.loads(out.read_text())
-    assert found["cells"] == 8
-    assert sum(found["counts"].values()) == 8
-    assert found["wrong forms"] == []
+    report = json.loads(out.read_text())
+    assert report["cells"] == 8
+    assert sum(report["counts"].values()) == 8
+    assert report["wrong forms"] == []
     assert "placement" in capsys.readouterr().out
 
 
-def test_a_kind_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_kind_exits_with_the_list_of_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--kind", "no such kind", "--out", str(tmp_path / "counts.json")])
     assert "causal softmax" in capsys.readouterr().err

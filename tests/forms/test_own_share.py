@@ -1,4 +1,4 @@
-"""What a token keeps of itself where a scale, a gate or a norm stands behind the output projection: as by its definition, or refused."""
+"""Norm-based attention with a scale, gate or norm after the output projection equals its definition, or is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def centred(part: Tensor) -> Tensor:
 
 
 def through_layer_norm(part: Tensor, whole: Tensor) -> Tensor:
-    """A part of what goes through LayerNorm, with the true deviation of the whole."""
+    """LayerNorm of a part, with the deviation of the whole."""
     return centred(part) * (whole.var(-1, keepdim=True, correction=0) + EPS).rsqrt() * gain(f"{NAME}.norm3.weight", WIDTH)
 
 
@@ -53,15 +53,15 @@ CASES: dict[str, tuple[Callable[[str], nn.Module], Definition]] = {
 
 @pytest.mark.parametrize("method", ["norm_attention", "globenc"])
 @pytest.mark.parametrize("case", CASES)
-def test_own_share(case: str, method: str) -> None:
+def test_norm_based_attention_equals_its_definition_or_is_refused(case: str, method: str) -> None:
     block, behind = CASES[case]
     model = Stack(OPTIONS, block, depth=1).double().eval()
     ids = inputs("ids")
     with torch.no_grad():
         norms = own_norms(NAME, model.embed(ids), behind)[:, 0]
-    wanted = norms / norms.sum(-1, keepdim=True) if method == "norm_attention" else norms
+    expected = norms / norms.sum(-1, keepdim=True) if method == "norm_attention" else norms
     try:
-        found = whyformer.explain(model, ids, method, 1).scores
+        actual = whyformer.explain(model, ids, method, 1).scores
     except MethodNotApplicable:
         return
-    assert (found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
+    assert (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()

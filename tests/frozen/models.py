@@ -1,4 +1,4 @@
-"""The models whose scores are stored: tiny, with random weights from seeds. Each has a batch of two samples, and its first sample alone."""
+"""Tiny models with seeded random weights whose scores are stored. Each has a batch of two samples, and the first sample separately."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from shrinking import tiny
 from tiny_inputs import decoder_words, noise
 
 Inputs = Any
-Built = tuple[nn.Module, Inputs]
+ModelAndInputs = tuple[nn.Module, Inputs]
 BATCH, SINGLE = "batch", "single"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model in float64 with its inputs, and what of its output is explained, for the batch and for its first sample alone."""
+    """A float64 model with inputs and targets, for the batch and for its first sample."""
 
     module: nn.Module
     inputs: dict[str, Inputs]
     targets: dict[str, Any]
 
     def output(self) -> Tensor:
-        """What the model says of the batch, without an explanation."""
-        given = self.inputs[BATCH]
+        """Plain output of the model for the batch."""
+        batch = self.inputs[BATCH]
         with torch.no_grad():
-            return main_logits(self.module(**given) if isinstance(given, dict) else self.module(given))
+            return main_logits(self.module(**batch) if isinstance(batch, dict) else self.module(batch))
 
 
-# -- models that are not in tests/zoo.py nor in tests/architectures.py -------------------------------------------------
-def lxmert() -> Built:
-    """Words and boxes: two streams that attend to each other."""
+# -- models that are neither in tests/zoo.py nor in tests/architectures.py ---------------------------------------------
+def lxmert() -> ModelAndInputs:
+    """Words and boxes: two streams with co-attention."""
     import transformers
 
     config = transformers.LxmertConfig(
         vocab_size=50, hidden_size=24, num_attention_heads=3, intermediate_size=48, num_qa_labels=6, visual_feat_dim=8, l_layers=2,
         r_layers=1, x_layers=2,
     )  # fmt: skip
-    drawn = torch.Generator().manual_seed(5)
-    boxes = {"visual_feats": torch.rand(2, 5, 8, generator=drawn), "visual_pos": torch.rand(2, 5, 4, generator=drawn)}
+    generator = torch.Generator().manual_seed(5)
+    boxes = {"visual_feats": torch.rand(2, 5, 8, generator=generator), "visual_pos": torch.rand(2, 5, 4, generator=generator)}
     return zoo.randomise(transformers.LxmertForQuestionAnswering(config)), {**zoo.text(), **boxes}
 
 
-def vilt() -> Built:
-    """Words and patches in one sequence. Its embeddings draw the order of the patches at random; here it is that of the picture."""
+def vilt() -> ModelAndInputs:
+    """Words and patches in one sequence. ViLT shuffles its patches; here they keep the order of the image."""
     import transformers
     from transformers.models.vilt.modeling_vilt import ViltEmbeddings
 
-    class InOrder(ViltEmbeddings):
+    class OrderedViltEmbeddings(ViltEmbeddings):
         def visual_embed(self, *args: Any, **kwargs: Any) -> Any:
             with patch.object(torch, "multinomial", lambda weights, count, **_: torch.arange(count)):
                 return super().visual_embed(*args, **kwargs)
@@ -66,11 +66,11 @@ def vilt() -> Built:
         max_position_embeddings=20, num_labels=4, max_image_length=-1,
     )  # fmt: skip
     model = transformers.ViltForQuestionAnswering(config)
-    model.vilt.embeddings = InOrder(config)
+    model.vilt.embeddings = OrderedViltEmbeddings(config)
     return zoo.randomise(model), {**zoo.text(), "pixel_values": zoo.pixels(16, 16)}
 
 
-def whisper() -> Built:
+def whisper() -> ModelAndInputs:
     """Sound and words: an encoder-decoder."""
     model = tiny("WhisperForConditionalGeneration", {"max_source_positions": 16, "max_target_positions": 16})
     return model, {"input_features": noise(2, model.config.num_mel_bins, 32), "decoder_input_ids": decoder_words()}
@@ -90,7 +90,7 @@ ARCHITECTURES = [
     "audio classification/wav2vec2", "object detection/detr", "object detection/yolos", "semantic segmentation/segformer",
     "two towers/clip", "vision and language/llava",
 ]  # fmt: skip
-OTHERS: dict[str, tuple[Callable[[], Built], Any]] = {
+OTHERS: dict[str, tuple[Callable[[], ModelAndInputs], Any]] = {
     "lxmert": (lxmert, [1, 3]),
     "vilt": (vilt, [1, 3]),
     "whisper": (whisper, [70, 81]),
@@ -103,26 +103,26 @@ def architectures() -> dict[str, Architecture]:
     return {a.name: a for a in listed()}
 
 
-def in_double(built: Built) -> Built:
-    model, inputs = built
+def to_double(model_and_inputs: ModelAndInputs) -> ModelAndInputs:
+    model, inputs = model_and_inputs
     return model.double().eval(), zoo.to(inputs, torch.float64)
 
 
-def of_zoo(build: Callable[[], Built]) -> Model:
-    module, inputs = in_double(build())
+def of_zoo(build: Callable[[], ModelAndInputs]) -> Model:
+    module, inputs = to_double(build())
     return Model(module, {BATCH: inputs, SINGLE: zoo.rows(inputs, 0)}, {BATCH: None, SINGLE: None})
 
 
-def of_target(build: Callable[[], Built], target: Any) -> Model:
-    module, inputs = in_double(build())
+def of_target(build: Callable[[], ModelAndInputs], target: Any) -> Model:
+    module, inputs = to_double(build())
     first = target[:1] if isinstance(target, list) else target
     return Model(module, {BATCH: inputs, SINGLE: row(inputs, 0, crop=False)}, {BATCH: target, SINGLE: first})
 
 
 def of_architecture(name: str) -> Model:
-    one = architectures()[name]
-    module, inputs = in_double(one.build())
-    target = TARGETS.get(name) or target_of(one.kind, reads_ahead(one.kind, module, inputs))
+    architecture = architectures()[name]
+    module, inputs = to_double(architecture.build())
+    target = TARGETS.get(name) or target_of(architecture.kind, reads_ahead(architecture.kind, module, inputs))
     return of_target(lambda: (module, inputs), target)
 
 

@@ -1,4 +1,4 @@
-"""Each step of a generated text is what ``explain`` says of the tokens before it; prompts of every form; refusals."""
+"""explain_generation(): each step equals ``explain`` on the preceding tokens; kinds of prompts; errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whyformer.methods import METHODS
 PROMPT = [2, 9, 5, 17, 30]
 ANSWER = [8, 11, 4, 25]
 SOURCE = [6, 7, 8, 9, 3]
-TOGETHER = ("saliency", "input_x_gradient", "lrp_ah", "lrp_ah_ln", "lrp", "attnlrp", "cp_lrp", "gim", "libragrad", "auto")
+SINGLE_PASS_METHODS = ("saliency", "input_x_gradient", "lrp_ah", "lrp_ah_ln", "lrp", "attnlrp", "cp_lrp", "gim", "libragrad", "auto")
 
 
 @cache
@@ -39,70 +39,70 @@ def model(name: str) -> Any:
     return zoo.randomise(getattr(transformers, kind)(getattr(transformers, config)(**shape)).eval()).double()
 
 
-def largest(a: torch.Tensor, b: torch.Tensor) -> float:
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", sorted(n for n, m in METHODS.items() if m.modality != "image"))
 @pytest.mark.parametrize("name", ["llama_lm", "gpt2_lm"])
-def test_each_step_is_what_explain_says_of_the_tokens_before_it(name: str, method: str) -> None:
-    own = model(name)
+def test_step_equals_explain_on_preceding_tokens(name: str, method: str) -> None:
+    language_model = model(name)
     try:
-        g = whyformer.explain_generation(own, PROMPT, ANSWER[:2], method)
+        g = whyformer.explain_generation(language_model, PROMPT, ANSWER[:2], method)
     except whyformer.WhyformerError as error:
         with pytest.raises(type(error)):
-            whyformer.explain(own, torch.tensor([PROMPT]), method, targets.LogProbability(ANSWER[0]))
+            whyformer.explain(language_model, torch.tensor([PROMPT]), method, targets.LogProbability(ANSWER[0]))
         return
     for t, token in enumerate(ANSWER[:2]):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        e = whyformer.explain(own, ids, method, targets.LogProbability(token))
-        assert largest(g[t].scores, e.scores) < 1e-10
+        e = whyformer.explain(language_model, ids, method, targets.LogProbability(token))
+        assert relative_error(g[t].scores, e.scores) < 1e-10
         assert torch.allclose(g[t].logits, e.logits, atol=1e-12)
         assert g[t].target_names == e.target_names
         assert not g.matrix[t, len(PROMPT) + t :].any()
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("method", [*TOGETHER, "gae", "transformer_attribution"])
+@pytest.mark.parametrize("method", [*SINGLE_PASS_METHODS, "gae", "transformer_attribution"])
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
-def test_each_token_of_a_decoder_is_explained_by_the_source_and_the_output_before_it(name: str, method: str) -> None:
-    own = model(name)
-    g = whyformer.explain_generation(own, SOURCE, ANSWER, method)
+def test_step_of_encoder_decoder_equals_explain_on_source_and_preceding_tokens(name: str, method: str) -> None:
+    language_model = model(name)
+    g = whyformer.explain_generation(language_model, SOURCE, ANSWER, method)
     assert (g.source, g.start, g.generated) == (5, 6, slice(6, 10))
-    assert g.ids == [*SOURCE, own.config.decoder_start_token_id, *ANSWER]
+    assert g.ids == [*SOURCE, language_model.config.decoder_start_token_id, *ANSWER]
     for t, token in enumerate(ANSWER):
-        fed = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([g.ids[5 : 6 + t]])}
-        e = whyformer.explain(own, fed, method, targets.LogProbability(token))
+        inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([g.ids[5 : 6 + t]])}
+        e = whyformer.explain(language_model, inputs, method, targets.LogProbability(token))
         assert g[t].inputs == e.inputs == ("input_ids", "decoder_input_ids")
         row = torch.cat([e.scores[0], e.parts["decoder_input_ids"].scores[0]])
-        for part in e.inputs:  # relative to both inputs: beside the answer's 1, the source may have rounding only
+        for part in e.inputs:  # relative to both inputs: the source may have rounding errors only
             assert float((g[t].part(part).scores - e.part(part).scores).abs().max() / row.abs().max()) < 1e-10
-        assert largest(g.matrix[t, : len(row)], row) < 1e-10
+        assert relative_error(g.matrix[t, : len(row)], row) < 1e-10
 
 
-@pytest.mark.parametrize("method", TOGETHER)
-def test_one_forward_pass_serves_all_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, lengths, alone = model("llama_lm"), [], Steps._single_step
-    whyformer.explain_generation(own, PROMPT, ANSWER, method)  # what is measured once a model is measured
+@pytest.mark.parametrize("method", SINGLE_PASS_METHODS)
+def test_all_steps_share_one_forward_pass(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    language_model, lengths, alone = model("llama_lm"), [], Steps._single_step
+    whyformer.explain_generation(language_model, PROMPT, ANSWER, method)  # fill the caches of the model
     monkeypatch.setattr(Steps, "_single_step", lambda *a: pytest.fail("a pass for each step"))
-    hook = own.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
-    whyformer.explain_generation(own, PROMPT, ANSWER, method)
+    hook = language_model.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
+    whyformer.explain_generation(language_model, PROMPT, ANSWER, method)
     hook.remove()
-    # the check that it is a language model, the pass; the vocabulary is computed for the rows that are asked
+    # the check for a language model and the pass, which computes logits of the explained rows only
     assert lengths[-1] == len(ANSWER)
     assert len(lengths) <= 4
     assert alone is not None
 
 
 @pytest.mark.parametrize("name", ["llama_lm", "t5"])
-def test_a_span_is_the_sum_of_its_steps_for_what_is_linear_in_the_target(name: str) -> None:
-    own = model(name)
-    g = whyformer.explain_generation(own, PROMPT, ANSWER, "lrp_ah_ln")
-    e = whyformer.explain_span(g, 1, -1, own)
+def test_span_equals_the_sum_of_its_steps_for_linear_methods(name: str) -> None:
+    language_model = model(name)
+    g = whyformer.explain_generation(language_model, PROMPT, ANSWER, "lrp_ah_ln")
+    e = whyformer.explain_span(g, 1, -1, language_model)
     summed = g.matrix[1:].sum(0)
-    found = torch.cat([e.scores[0], *(p.scores[0] for p in e.parts.values())])
-    assert largest(found[: len(summed)], summed[: len(found)]) < (1e-7 if name == "llama_lm" else 1e-10)  # its norms are float32
+    span_scores = torch.cat([e.scores[0], *(p.scores[0] for p in e.parts.values())])
+    assert relative_error(span_scores[: len(summed)], summed[: len(span_scores)]) < (1e-7 if name == "llama_lm" else 1e-10)  # its norms are computed in float32
     assert float(e.logits) == pytest.approx(float(g.value[1:].sum()), abs=1e-10)
 
 
@@ -117,45 +117,45 @@ def test_a_span_is_the_sum_of_its_steps_for_what_is_linear_in_the_target(name: s
         (lambda row: row[:, 5] ** 2, lambda row, token: row[5] ** 2),
     ],
 )
-def test_what_is_explained_of_each_token(target: Any, value: Any) -> None:
-    own = model("gpt2_lm")
-    g = whyformer.explain_generation(own, PROMPT, ANSWER, "input_x_gradient", target=target)
-    rows = own(torch.tensor([[*PROMPT, *ANSWER]])).logits[0, len(PROMPT) - 1 :].detach()
+def test_value_of_each_step_by_target(target: Any, value: Any) -> None:
+    language_model = model("gpt2_lm")
+    g = whyformer.explain_generation(language_model, PROMPT, ANSWER, "input_x_gradient", target=target)
+    rows = language_model(torch.tensor([[*PROMPT, *ANSWER]])).logits[0, len(PROMPT) - 1 :].detach()
     for t, token in enumerate(ANSWER):
         assert float(g.value[t]) == pytest.approx(float(value(rows[t], token)), abs=1e-10)
         assert g[t].diagnostics["conservation"]["start"] == pytest.approx([float(g.value[t])], abs=1e-10)
 
 
-def test_a_list_of_prompts_gives_each_as_by_itself_and_padding_is_left_out() -> None:
-    own = model("llama_lm")
+def test_list_of_prompts_equals_single_prompts_without_padding() -> None:
+    language_model = model("llama_lm")
     prompts = [PROMPT, PROMPT[:3], [4, 4, 8, 9, 1, 2]]
-    several = whyformer.explain_generation(own, prompts, [ANSWER, ANSWER[:2], ANSWER], "lrp_ah_ln")
+    several = whyformer.explain_generation(language_model, prompts, [ANSWER, ANSWER[:2], ANSWER], "lrp_ah_ln")
     assert isinstance(several, list)
     for g, prompt, answer in zip(several, prompts, [ANSWER, ANSWER[:2], ANSWER], strict=True):
-        alone = whyformer.explain_generation(own, prompt, answer, "lrp_ah_ln")
+        alone = whyformer.explain_generation(language_model, prompt, answer, "lrp_ah_ln")
         assert torch.equal(g.matrix, alone.matrix)
     for side in ("left", "right"):
         ids, mask = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
         for row, prompt in enumerate(prompts[:2]):
-            place = slice(8 - len(prompt), 8) if side == "left" else slice(0, len(prompt))
-            ids[row, place], mask[row, place] = torch.tensor(prompt), 1
-        padded = whyformer.explain_generation(own, {"input_ids": ids, "attention_mask": mask}, [ANSWER, ANSWER[:2]], "lrp_ah_ln")
+            columns = slice(8 - len(prompt), 8) if side == "left" else slice(0, len(prompt))
+            ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
+        padded = whyformer.explain_generation(language_model, {"input_ids": ids, "attention_mask": mask}, [ANSWER, ANSWER[:2]], "lrp_ah_ln")
         assert [torch.equal(a.matrix, b.matrix) for a, b in zip(padded, several[:2], strict=True)] == [True, True]
 
 
-def test_greedy_tokens_are_the_likeliest_and_the_model_is_left_as_found() -> None:
-    own = model("llama_lm")
-    before = {n: p.requires_grad for n, p in own.named_parameters()}
-    g = whyformer.explain_generation(own, torch.tensor(PROMPT), method="input_x_gradient", max_new_tokens=5)
+def test_generated_tokens_are_the_likeliest_and_model_is_unchanged() -> None:
+    language_model = model("llama_lm")
+    before = {n: p.requires_grad for n, p in language_model.named_parameters()}
+    g = whyformer.explain_generation(language_model, torch.tensor(PROMPT), method="input_x_gradient", max_new_tokens=5)
     assert g.ids[: g.start] == PROMPT
     assert 1 <= len(g) <= 5
     for t in range(len(g)):
         assert g.candidates(t)[0][0] == g.ids[g.start + t]
         assert g.probability(t) == pytest.approx(g.candidates(t)[0][3])
-    assert {n: p.requires_grad for n, p in own.named_parameters()} == before
+    assert {n: p.requires_grad for n, p in language_model.named_parameters()} == before
 
 
-def test_merged_units_keep_the_sum(tmp_path: Path) -> None:
+def test_merged_units_preserve_the_sum(tmp_path: Path) -> None:
     g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
     for unit in ("word", "sentence", "turn"):
         merged = g.by(unit)
@@ -167,46 +167,46 @@ def test_merged_units_keep_the_sum(tmp_path: Path) -> None:
     assert float(turns.matrix[0, 0]) == pytest.approx(float(g.matrix[:, :5].sum()))
 
 
-def test_saving_and_loading(tmp_path: Path) -> None:
+def test_generation_is_saved_and_loaded(tmp_path: Path) -> None:
     g = whyformer.explain_generation(model("t5"), SOURCE, ANSWER, "lrp_ah_ln")
-    again = Generation.load(g.save(tmp_path / "answer.safetensors"))
-    assert torch.equal(again.matrix, g.matrix)
-    assert (again.tokens, again.pieces, again.ids, again.settings, again.turns) == (g.tokens, g.pieces, g.ids, g.settings, g.turns)
-    assert str(again[1]) == str(g[1])
-    assert again.by("word").pieces == g.by("word").pieces
-    assert torch.equal(whyformer.explain_span(again, 0, 1, model("t5")).scores, whyformer.explain_span(g, 0, 1, model("t5")).scores)
+    restored = Generation.load(g.save(tmp_path / "answer.safetensors"))
+    assert torch.equal(restored.matrix, g.matrix)
+    assert (restored.tokens, restored.pieces, restored.ids, restored.settings, restored.turns) == (g.tokens, g.pieces, g.ids, g.settings, g.turns)
+    assert str(restored[1]) == str(g[1])
+    assert restored.by("word").pieces == g.by("word").pieces
+    assert torch.equal(whyformer.explain_span(restored, 0, 1, model("t5")).scores, whyformer.explain_span(g, 0, 1, model("t5")).scores)
     with pytest.raises(InputError, match="before by"):
-        whyformer.explain_span(again.by("word"), 0, 1, model("t5"))
+        whyformer.explain_span(restored.by("word"), 0, 1, model("t5"))
     with pytest.raises(LoadError, match="no such file"):
         Generation.load(tmp_path / "none")
     whyformer.explain(model("llama_lm"), torch.tensor([PROMPT]), "saliency").save(tmp_path / "other.safetensors")
     with pytest.raises(LoadError, match="generated text"):
         Generation.load(tmp_path / "other.safetensors")
     facts = g.to_dict()
-    assert len(facts["candidates"][0]) in (20, 21)  # the generated token may be none of the likeliest
+    assert len(facts["candidates"][0]) in (20, 21)  # the generated token may not be among the likeliest
     assert facts["probabilities"][0] == pytest.approx(g.probability(0))
 
 
-def test_each_word_among_the_likeliest() -> None:
-    own = model("llama_lm")
-    g: Any = whyformer.explain_generation(own, PROMPT, ANSWER, target="among_likeliest")
+def test_target_among_likeliest_equals_log_probability_among() -> None:
+    language_model = model("llama_lm")
+    g: Any = whyformer.explain_generation(language_model, PROMPT, ANSWER, target="among_likeliest")
     assert g.explained == "log-probability among the 10 likeliest tokens"
     for t, token in enumerate(ANSWER):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        e = whyformer.explain(own, ids, target=targets.LogProbability(token, among=10))
+        e = whyformer.explain(language_model, ids, target=targets.LogProbability(token, among=10))
         assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-        assert not torch.allclose(e.scores, whyformer.explain(own, ids, target=targets.LogProbability(token)).scores, atol=1e-6)
+        assert not torch.allclose(e.scores, whyformer.explain(language_model, ids, target=targets.LogProbability(token)).scores, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
-def test_a_decoder_of_a_source_is_explained_at_its_inputs_by_default(name: str) -> None:
+def test_default_method_of_encoder_decoder_is_attnlrp(name: str) -> None:
     g: Any = whyformer.explain_generation(model(name), SOURCE, ANSWER)
     assert g[0].diagnostics["auto"]["name"] == "attnlrp"
     assert torch.equal(g.matrix, whyformer.explain_generation(model(name), SOURCE, ANSWER, "attnlrp").matrix)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"prompt": []}, "the list of prompts is empty"),
         ({"prompt": ""}, "tokenizer"),
@@ -224,13 +224,13 @@ def test_a_decoder_of_a_source_is_explained_at_its_inputs_by_default(name: str) 
         ({"prompt": [[{"role": "user", "content": "Hi"}]]}, "tokenizer"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(given: dict[str, Any], said: str) -> None:
-    asked = {"prompt": PROMPT, "continuation": None, "method": "lrp_ah_ln", "max_new_tokens": 4, **given}
-    with pytest.raises(InputError, match=said):
-        whyformer.explain_generation(model("llama_lm"), **asked)
+def test_invalid_arguments_raise(given: dict[str, Any], message: str) -> None:
+    arguments = {"prompt": PROMPT, "continuation": None, "method": "lrp_ah_ln", "max_new_tokens": 4, **given}
+    with pytest.raises(InputError, match=message):
+        whyformer.explain_generation(model("llama_lm"), **arguments)
 
 
-def test_a_model_that_is_no_language_model_is_refused() -> None:
+def test_model_that_is_no_language_model_raises() -> None:
     classifier, inputs = zoo.bert()
     with pytest.raises(InputError, match="cannot generate"):
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], method="lrp_ah_ln")
@@ -238,7 +238,7 @@ def test_a_model_that_is_no_language_model_is_refused() -> None:
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
 
 
-def test_spans_that_are_not_there() -> None:
+def test_span_or_step_out_of_range_raises() -> None:
     g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
     with pytest.raises(InputError, match="outside the text"):
         whyformer.explain_span(g, 0, 4, model("llama_lm"))

@@ -1,4 +1,4 @@
-"""Who says which tokens of a conversation, and which are a template's or special, whatever form the template has."""
+"""Roles of the tokens of a conversation, and special tokens of its template, for several chat templates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from generation.test_generation import model
 from whyformer import Generation
 from whyformer.errors import LoadError
 
-ASKED = [{"role": "user", "content": "Hi you"}]
-TALK = [
+QUESTION = [{"role": "user", "content": "Hi you"}]
+CONVERSATION = [
     {"role": "system", "content": "Be short."}, {"role": "user", "content": "user"}, {"role": "assistant", "content": "Yes."},
     {"role": "user", "content": "Ask?"},
 ]  # fmt: skip
@@ -26,7 +26,7 @@ IN_FRONT = (
     "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
     "{% for m in rest %}<|im_start|>{{ (system if loop.first else '') + m['content'] }}<|im_end|>{% endfor %}"
 )
-"""The system message stands in the first one of the user, and a conversation of it alone is nothing."""
+"""The system message is part of the first user message; alone it renders as an empty text."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def tokenizer(shared: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def writer(tokenizer: Any) -> Any:
+def language_model(tokenizer: Any) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
         eos_token_id=2, pad_token_id=2,
@@ -44,8 +44,8 @@ def writer(tokenizer: Any) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def explained(writer: Any, tokenizer: Any, prompt: Any, answer: Any = " Good<|im_end|>") -> Generation:
-    g = whyformer.explain_generation(writer, prompt, tokenizer(answer).input_ids, "input_x_gradient", tokenizer)
+def explained(language_model: Any, tokenizer: Any, prompt: Any, answer: Any = " Good<|im_end|>") -> Generation:
+    g = whyformer.explain_generation(language_model, prompt, tokenizer(answer).input_ids, "input_x_gradient", tokenizer)
     assert isinstance(g, Generation)
     return g
 
@@ -57,25 +57,25 @@ def texts(g: Generation) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("template", ["own", MARKED, NO_SYSTEM, IN_FRONT], ids=["own", "marked", "no system", "in front"])
-@pytest.mark.parametrize("prompt", [ASKED, TALK], ids=["question", "conversation"])
-def test_messages_are_told_from_what_the_template_writes_around_them(
-    template: str, prompt: Any, writer: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("prompt", [QUESTION, CONVERSATION], ids=["question", "conversation"])
+def test_turns_contain_the_messages_without_template_text(
+    template: str, prompt: Any, language_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (template, prompt) == (NO_SYSTEM, TALK):
-        prompt = TALK[1:]
+    if (template, prompt) == (NO_SYSTEM, CONVERSATION):
+        prompt = CONVERSATION[1:]
     if template != "own":
         monkeypatch.setattr(tokenizer, "chat_template", template)
-    g = explained(writer, tokenizer, prompt)
-    default = [("system", "You are a helpful AI assistant named SmolLM, trained by Hugging Face")] if (template, prompt) == ("own", ASKED) else []
+    g = explained(language_model, tokenizer, prompt)
+    default = [("system", "You are a helpful AI assistant named SmolLM, trained by Hugging Face")] if (template, prompt) == ("own", QUESTION) else []
     assert texts(g) == [*default, *((m["role"], m["content"]) for m in prompt), ("assistant", " Good")]
-    assert g.text == " Good<|im_end|>"  # the data have all of it
+    assert g.text == " Good<|im_end|>"  # the text of the generation includes special tokens
     turns = g.by("turn")
     assert [turns.pieces[a] for _, a, _ in turns.turns] == [text for _, text in texts(g)]
     assert float(turns.matrix.sum()) == pytest.approx(float(g.matrix.sum()))
 
 
-def test_special_tokens_of_a_text(writer: Any, tokenizer: Any) -> None:
-    g = explained(writer, tokenizer, "<|im_start|>One two")
+def test_special_tokens_of_a_prompt(language_model: Any, tokenizer: Any) -> None:
+    g = explained(language_model, tokenizer, "<|im_start|>One two")
     assert (g.turns, g.special) == ([], [0, len(g.ids) - 1])
     assert g[1].special == [[0]]
     words = g.by("word")
@@ -83,13 +83,13 @@ def test_special_tokens_of_a_text(writer: Any, tokenizer: Any) -> None:
     assert whyformer.explain_generation(model("llama_lm"), [5, 17], [9], "input_x_gradient").special is None  # no tokenizer
 
 
-def test_special_tokens_are_saved_and_files_without_them_are_read(writer: Any, tokenizer: Any, tmp_path: Path) -> None:
-    g = explained(writer, tokenizer, TALK)
+def test_special_tokens_are_saved_and_optional_in_files(language_model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    g = explained(language_model, tokenizer, CONVERSATION)
     assert g.special
     assert Generation.load(g.save(tmp_path / "g.safetensors")).special == g.special
     assert Generation.from_dict(g.to_dict()).special == g.special
-    before = {name: value for name, value in g.to_dict().items() if name != "special"}
-    assert Generation.from_dict(before).special is None
+    without_special = {name: value for name, value in g.to_dict().items() if name != "special"}
+    assert Generation.from_dict(without_special).special is None
     wrong = g.by("token")
     object.__setattr__(wrong, "special", [len(g.ids)])
     with pytest.raises(LoadError, match="special tokens"):

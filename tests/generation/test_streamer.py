@@ -1,4 +1,4 @@
-"""While a model writes, a caller's progress is told the text so far, and may end it."""
+"""Progress callbacks of a generation receive the text so far and can stop it."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ import whyformer
 from generation.test_generation import PROMPT, SOURCE, model
 
 
-class EnoughError(Exception):
-    pass
+class StopGenerationError(Exception):
+    """Raised by a progress callback."""
 
 
-def listening(seen: list[Any], most: int = 1000) -> Any:
-    """A progress that keeps (what, item), and raises at the ``most``-th token that is written."""
+def recording_progress(events: list[Any], most: int = 1000) -> Any:
+    """A progress callback that appends (description, total, item) to ``events``, and raises at generated token number ``most``."""
 
     def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         for number, item in enumerate(work, 1):
-            seen.append((description, total, item))
+            events.append((description, total, item))
             if description == "writing" and number == most:
-                raise EnoughError
+                raise StopGenerationError
             yield item
 
     return track
 
 
 @pytest.mark.parametrize("name", ["llama_lm", "t5"])
-def test_each_token_is_told_and_nothing_else_changes(name: str) -> None:
-    prompt, seen = (PROMPT if name == "llama_lm" else SOURCE), list[Any]()
-    told = whyformer.explain_generation(model(name), prompt, method="input_x_gradient", max_new_tokens=4, progress=listening(seen))
-    quiet = whyformer.explain_generation(model(name), prompt, method="input_x_gradient", max_new_tokens=4)
-    assert told.ids == quiet.ids
-    assert torch.equal(told.matrix, quiet.matrix)
-    assert [s for s in seen if s[0] == "writing"] == [("writing", 4, "")] * len(told)  # without a tokenizer no text
-    assert [s[0] for s in seen].count("input_x_gradient") == len(told)
+def test_progress_receives_each_token_without_effect_on_the_result(name: str) -> None:
+    prompt, events = (PROMPT if name == "llama_lm" else SOURCE), list[Any]()
+    result = whyformer.explain_generation(model(name), prompt, method="input_x_gradient", max_new_tokens=4, progress=recording_progress(events))
+    expected = whyformer.explain_generation(model(name), prompt, method="input_x_gradient", max_new_tokens=4)
+    assert result.ids == expected.ids
+    assert torch.equal(result.matrix, expected.matrix)
+    assert [s for s in events if s[0] == "writing"] == [("writing", 4, "")] * len(result)  # no text without a tokenizer
+    assert [s[0] for s in events].count("input_x_gradient") == len(result)
 
 
-def test_what_progress_raises_ends_the_writing() -> None:
-    seen: list[Any] = []
-    with pytest.raises(EnoughError):
-        whyformer.explain_generation(model("llama_lm"), PROMPT, max_new_tokens=20, progress=listening(seen, 2))
-    assert [s[0] for s in seen] == ["writing", "writing"]
+def test_exception_of_progress_stops_the_generation() -> None:
+    events: list[Any] = []
+    with pytest.raises(StopGenerationError):
+        whyformer.explain_generation(model("llama_lm"), PROMPT, max_new_tokens=20, progress=recording_progress(events, 2))
+    assert [s[0] for s in events] == ["writing", "writing"]
     assert len(whyformer.explain_generation(model("llama_lm"), PROMPT, method="input_x_gradient", max_new_tokens=2)) == 2
 
 
-def test_a_given_answer_is_not_written() -> None:
-    seen: list[Any] = []
-    whyformer.explain_generation(model("llama_lm"), PROMPT, [8, 11], "input_x_gradient", progress=listening(seen))
-    assert "writing" not in [s[0] for s in seen]
+def test_given_continuation_reports_no_generation() -> None:
+    events: list[Any] = []
+    whyformer.explain_generation(model("llama_lm"), PROMPT, [8, 11], "input_x_gradient", progress=recording_progress(events))
+    assert "writing" not in [s[0] for s in events]
 
 
-def test_the_text_so_far(shared: Path) -> None:
-    seen: list[Any] = []
-    g = whyformer.explain_generation(str(shared / "weights" / "stories260k"), "Once upon a time", method="input_x_gradient", max_new_tokens=5, progress=listening(seen))
-    texts = [item for what, _, item in seen if what == "writing"]
+def test_progress_receives_the_text_so_far(shared: Path) -> None:
+    events: list[Any] = []
+    g = whyformer.explain_generation(str(shared / "weights" / "stories260k"), "Once upon a time", method="input_x_gradient", max_new_tokens=5, progress=recording_progress(events))
+    texts = [item for description, _, item in events if description == "writing"]
     assert len(texts) == 5
     assert [len(t) for t in texts] == sorted(len(t) for t in texts)
     assert texts[-1].split() == g.text.split()

@@ -1,4 +1,4 @@
-"""Arguments without a batch axis are the same for all samples, all copies and each sample alone."""
+"""Arguments without a batch axis are shared by all samples, all perturbed copies and single samples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_atten
 FEW = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}, "occlusion": {"fill_id": 3}, "gradcam": {}, "input_x_gradient": {}}
 
 
-class Weighed(nn.Module):
-    """Logits by weights that are an argument, and the same for all samples or one row for each."""
+class WeightedLogits(nn.Module):
+    """Logits multiplied by an argument, which is shared by all samples or has one row per sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,25 +46,25 @@ ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize("given", ARGUMENTS)
 @pytest.mark.parametrize("method", FEW)
 @pytest.mark.part(times=4)
-def test_a_batch_is_its_samples(method: str, given: str, batch: int) -> None:
-    model, rows, others = Weighed().double().eval(), ids(batch), ARGUMENTS[given](batch)
+def test_batch_equals_single_samples(method: str, given: str, batch: int) -> None:
+    model, rows, others = WeightedLogits().double().eval(), ids(batch), ARGUMENTS[given](batch)
     e = whyformer.explain(model, {"input_ids": rows, **others}, method, 1, **FEW[method])
     for i in range(batch):
-        own = {n: v[i : i + 1] if v.dim() == 2 and len(v) == batch else v for n, v in others.items()}
-        alone = whyformer.explain(model, {"input_ids": rows[i : i + 1], **own}, method, 1, **FEW[method])
+        row = {n: v[i : i + 1] if v.dim() == 2 and len(v) == batch else v for n, v in others.items()}
+        alone = whyformer.explain(model, {"input_ids": rows[i : i + 1], **row}, method, 1, **FEW[method])
         assert torch.allclose(e.scores[i], alone.scores[0], rtol=1e-6, atol=1e-9 * float(alone.scores.abs().max()))
         assert torch.allclose(e.logits[i], alone.logits[0])
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_shared_weights_that_are_given_by_position(batch: int) -> None:
-    model, rows = Weighed().double().eval(), ids(batch)
+def test_shared_argument_by_position_equals_by_name(batch: int) -> None:
+    model, rows = WeightedLogits().double().eval(), ids(batch)
     e = whyformer.explain(model, (rows, W), "integrated_gradients", 1, steps=4)
     named = whyformer.explain(model, {"input_ids": rows, "w": W}, "integrated_gradients", 1, steps=4)
     assert torch.equal(e.scores, named.scores)
 
 
-def test_positions_of_a_library_model_in_a_batch() -> None:
+def test_shared_position_ids_of_bert() -> None:
     model = randomise(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_labels=4, pad_token_id=0))).double()
     both = whyformer.explain(model, {"input_ids": ids(2), "position_ids": torch.arange(7)[None]}, "integrated_gradients", 1, steps=4)
     plain = whyformer.explain(model, {"input_ids": ids(2)}, "integrated_gradients", 1, steps=4)

@@ -1,4 +1,4 @@
-"""Every reader of files over damaged ones: what it reads, or a clear error; no hang, and no memory filled."""
+"""Readers of damaged files return values or raise WhyformerError, without hanging or filling memory."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ few = settings(max_examples=30, suppress_health_check=list(HealthCheck))
 
 def picture(kind: str, mode: str = "RGB") -> bytes:
     pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
-    Image.fromarray(pixels).convert(mode).save(held := io.BytesIO(), kind)
-    return held.getvalue()
+    Image.fromarray(pixels).convert(mode).save(buffer := io.BytesIO(), kind)
+    return buffer.getvalue()
 
 
 def sound(width: int, channels: int) -> bytes:
-    with wave.open(held := io.BytesIO(), "wb") as file:
+    with wave.open(buffer := io.BytesIO(), "wb") as file:
         file.setparams((channels, width, 800, 0, "NONE", ""))
         file.writeframes(bytes(range(240)))
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    pq.write_table(pa.Table.from_pylist(rows), held := io.BytesIO(), row_group_size=2)
-    return held.getvalue()
+    pq.write_table(pa.Table.from_pylist(rows), buffer := io.BytesIO(), row_group_size=2)
+    return buffer.getvalue()
 
 
 ROWS = [{"id": f"r{i}", "text": text, "label": i % 2} for i, text in enumerate(("a good film", "dull", "fine"))]
@@ -84,10 +84,10 @@ DATA: dict[str, tuple[Callable[..., Any], dict[str, bytes]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _no_memory_filled():
+def _limited_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024  # kB; a picture may have 64 megapixels
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024  # kB; an image may have 64 megapixels
 
 
 def read_rows(path: Path) -> None:
@@ -102,7 +102,7 @@ def read_rows(path: Path) -> None:
 @pytest.mark.parametrize(("name", "make", "read"), [*((*one, read_file) for one in SINGLE.items()), *((*one, read_rows) for one in TABLES.items())])
 @given(data=st.data())
 @few
-def test_a_damaged_file_is_read_or_told(name, make, read, data, tmp_path_factory):
+def test_damaged_file_is_read_or_raises(name, make, read, data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(data.draw(damaged(make())))
     with contextlib.suppress(WhyformerError):
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_read_or_told(name, make, read, data, tmp_path_factory
 
 @given(st.lists(mutated(ROWS[0]), min_size=1, max_size=3))
 @few
-def test_lines_of_any_values_are_read_or_told(tmp_path_factory, rows):
+def test_json_lines_of_any_values_are_read_or_raise(tmp_path_factory, rows):
     path = tmp_path_factory.getbasetemp() / "values.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     read_rows(path)
@@ -129,25 +129,25 @@ def use(reader: Callable[..., Any], folder: Path) -> None:
 @pytest.mark.parametrize("name", DATA)
 @given(data=st.data())
 @few
-def test_a_damaged_data_set_is_read_or_told(name, data, tmp_path_factory):
+def test_damaged_data_set_is_read_or_raises(name, data, tmp_path_factory):
     reader, files = DATA[name]
     folder = tmp_path_factory.getbasetemp() / name
     broken = data.draw(st.sampled_from(sorted(files)))
-    for own, content in files.items():
-        (folder / own).parent.mkdir(parents=True, exist_ok=True)
-        (folder / own).write_bytes(data.draw(damaged(content)) if own == broken else content)
+    for relative_path, content in files.items():
+        (folder / relative_path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / relative_path).write_bytes(data.draw(damaged(content)) if relative_path == broken else content)
     use(reader, folder)
 
 
 @pytest.mark.parametrize(("name", "file"), [("index", "index.json"), ("eraser", "val.jsonl")])
 @given(data=st.data())
 @few
-def test_any_values_of_an_index_are_read_or_told(name, file, data, tmp_path_factory):
+def test_index_of_any_values_is_read_or_raises(name, file, data, tmp_path_factory):
     reader, files = DATA[name]
     folder = tmp_path_factory.getbasetemp() / name
-    for own, content in files.items():
-        (folder / own).parent.mkdir(parents=True, exist_ok=True)
-        (folder / own).write_bytes(content if own != file else json.dumps(data.draw(mutated(json.loads(content)))).encode())
+    for relative_path, content in files.items():
+        (folder / relative_path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / relative_path).write_bytes(content if relative_path != file else json.dumps(data.draw(mutated(json.loads(content)))).encode())
     use(reader, folder)
 
 
@@ -160,7 +160,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_hostile_idx_file_is_told(name, tmp_path, monkeypatch):
+def test_hostile_idx_file_raises(name, tmp_path, monkeypatch):
     monkeypatch.setattr("whyformer.datasets.labelled._MOST_BYTES", 2**24)
     (tmp_path / "x").write_bytes(BAD[name])
     with pytest.raises(LayoutError):
@@ -168,7 +168,7 @@ def test_a_hostile_idx_file_is_told(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["ArrowInvalid", "ArrowNotImplementedError", "ArrowKeyError", "ArrowTypeError", "ArrowException"])
-def test_any_error_of_arrow_is_told(kind, tmp_path, monkeypatch):
+def test_arrow_errors_become_whyformer_errors(kind, tmp_path, monkeypatch):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
     def fails(file):

@@ -1,4 +1,4 @@
-"""Where the model's input lies on the original picture: measured, and checked against what real processors do to a marked one."""
+"""Geometry: the box of the original image that the model sees, measured and checked with real processors on marked images."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from whyformer.show import overlay
 
 
 def processor(family: str, **options: Any) -> Any:
-    """A Hugging Face processor of a family, on Pillow."""
+    """A Pillow image processor of a transformers family."""
     module = importlib.import_module(f"transformers.models.{family.lower()}.image_processing_pil_{family.lower()}")
     return getattr(module, f"{family}ImageProcessorPil")(**options)
 
 
 def on_torchvision(family: str, **options: Any) -> Any:
-    """The same on torchvision, whose centre crop rounds differently."""
+    """A torchvision image processor, whose centre crop rounds differently."""
     module = importlib.import_module(f"transformers.models.{family.lower()}.image_processing_{family.lower()}")
-    made = getattr(module, f"{family}ImageProcessor")(**options)
-    assert made.backend == "torchvision"
-    return made
+    inputs = getattr(module, f"{family}ImageProcessor")(**options)
+    assert inputs.backend == "torchvision"
+    return inputs
 
 
 SQUARE = {"height": 96, "width": 96}
@@ -60,65 +60,65 @@ SIZES = [(96, 96), (120, 300), (300, 120), (400, 100), (97, 389), (31, 57), (640
 
 
 def marked(size: tuple[int, int], spot: tuple[float, float], radius: float) -> Image.Image:
-    """A mid-grey picture with a white disc around a pixel (row, column)."""
+    """A mid-grey image with a white disc around a pixel (row, column)."""
     picture = Image.new("RGB", size[::-1], (90, 90, 90))
     ImageDraw.Draw(picture).ellipse([spot[1] - radius, spot[0] - radius, spot[1] + radius, spot[0] + radius], fill=(255, 255, 255))
     return picture
 
 
 def textured(size: tuple[int, int]) -> Image.Image:
-    """Smooth waves, so that the picture differs everywhere and survives resizing."""
+    """Smooth waves, which differ everywhere and survive resizing."""
     y, x = np.mgrid[: size[0], : size[1]] / max(size)
     waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 2)]
     return Image.fromarray(((np.stack(waves, -1) + 1) * 120).astype(np.uint8))
 
 
-def known(name: str, picture: Image.Image) -> Geometry:
-    made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
-    assert made.features.geometry is not None
-    return made.features.geometry[0]
+def measured_geometry(name: str, picture: Image.Image) -> Geometry:
+    inputs = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
+    assert inputs.features.geometry is not None
+    return inputs.features.geometry[0]
 
 
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_pixel_of_the_input_is_found_on_the_original(name, size):
-    """A smooth field of coordinates goes through the processor: what comes out is where the geometry says it was."""
-    made = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS[name]())
-    assert made.features.geometry is not None and made.image_size is not None
-    # red holds the row, green the column: a linear ramp stays linear under any resampling, away from the border
+def test_geometry_maps_input_pixels_to_the_original(name, size):
+    """The colours of an image encode its coordinates; after the processor they agree with the geometry."""
+    inputs = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS[name]())
+    assert inputs.features.geometry is not None and inputs.image_size is not None
+    # red is the row, green the column: a linear ramp stays linear under any resampling, away from the border
     down, across = np.mgrid[: size[0], : size[1]]
     ramp = np.stack([255 * (down + 0.5) / size[0], 255 * (across + 0.5) / size[1], 0 * down], -1)
-    seen = prepare(torch.nn.Linear(1, 1), Image.fromarray(ramp.astype(np.uint8)), PROCESSORS[name]()).features.pictures
-    assert seen is not None
-    height, width = made.image_size
-    left, top, right, bottom = made.features.geometry[0].box
+    pictures = prepare(torch.nn.Linear(1, 1), Image.fromarray(ramp.astype(np.uint8)), PROCESSORS[name]()).features.pictures
+    assert pictures is not None
+    height, width = inputs.image_size
+    left, top, right, bottom = inputs.features.geometry[0].box
     rows = top + (bottom - top) * (np.arange(height) + 0.5) / height
     columns = left + (right - left) * (np.arange(width) + 0.5) / width
-    got = seen[0].numpy().astype(float)
-    # resampling bends the ramp at the border of the picture, and at that of the input where it is cropped first
+    actual = pictures[0].numpy().astype(float)
+    # resampling bends the ramp at the border of the image, and at that of the input if it is cropped first
     inside_rows, inside_columns = (
         (at > max(0.06 * side, at[len(at) // 12])) & (at < min(0.94 * side, at[-len(at) // 12])) for at, side in ((rows, size[0]), (columns, size[1]))
     )
     assert inside_rows.any() and inside_columns.any()
-    # bytes round by one step of 255, the ramp itself was cut to whole bytes, and the box is measured to a part of a pixel
+    # rounding to bytes twice, and the box is measured to a fraction of a pixel
     tenth = 25.5 / np.array(size)
-    assert np.abs(got[inside_rows][:, inside_columns, 0].mean(1) - 255 * rows[inside_rows] / size[0]).max() < 1.6 + tenth[0]
-    assert np.abs(got[:, inside_columns][inside_rows][..., 1].mean(0) - 255 * columns[inside_columns] / size[1]).max() < 1.6 + tenth[1]
+    assert np.abs(actual[inside_rows][:, inside_columns, 0].mean(1) - 255 * rows[inside_rows] / size[0]).max() < 1.6 + tenth[0]
+    assert np.abs(actual[:, inside_columns][inside_rows][..., 1].mean(0) - 255 * columns[inside_columns] / size[1]).max() < 1.6 + tenth[1]
 
 
-def peaked(made: Any, patch: int = 8) -> Explanation:
-    """A map with a single bright patch: the one in which the model sees the brightest place, the middle one of equals."""
-    seen = (made.features.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the ground, and than padding
-    height, width = seen.shape
+def peaked(inputs: Any, patch: int = 8) -> Explanation:
+    """An explanation whose only score is at the brightest patch of the model input (the middle one of ties)."""
+    brightness = (inputs.features.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the background and the padding
+    height, width = brightness.shape
     rows, columns = height // patch, width // patch
-    sums = seen[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch).mean((1, 3))
+    sums = brightness[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch).mean((1, 3))
     scores = torch.zeros(rows * columns)
     row, column = (sums >= 0.99 * sums.max()).nonzero().double().mean(0).round().long().tolist()
     scores[row * columns + column] = 1.0
     return Explanation(
         scores=scores[None], level="patch", method="made", settings={}, target=torch.tensor([0]), logits=torch.zeros(1, 2),
-        features=replace(made.features, grid=(rows, columns), image_size=(height, width)),
+        features=replace(inputs.features, grid=(rows, columns), image_size=(height, width)),
     )  # fmt: skip
 
 
@@ -127,21 +127,21 @@ def peaked(made: Any, patch: int = 8) -> Explanation:
     name=st.sampled_from(list(PROCESSORS)), height=st.integers(24, 500), width=st.integers(24, 500),
     at=st.tuples(st.floats(0.1, 0.9), st.floats(0.1, 0.9)),
 )  # fmt: skip
-def test_the_peak_of_the_overlay_lies_on_the_marker(name, height, width, at):
+def test_peak_of_the_overlay_is_at_the_marker(name, height, width, at):
     assume(0.15 < height / width < 6)
     size, spot = (height, width), (at[0] * height, at[1] * width)
     picture = marked(size, spot, 0.05 * min(size))
     try:
-        geometry = known(name, textured(size))
-    except ValueError:  # the processor's own rounding leaves a picture one pixel larger than it pads to
+        geometry = measured_geometry(name, textured(size))
+    except ValueError:  # the rounding of the processor leaves an image one pixel larger than the padded size
         assume("padding" not in name)
         raise
     left, top, right, bottom = geometry.box
     margin = 0.08 * min(size)
     assume(left + margin < spot[1] < right - margin and top + margin < spot[0] < bottom - margin)
-    made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
-    assert made.features.geometry == [geometry]
-    e = peaked(made)
+    inputs = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
+    assert inputs.features.geometry == [geometry]
+    e = peaked(inputs)
     placed = e.placed().numpy()
     assert placed.shape == size
     best = np.argwhere(placed >= np.nanmax(placed) - 1e-9).mean(0)
@@ -149,36 +149,36 @@ def test_the_peak_of_the_overlay_lies_on_the_marker(name, height, width, at):
     reach = ((bottom - top) / e.grid[0], (right - left) / e.grid[1])
     assert abs(best[0] + 0.5 - spot[0]) <= reach[0] + 1
     assert abs(best[1] + 0.5 - spot[1]) <= reach[1] + 1
-    drawn = overlay(e).astype(int)
-    colourful = (drawn.max(-1) - drawn.min(-1)).astype(float)
-    times = drawn.shape[0] / height
-    hot = np.argwhere(colourful >= 0.98 * colourful.max()).mean(0) / times
+    image = overlay(e).astype(int)
+    saturation = (image.max(-1) - image.min(-1)).astype(float)
+    times = image.shape[0] / height
+    hot = np.argwhere(saturation >= 0.98 * saturation.max()).mean(0) / times
     assert abs(hot[0] - spot[0]) <= reach[0] + 1
     assert abs(hot[1] - spot[1]) <= reach[1] + 1
 
 
 @pytest.mark.parametrize("size", [(120, 300), (300, 120)])
-def test_what_was_cut_off_has_no_score_and_looks_like_none(size):
-    made = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS["short side and crop"]())
-    e = peaked(made)
+def test_cropped_area_has_no_score_and_is_hatched(size):
+    inputs = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS["short side and crop"]())
+    e = peaked(inputs)
     placed = e.placed().numpy()
-    seen = ~np.isnan(placed)
+    visible = ~np.isnan(placed)
     square = min(size)
-    assert seen.sum() == square * square
-    rows, columns = np.argwhere(seen).min(0), np.argwhere(seen).max(0)
+    assert visible.sum() == square * square
+    rows, columns = np.argwhere(visible).min(0), np.argwhere(visible).max(0)
     assert rows.tolist() == [(size[0] - square) // 2, (size[1] - square) // 2]
     assert (columns - rows + 1).tolist() == [square, square]
     blank = overlay(e, opacity=0).astype(int)
     zero = overlay(e.with_features(geometry=[Geometry.whole(size)]), opacity=0).astype(int)
     times = blank.shape[0] // size[0]
-    unseen = np.kron(~seen, np.ones((times, times), bool))
-    # hatched, so it differs from a score of 0 on any ground
+    cropped = np.kron(~visible, np.ones((times, times), bool))
+    # hatching differs from a score of 0 on any background
     lines = np.abs(blank - zero).max(-1).reshape(size[0] // 12, 12 * times, size[1] // 12, 12 * times).max((1, 3))
-    assert (lines[unseen[:: 12 * times, :: 12 * times]] > 12).all()
-    assert not np.abs(blank - zero)[~unseen].any()
+    assert (lines[cropped[:: 12 * times, :: 12 * times]] > 12).all()
+    assert not np.abs(blank - zero)[~cropped].any()
 
 
-def test_torchvision_and_timm_transforms():
+def test_geometry_of_torchvision_and_timm_transforms():
     from timm.data import create_transform
     from torchvision import transforms
 
@@ -189,25 +189,25 @@ def test_torchvision_and_timm_transforms():
             create_transform((3, 96, 96), crop_pct=0.9), create_transform((3, 96, 96), crop_pct=0.9, crop_mode="squash"),
             create_transform((3, 96, 96), crop_pct=0.9, crop_mode="border"),
         ):  # fmt: skip
-            made = prepare(torch.nn.Linear(1, 1), textured(size), function)
-            assert made.features.geometry is not None, (size, function)
-            left, top, right, bottom = made.features.geometry[0].box
+            inputs = prepare(torch.nn.Linear(1, 1), textured(size), function)
+            assert inputs.features.geometry is not None, (size, function)
+            left, top, right, bottom = inputs.features.geometry[0].box
             inside = (max(0, left), max(0, top), min(size[1], right), min(size[0], bottom))
-            height, width = made.image_size
+            height, width = inputs.image_size
             across, down = width / (right - left), height / (bottom - top)
-            place = [round((inside[1] - top) * down), round((inside[3] - top) * down), round((inside[0] - left) * across), round((inside[2] - left) * across)]
-            wanted = textured(size).resize((place[3] - place[2], place[1] - place[0]), Image.Resampling.BILINEAR, box=inside)
-            got = made.features.pictures[0].numpy()[place[0] : place[1], place[2] : place[3]].astype(float)
-            # brightness is known only up to a factor where a function normalises
-            pair = np.asarray(wanted, float)[..., 0].ravel(), got[..., 0].ravel()
+            edges = [round((inside[1] - top) * down), round((inside[3] - top) * down), round((inside[0] - left) * across), round((inside[2] - left) * across)]
+            expected = textured(size).resize((edges[3] - edges[2], edges[1] - edges[0]), Image.Resampling.BILINEAR, box=inside)
+            actual = inputs.features.pictures[0].numpy()[edges[0] : edges[1], edges[2] : edges[3]].astype(float)
+            # brightness is known only up to a factor if a function normalises
+            pair = np.asarray(expected, float)[..., 0].ravel(), actual[..., 0].ravel()
             assert np.corrcoef(*pair)[0, 1] > 0.995, (size, function)
 
 
-def test_weights_of_torchvision_bring_their_own():
+def test_geometry_of_torchvision_weights_transform():
     from torchvision.transforms._presets import ImageClassification
 
-    made = prepare(torch.nn.Linear(1, 1), textured((300, 400)), ImageClassification(crop_size=96, resize_size=120))
-    assert made.features.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
+    inputs = prepare(torch.nn.Linear(1, 1), textured((300, 400)), ImageClassification(crop_size=96, resize_size=120))
+    assert inputs.features.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
 
 
 def squashed(picture: Image.Image) -> Tensor:
@@ -218,10 +218,10 @@ def squashed(picture: Image.Image) -> Tensor:
     lambda pixels: pixels, lambda pixels: -3 * pixels + 1, lambda pixels: pixels[[2, 0, 1]], lambda pixels: pixels.mean(0, keepdim=True),
     lambda pixels: pixels * torch.tensor([1.0, 0, -5])[:, None, None],
 ])  # fmt: skip
-def test_a_function_of_ones_own_is_measured_too(change):
-    """Whatever it does to colours."""
-    made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), lambda picture: change(squashed(picture)))
-    assert made.features.geometry == [Geometry.whole((100, 200))]
+def test_geometry_of_custom_function_ignores_colours(change):
+    """Resizing and cropping are measured under any change of colours."""
+    inputs = prepare(torch.nn.Linear(1, 1), textured((100, 200)), lambda picture: change(squashed(picture)))
+    assert inputs.features.geometry == [Geometry.whole((100, 200))]
     cropped = prepare(torch.nn.Linear(1, 1), textured((100, 200)), lambda picture: change(squashed(picture)[:, 10:50, 20:]))
     box = cropped.features.geometry[0].box
     assert box == pytest.approx((200 * 20 / 96, 100 * 10 / 64, 200, 100 * 50 / 64), abs=1e-9)
@@ -234,15 +234,15 @@ def test_a_function_of_ones_own_is_measured_too(change):
     lambda picture: squashed(picture) if np.ptp(np.asarray(picture)) > 200 else 1 / 0,
     lambda picture: torch.rand(3, *np.random.default_rng(int(np.asarray(picture).sum())).integers(8, 99, 2)),
 ])  # fmt: skip
-def test_what_is_no_box_has_no_geometry(function):
-    """Random, mirrored, turned, warped or shuffled pictures, constants, and functions that fail on a picture of one colour."""
-    made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), function)
-    assert made.features.geometry is None
-    assert made.features.originals is None
-    assert made.features.pictures is not None
+def test_function_that_is_no_crop_has_no_geometry(function):
+    """Random, mirrored, rotated, warped or shuffled images, constants, and functions that fail on an image of one colour."""
+    inputs = prepare(torch.nn.Linear(1, 1), textured((100, 200)), function)
+    assert inputs.features.geometry is None
+    assert inputs.features.originals is None
+    assert inputs.features.pictures is not None
 
 
-def test_a_processor_that_does_something_else_than_it_says_gives_no_geometry():
+def test_processor_that_contradicts_its_settings_has_no_geometry():
     whole = PROCESSORS["squash"]()
 
     class Mirrored:
@@ -261,42 +261,42 @@ BOXES = json.loads((Path(__file__).parent / "boxes.json").read_text())
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_boxes_are_those_that_follow_from_what_the_processor_says_of_itself(name):
-    """boxes.json was written out of each processor's settings and rounding. What is measured equals it to rounding, but for a few to a pixel."""
-    off = []
-    for size, wanted in BOXES[name].items():
+def test_measured_boxes_equal_boxes_from_processor_settings(name):
+    """boxes.json was computed from the settings and rounding of each processor; a few boxes differ by less than a pixel."""
+    errors = []
+    for size, expected in BOXES[name].items():
         height, width = map(int, size.split("x"))
-        box = known(name, textured((height, width))).box
-        off.append(max(abs(a - b) for a, b in zip(box, wanted, strict=True)))
-    assert max(off) < 1
-    assert sum(error < 1e-5 for error in off) >= (3 if name == "crop, then resize" else 7)
+        box = measured_geometry(name, textured((height, width))).box
+        errors.append(max(abs(a - b) for a, b in zip(box, expected, strict=True)))
+    assert max(errors) < 1
+    assert sum(error < 1e-5 for error in errors) >= (3 if name == "crop, then resize" else 7)
 
 
-def test_each_size_of_a_batch_is_measured_once():
-    fed: list[int] = []
+def test_geometry_is_measured_once_per_image_size():
+    calls: list[int] = []
 
     def processor(picture: Image.Image) -> Tensor:
-        fed.append(1)
+        calls.append(1)
         return squashed(picture)
 
-    made = prepare(torch.nn.Linear(1, 1), [textured((100, 200))] * 5 + [textured((90, 30))], processor)
-    assert [g.size for g in made.features.geometry] == [(100, 200)] * 5 + [(90, 30)]
-    assert len(fed) == 6 + 4 * 2
+    inputs = prepare(torch.nn.Linear(1, 1), [textured((100, 200))] * 5 + [textured((90, 30))], processor)
+    assert [g.size for g in inputs.features.geometry] == [(100, 200)] * 5 + [(90, 30)]
+    assert len(calls) == 6 + 4 * 2
 
 
-def test_pictures_of_one_colour_have_a_geometry_too():
+def test_geometry_of_uniform_images():
     for colour in ("white", "black", (40, 80, 10)):
-        made = prepare(torch.nn.Linear(1, 1), Image.new("RGB", (60, 90), colour), PROCESSORS["short side and crop"]())
-        assert made.features.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
+        inputs = prepare(torch.nn.Linear(1, 1), Image.new("RGB", (60, 90), colour), PROCESSORS["short side and crop"]())
+        assert inputs.features.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
 
 
-def test_tensors_have_no_geometry_and_are_drawn_as_they_are():
+def test_tensor_input_has_no_geometry():
     pixels = torch.rand(1, 3, 48, 80)
-    made = prepare(torch.nn.Linear(1, 1), pixels)
-    assert (made.features.geometry, made.features.originals) == (None, None)
+    inputs = prepare(torch.nn.Linear(1, 1), pixels)
+    assert (inputs.features.geometry, inputs.features.originals) == (None, None)
 
 
-def test_each_picture_of_a_batch_has_its_own():
+def test_batch_has_one_geometry_per_image():
     pictures = [textured((100, 200)), textured((300, 150))]
     e = whyformer.explain("bundled:digits", pictures, "raw_attention")
     assert [g.size for g in e.geometry] == [(100, 200), (300, 150)]
@@ -306,17 +306,17 @@ def test_each_picture_of_a_batch_has_its_own():
     assert e.originals[0] is pictures[0]
 
 
-def test_kept_in_files_and_in_json(tmp_path):
-    made = prepare(torch.nn.Linear(1, 1), textured((120, 77)), PROCESSORS["short side and crop"]())
-    e = peaked(made)
-    again = Explanation.load(e.save(tmp_path / "e.safetensors"))
-    assert again.geometry == e.geometry
-    assert np.array_equal(np.asarray(again.originals[0]), np.asarray(e.originals[0]))
-    assert np.array_equal(overlay(again), overlay(e))
+def test_geometry_is_saved_in_files_and_json(tmp_path):
+    inputs = prepare(torch.nn.Linear(1, 1), textured((120, 77)), PROCESSORS["short side and crop"]())
+    e = peaked(inputs)
+    loaded = Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert loaded.geometry == e.geometry
+    assert np.array_equal(np.asarray(loaded.originals[0]), np.asarray(e.originals[0]))
+    assert np.array_equal(overlay(loaded), overlay(e))
     facts = json.loads(json.dumps(e.to_dict()))
     assert [Geometry.from_dict(g) for g in facts["geometry"]] == e.geometry
 
 
-def test_an_impossible_geometry_is_refused():
+def test_invalid_geometry_raises():
     with pytest.raises(whyformer.WhyformerError, match="invalid geometry"):
         Geometry((10, 10), (5.0, 0.0, 5.0, 10.0))

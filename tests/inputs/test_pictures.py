@@ -1,4 +1,4 @@
-"""Reading pictures: the same from every entrance, and what it did is said."""
+"""Images are read alike at every entry point, with notes on their conversion."""
 
 import json
 from pathlib import Path
@@ -19,22 +19,22 @@ from whyformer.models.loading import load
 DIGIT = Path(__file__).parents[2] / "examples" / "pictures" / "digits_37.png"
 
 
-def test_it_is_turned_upright(tmp_path):
+def test_image_is_rotated_by_exif_orientation(tmp_path):
     raw = Image.new("RGB", (40, 20), "black")
     raw.paste("white", (0, 0, 10, 20))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned a quarter clockwise
+    exif[0x0112] = 6  # to be rotated a quarter clockwise
     raw.save(tmp_path / "x.jpg", exif=exif)
-    turned = open_picture(tmp_path / "x.jpg")
-    assert turned.size == (20, 40)
-    assert np.asarray(turned)[2].mean() > 200
+    upright = open_picture(tmp_path / "x.jpg")
+    assert upright.size == (20, 40)
+    assert np.asarray(upright)[2].mean() > 200
 
 
 @pytest.mark.parametrize(("mode", "suffix"), [("RGBA", "png"), ("LA", "png"), ("P", "gif"), ("1", "png"), ("L", "png"), ("CMYK", "jpg"), ("I;16", "png"), ("F", "tiff")])
 def test_every_mode_becomes_rgb(tmp_path, mode, suffix):
     Image.new(mode, (9, 7)).save(tmp_path / f"x.{suffix}")
-    made = open_picture(tmp_path / f"x.{suffix}")
-    assert (made.mode, made.size) == ("RGB", (9, 7))
+    image = open_picture(tmp_path / f"x.{suffix}")
+    assert (image.mode, image.size) == ("RGB", (9, 7))
 
 
 def test_transparency_becomes_white(tmp_path):
@@ -48,7 +48,7 @@ def test_sixteen_bit_grey_is_scaled_not_cut_off(tmp_path):
     assert len(values) > 50
 
 
-def test_limits(tmp_path):
+def test_image_size_limits(tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "x.png")
     assert open_picture(tmp_path / "x.png", pixels=400).size == (20, 20)
     with pytest.raises(InputError, match="20 x 20 pixels"):
@@ -58,14 +58,14 @@ def test_limits(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.png", "a\0b.png", "x" * 400 + ".png"])
-def test_what_cannot_be_found(tmp_path, name):
+def test_missing_image_raises(tmp_path, name):
     with pytest.raises(LoadError):
         open_picture(tmp_path / name)
 
 
-# -- one reader for all entrances --------------------------------------------------------------------------------------
+# -- one reader for all entry points ------------------------------------------------------------------------------------
 def digit(kind, folder):
-    """(file, what reading it has to say): the same digit in a form of its own."""
+    """(file, notes of reading it): the same digit in a given format."""
     grey = Image.open(DIGIT).convert("L")
     path = folder / "digit.png"
     if kind == "16-bit grey":
@@ -76,7 +76,7 @@ def digit(kind, folder):
         Image.fromarray(np.asarray(grey).astype(np.float32) / 255).save(path)
         return path, ["grey values 0 to 1 scaled to 0 to 255"]
     if kind == "transparent":
-        # black, as opaque as the digit is dark: on white the digit again
+        # black with the darkness of the digit as opacity, so on white it is the digit again
         alpha = Image.eval(grey, lambda v: 255 - v)
         Image.merge("LA", (Image.new("L", grey.size, 0), alpha)).save(path)
         return path, ["transparency replaced by white"]
@@ -99,81 +99,81 @@ KINDS = ["16-bit grey", "float grey", "transparent", "turned", "several frames",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_entrance_reads_a_file_in_one_way(kind, tmp_path):
-    path, said = digit(kind, tmp_path)
+def test_entry_points_read_a_file_alike(kind, tmp_path):
+    path, expected_notes = digit(kind, tmp_path)
     digits = load("bundled:digits")
     plain = np.asarray(Image.open(DIGIT).convert("L").convert("RGB")).astype(float)
     with Image.open(path) as lazily, path.open("rb") as opened:
-        entrances = [
-            whyformer.explain(digits.model, given, "raw_attention", processor=digits.processor)
-            for given in (lazily, path, str(path), [path], opened, open_picture(path))
+        explanations = [
+            whyformer.explain(digits.model, source, "raw_attention", processor=digits.processor)
+            for source in (lazily, path, str(path), [path], opened, open_picture(path))
         ]
-    wanted = entrances[0]
-    assert np.abs(np.asarray(wanted.originals[0]).astype(float) - plain).mean() < 2
-    for e in entrances:
-        assert torch.equal(e.scores, wanted.scores)
-        assert torch.equal(e.logits, wanted.logits)
-        assert e.diagnostics["input"] == [said]
+    reference = explanations[0]
+    assert np.abs(np.asarray(reference.originals[0]).astype(float) - plain).mean() < 2
+    for e in explanations:
+        assert torch.equal(e.scores, reference.scores)
+        assert torch.equal(e.logits, reference.logits)
+        assert e.diagnostics["input"] == [expected_notes]
     printed = CliRunner().invoke(cli.app, ["explain", str(path), "--model", "bundled:digits", "--method", "raw_attention", "--format", "none", "--json", "--quiet"]).stdout
     shown = json.loads(printed)["explanations"][0]
-    assert shown["logits"] == wanted.logits.tolist()
-    assert shown["diagnostics"]["input"] == [said]
+    assert shown["logits"] == reference.logits.tolist()
+    assert shown["diagnostics"]["input"] == [expected_notes]
 
 
-def test_what_was_done_is_said_sample_by_sample_and_once(tmp_path):
+def test_notes_are_recorded_per_sample_and_once(tmp_path):
     digits = load("bundled:digits")
-    path, said = digit("transparent", tmp_path)
+    path, expected_notes = digit("transparent", tmp_path)
     e = whyformer.explain(digits.model, [DIGIT, path, str(DIGIT)], "raw_attention", processor=digits.processor)
-    assert e.diagnostics["input"] == [[], said, []]
-    assert e[1].diagnostics["input"] == [said]
-    again = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
-    assert again.diagnostics["input"] == e.diagnostics["input"]
+    assert e.diagnostics["input"] == [[], expected_notes, []]
+    assert e[1].diagnostics["input"] == [expected_notes]
+    loaded = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert loaded.diagnostics["input"] == e.diagnostics["input"]
     assert "input" not in whyformer.explain(digits.model, DIGIT, "raw_attention", processor=digits.processor).diagnostics
     once = as_rgb(Image.open(path))
-    assert notes(as_rgb(once)) == notes(once) == said
+    assert notes(as_rgb(once)) == notes(once) == expected_notes
 
 
-def test_a_plain_picture_is_not_copied():
+def test_rgb_image_is_not_copied():
     plain = Image.new("RGB", (9, 9))
     assert as_rgb(plain) is plain
     assert notes(plain) == []
 
 
-def test_an_open_picture_is_read_at_the_frame_it_stands_at(tmp_path):
+def test_open_image_is_read_at_its_current_frame(tmp_path):
     path, _ = digit("several frames", tmp_path)
     with Image.open(path) as opened:
         opened.seek(2)
-        made = as_rgb(opened)
-    assert notes(made) == ["frame 3 of 3"]
-    assert np.asarray(made).mean() > 190
+        image = as_rgb(opened)
+    assert notes(image) == ["frame 3 of 3"]
+    assert np.asarray(image).mean() > 190
 
 
-@pytest.mark.parametrize(("values", "kind", "wanted"), [
+@pytest.mark.parametrize(("values", "kind", "expected"), [
     ([0, 256, 65535], np.uint16, [0, 1, 255]), ([0, 128, 255], np.int32, [0, 128, 255]), ([0, 257, 65535], np.int32, [0, 1, 255]),
     ([-1000, 0, 1000], np.int32, [0, 128, 255]), ([0, 0.5, 1], np.float32, [0, 128, 255]), ([0, 0.5, 200], np.float32, [0, 0, 200]),
     ([-1, 0, 1], np.float32, [0, 128, 255]), ([7e4, 7e4, 7e4], np.float32, [0, 0, 0]),
 ])  # fmt: skip
-def test_grey_of_other_depths_by_hand(values, kind, wanted):
-    made = as_rgb(Image.fromarray(np.array([values], dtype=kind)))
-    assert np.asarray(made)[0, :, 1].tolist() == pytest.approx(wanted, abs=1)
+def test_grey_values_are_scaled_to_bytes(values, kind, expected):
+    image = as_rgb(Image.fromarray(np.array([values], dtype=kind)))
+    assert np.asarray(image)[0, :, 1].tolist() == pytest.approx(expected, abs=1)
 
 
-def test_grey_that_is_not_finite_is_refused():
+def test_non_finite_grey_values_raise():
     with pytest.raises(InputError, match="NaN or infinity"):
         as_rgb(Image.fromarray(np.array([[0, np.nan]], dtype=np.float32)))
 
 
-def test_a_damaged_picture_given_open_is_an_error_of_ours(tmp_path):
+def test_damaged_image_raises_load_error(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (99, 99, 3)).astype(np.uint8)
     Image.fromarray(noise).save(tmp_path / "x.png")
     (tmp_path / "y.png").write_bytes((tmp_path / "x.png").read_bytes()[:9000])
     with Image.open(tmp_path / "y.png") as opened:
-        for given in (tmp_path / "y.png", opened):
+        for source in (tmp_path / "y.png", opened):
             with pytest.raises(LoadError, match="damaged"):
-                prepare(torch.nn.Linear(1, 1), given, lambda picture: torch.zeros(3, 9, 9))
+                prepare(torch.nn.Linear(1, 1), source, lambda picture: torch.zeros(3, 9, 9))
 
 
-def test_masks_lie_on_the_stored_pixels(tmp_path):
+def test_stored_orientation_is_kept_for_masks(tmp_path):
     path, _ = digit("turned", tmp_path)
     stored = open_picture(path, upright=False)
     assert notes(stored) == []
@@ -181,7 +181,7 @@ def test_masks_lie_on_the_stored_pixels(tmp_path):
     assert np.array_equal(np.asarray(stored), np.asarray(Image.open(path)))
 
 
-def test_names_of_files_are_sentences_to_a_tokenizer_and_texts_in_files_are_read(tmp_path):
+def test_string_is_a_text_and_path_is_read(tmp_path):
     sst2 = load("bundled:sst2")
     e = whyformer.explain(sst2.model, "saved as cat.png", processor=sst2.processor)
     assert e.texts == ["saved as cat.png"]
@@ -191,14 +191,14 @@ def test_names_of_files_are_sentences_to_a_tokenizer_and_texts_in_files_are_read
 
 
 @pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "not a picture"), (Path("none.txt"), "no such file")])
-def test_files_that_cannot_be_explained(name, match):
+def test_unusable_file_raises(name, match):
     digits = load("bundled:digits")
     with pytest.raises(whyformer.WhyformerError, match=match):
         whyformer.explain(digits.model, name, processor=digits.processor)
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "message"),
     [
         ((800, 100), "the picture was squeezed: 800×100 pixels became 112×112, which distorts shapes 8.0:1"),
         ((100, 300), "the picture was squeezed: 100×300 pixels became 112×112, which distorts shapes 3.0:1"),
@@ -207,14 +207,14 @@ def test_files_that_cannot_be_explained(name, match):
         ((130, 112), None),
     ],
 )
-def test_what_happens_to_a_pictures_shape_is_said(size, said):
+def test_distortion_and_enlargement_of_image_are_noted(size, message):
     import whyformer
     from whyformer import show
 
     e = whyformer.explain("bundled:digits", Image.new("RGB", size, (200, 90, 20)))
-    assert e.diagnostics.get("input") == (None if said is None else [[said]])
-    if said is not None:
-        assert f"note: {said}" in str(e)
-        assert f"note: {said}" in show.page(e)
-        assert f"note: {said}" in show.fragment(e)
-        assert f"note: {said}" in " ".join(t.get_text() for t in show.figure(e).texts).replace("\n", " ") or len(said) > 60
+    assert e.diagnostics.get("input") == (None if message is None else [[message]])
+    if message is not None:
+        assert f"note: {message}" in str(e)
+        assert f"note: {message}" in show.page(e)
+        assert f"note: {message}" in show.fragment(e)
+        assert f"note: {message}" in " ".join(t.get_text() for t in show.figure(e).texts).replace("\n", " ") or len(message) > 60

@@ -1,4 +1,4 @@
-"""From what a user has to what a model takes."""
+"""prepare() converts user inputs to model inputs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def digits() -> Loaded:
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
-def test_text_becomes_tokens_with_their_places() -> None:
-    made = prepare(sst2().model, SENTENCES, sst2().processor)
-    assert made.modality == "text"
-    assert made.batch == 2
-    assert made.features.texts == SENTENCES
-    assert made.features.tokens is not None and made.features.offsets is not None and made.mask is not None and made.special is not None
-    for sentence, tokens, offsets, special in zip(SENTENCES, made.features.tokens, made.features.offsets, made.special.tolist(), strict=True):
+def test_text_becomes_tokens_with_offsets() -> None:
+    inputs = prepare(sst2().model, SENTENCES, sst2().processor)
+    assert inputs.modality == "text"
+    assert inputs.batch == 2
+    assert inputs.features.texts == SENTENCES
+    assert inputs.features.tokens is not None and inputs.features.offsets is not None and inputs.mask is not None and inputs.special is not None
+    for sentence, tokens, offsets, special in zip(SENTENCES, inputs.features.tokens, inputs.features.offsets, inputs.special.tolist(), strict=True):
         assert tokens[0] == "[CLS]" and special[0]
         for token, (start, end), hidden in zip(tokens, offsets, special, strict=True):
             if not hidden:
                 assert sentence[start:end].lower() == token.removeprefix("##")
             else:
                 assert (start, end) == (0, 0)
-    assert made.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in made.features.tokens]
+    assert inputs.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in inputs.features.tokens]
 
 
 def test_special_tokens_have_scores_and_padding_has_none() -> None:
@@ -53,18 +53,18 @@ def test_special_tokens_have_scores_and_padding_has_none() -> None:
             assert (score == 0) == (token == "[PAD]")
 
 
-def test_a_batch_of_sentences_equals_single_ones() -> None:
+def test_batch_of_sentences_equals_single_sentences() -> None:
     model, tokenizer = sst2().model, sst2().processor
     batch = whyformer.explain(model, SENTENCES, processor=tokenizer)
     for i, sentence in enumerate(SENTENCES):
-        one = whyformer.explain(model, sentence, processor=tokenizer)
-        assert torch.allclose(one.scores[0], batch.scores[i, : one.scores.shape[1]], atol=1e-4 * float(batch.scores[i].abs().max()))
-        assert batch.tokens is not None and one.tokens is not None
-        assert one.tokens[0] == batch.tokens[i][: len(one.tokens[0])]
+        single = whyformer.explain(model, sentence, processor=tokenizer)
+        assert torch.allclose(single.scores[0], batch.scores[i, : single.scores.shape[1]], atol=1e-4 * float(batch.scores[i].abs().max()))
+        assert batch.tokens is not None and single.tokens is not None
+        assert single.tokens[0] == batch.tokens[i][: len(single.tokens[0])]
 
 
-def test_a_mapping_as_the_tokenizer_makes_it() -> None:
-    """The same scores; with the processor its tokens are named too."""
+def test_encoded_mapping_equals_text() -> None:
+    """The scores are equal, and with the processor the tokens are named too."""
     model, tokenizer = sst2().model, sst2().processor
     encoded = tokenizer(SENTENCES, return_tensors="pt", padding=True)
     from_text = whyformer.explain(model, SENTENCES, processor=tokenizer)
@@ -73,10 +73,10 @@ def test_a_mapping_as_the_tokenizer_makes_it() -> None:
     assert from_ids.tokens == from_text.tokens
     bare = whyformer.explain(model, dict(encoded))
     assert bare.tokens is None
-    assert bare.scores[:, 0].ne(0).any()  # nobody said that this is [CLS]
+    assert bare.scores[:, 0].ne(0).any()  # [CLS] is unknown without a tokenizer
 
 
-def test_positional_ids() -> None:
+def test_ids_by_position_equal_by_name() -> None:
     model, inputs = build("bert")
     by_name = whyformer.explain(model, {"input_ids": inputs["input_ids"]})
     assert torch.equal(by_name.scores, whyformer.explain(model, inputs["input_ids"]).scores)
@@ -84,52 +84,52 @@ def test_positional_ids() -> None:
     assert torch.allclose(both.logits, whyformer.explain(model, inputs).logits)
 
 
-def test_integers_of_32_bits_and_arguments_that_are_none() -> None:
+def test_int32_ids_and_none_arguments() -> None:
     model, inputs = build("bert")
-    wanted = whyformer.explain(model, inputs).scores
-    given = {**{k: v.int() for k, v in inputs.items()}, "token_type_ids": None}
-    assert torch.equal(whyformer.explain(model, given).scores, wanted)
+    expected = whyformer.explain(model, inputs).scores
+    arguments = {**{k: v.int() for k, v in inputs.items()}, "token_type_ids": None}
+    assert torch.equal(whyformer.explain(model, arguments).scores, expected)
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------------
-def test_pictures_are_prepared_and_kept_for_display() -> None:
+def test_images_are_prepared_and_kept_for_display() -> None:
     pictures = [Image.new("RGB", (60, 40), "red"), Image.new("L", (200, 100), 128)]
-    made = prepare(digits().model, pictures, digits().processor)
-    assert made.modality == "image"
-    assert made.tensor.shape == (2, 3, 112, 112)
-    assert made.image_size == (112, 112)
-    assert made.features.pictures is not None and made.features.pictures.dtype == torch.uint8
-    assert made.features.pictures.shape == (2, 112, 112, 3)
-    assert made.features.pictures[0, 5, 5].tolist() == [255, 0, 0]
-    assert made.features.pictures[1, 5, 5].tolist() == [128, 128, 128]
+    inputs = prepare(digits().model, pictures, digits().processor)
+    assert inputs.modality == "image"
+    assert inputs.tensor.shape == (2, 3, 112, 112)
+    assert inputs.image_size == (112, 112)
+    assert inputs.features.pictures is not None and inputs.features.pictures.dtype == torch.uint8
+    assert inputs.features.pictures.shape == (2, 112, 112, 3)
+    assert inputs.features.pictures[0, 5, 5].tolist() == [255, 0, 0]
+    assert inputs.features.pictures[1, 5, 5].tolist() == [128, 128, 128]
 
 
-def test_a_function_may_be_the_processor() -> None:
+def test_function_as_processor() -> None:
     model, inputs = build("hf_vit")
 
     def processor(picture: Image.Image) -> Tensor:
         return inputs[0] if picture.getpixel((0, 0)) == (0, 0, 0) else inputs[1]
 
     pictures = [Image.new("RGB", (8, 8), "black"), Image.new("RGB", (8, 8), "white")]
-    got = whyformer.explain(model, pictures, processor=processor)
-    assert torch.equal(got.scores, whyformer.explain(model, inputs).scores)
+    actual = whyformer.explain(model, pictures, processor=processor)
+    assert torch.equal(actual.scores, whyformer.explain(model, inputs).scores)
 
 
-def test_one_picture_is_a_batch_of_one() -> None:
+def test_single_image_is_a_batch_of_one() -> None:
     picture = Image.new("RGB", (112, 112), "gray")
     result = whyformer.explain(digits().model, picture, processor=digits().processor)
     assert len(result) == 1
     assert result.grid == (14, 14)
 
 
-def test_pixels_are_moved_to_the_models_precision() -> None:
+def test_pixels_are_cast_to_the_precision_of_the_model() -> None:
     model, inputs = build("hf_vit")
     single = inputs.float()
     assert whyformer.explain(model, single).scores.dtype == torch.float64
     assert torch.equal(whyformer.explain(model, single).scores, whyformer.explain(model, single.double()).scores)
 
 
-def test_tensors_made_in_inference_mode() -> None:
+def test_inference_tensors_are_explained() -> None:
     model, inputs = build("hf_vit")
     with torch.inference_mode():
         frozen = inputs.clone()
@@ -137,8 +137,8 @@ def test_tensors_made_in_inference_mode() -> None:
 
 
 # -- other tensors --------------------------------------------------------------------------------------------------------
-def test_vectors_are_explained_too() -> None:
-    """``[B, N, D]``: one score a position."""
+def test_vectors_have_one_score_per_position() -> None:
+    """Inputs of shape ``[B, N, D]``."""
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     class Model(torch.nn.Module):
@@ -155,32 +155,32 @@ def test_vectors_are_explained_too() -> None:
     assert result.scores.shape == (2, 5)
 
 
-# -- the value itself -------------------------------------------------------------------------------------------------------
+# -- prepared inputs --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["bert", "hf_vit"])
-def test_copies_of_every_sample(name: str) -> None:
-    """``with_tensor`` repeats what belongs to each sample as often as the tensor was repeated."""
+def test_with_tensor_repeats_all_inputs(name: str) -> None:
+    """``with_tensor`` repeats the other inputs as often as the tensor."""
     model, inputs = build(name)
-    made = prepare(model, inputs)
-    many = made.with_tensor(made.tensor.repeat_interleave(3, 0))
-    assert many.batch == 6
-    wanted = whyformer.explain(model, rows(inputs, 1)).logits
-    args, kwargs = many.feed
+    prepared = prepare(model, inputs)
+    copies = prepared.with_tensor(prepared.tensor.repeat_interleave(3, 0))
+    assert copies.batch == 6
+    expected = whyformer.explain(model, rows(inputs, 1)).logits
+    args, kwargs = copies.feed
     with torch.no_grad():
         logits = model(*args, **kwargs).logits
-    assert torch.allclose(logits[3:], wanted.expand(3, -1))
+    assert torch.allclose(logits[3:], expected.expand(3, -1))
 
 
-def test_some_of_the_samples() -> None:
+def test_select_samples() -> None:
     model, inputs = build("bert")
-    made = prepare(model, inputs).select(slice(1, 2))
-    assert isinstance(made, Inputs)
-    assert made.batch == 1
-    assert made.mask is not None and made.mask.shape == (1, 10)
-    assert torch.equal(made.tensor, inputs["input_ids"][1:])
+    prepared = prepare(model, inputs).select(slice(1, 2))
+    assert isinstance(prepared, Inputs)
+    assert prepared.batch == 1
+    assert prepared.mask is not None and prepared.mask.shape == (1, 10)
+    assert torch.equal(prepared.tensor, inputs["input_ids"][1:])
 
 
-def test_prepared_inputs_pass_as_they_are() -> None:
+def test_prepared_inputs_are_returned_unchanged() -> None:
     model, inputs = build("bert")
-    made = prepare(model, inputs)
-    assert prepare(model, made) is made
-    assert torch.equal(whyformer.explain(model, made).scores, whyformer.explain(model, inputs).scores)
+    prepared = prepare(model, inputs)
+    assert prepare(model, prepared) is prepared
+    assert torch.equal(whyformer.explain(model, prepared).scores, whyformer.explain(model, inputs).scores)

@@ -1,4 +1,4 @@
-"""Prompts with pictures: each picture is a part, its scores lie where they belong on the picture, whatever the processor cut."""
+"""Prompts with images: each image is a part with scores on the original image, for any processor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from whyformer.errors import InputError
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 96), (120, 50)])
 @pytest.mark.parametrize("name", BUILT)
-def test_scores_lie_where_the_picture_is_not_black(name: str, size: tuple[int, int]) -> None:
+def test_scores_are_on_the_white_square(name: str, size: tuple[int, int]) -> None:
     model, processor = BUILT[name]()
-    high, wide = size
-    box = (wide // 2, high // 8, wide // 2 + wide // 4, high // 8 + high // 4)
-    given = {"text": "what is here", "images": square(size, box)}
+    height, width = size
+    box = (width // 2, height // 8, width // 2 + width // 4, height // 8 + height // 4)
+    prompt = {"text": "what is here", "images": square(size, box)}
     target = whyformer.targets.Token(-1, 7)
-    e = whyformer.explain(model, given, "input_x_gradient", target, processor)
+    e = whyformer.explain(model, prompt, "input_x_gradient", target, processor)
     part = e.part("pixel_values")
     assert part.originals is not None
-    assert part.originals[0].size == (wide, high)
+    assert part.originals[0].size == (width, height)
     assert part.level == ("patch" if name in ("qwen2_vl", "inkling2") else "pixel")
     margin = {"llava": max(size) / 8, "idefics3": max(size) / 8, "qwen2_vl": 9.0, "inkling2": 17.0}[name]
-    # inkling2's processor fills up with −1/255, which is not black
-    assert outside(part, box, margin) < (0.1 if name == "inkling2" and high % 16 else 0.02)
+    # the processor of inkling2 pads with −1/255, which is not black
+    assert outside(part, box, margin) < (0.1 if name == "inkling2" and height % 16 else 0.02)
     placed = part.placed()
     assert placed.shape == size
-    y, x = divmod(int(placed.abs().nan_to_num().argmax()), wide)
+    y, x = divmod(int(placed.abs().nan_to_num().argmax()), width)
     assert box[0] - margin <= x <= box[2] + margin
     assert box[1] - margin <= y <= box[3] + margin
     ids = e.part("input_ids")
@@ -42,42 +42,42 @@ def test_scores_lie_where_the_picture_is_not_black(name: str, size: tuple[int, i
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_each_picture_of_a_prompt_is_a_part(name: str) -> None:
+def test_each_image_of_a_prompt_is_a_part(name: str) -> None:
     model, processor = BUILT[name]()
     box = (10, 30, 26, 46)
     second = square((64, 64), box)
-    given = {"text": "what is <image> on the left <image> here", "images": [Image.new("RGB", (64, 64)), second]}
-    e = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(-1, 7), processor)
+    prompt = {"text": "what is <image> on the left <image> here", "images": [Image.new("RGB", (64, 64)), second]}
+    e = whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(-1, 7), processor)
     assert set(e.inputs) == {"input_ids", "pixel_values[0]", "pixel_values[1]"}
-    first, other = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
-    assert first < 1e-4 * other
+    first, last = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
+    assert first < 1e-4 * last
     assert outside(e.part("pixel_values[1]"), box, 17.0 if name == "inkling2" else 9.0) < 0.02
 
 
-def test_each_word_has_its_own_map() -> None:
-    """The target is any position: a row that stands before a word knows nothing of it."""
+def test_each_position_has_its_own_map() -> None:
+    """A position before the image does not depend on it."""
     model, processor = llava()
-    given = {"text": "what is here <image> on the left", "images": square((64, 64), (10, 30, 26, 46))}
-    early = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(2, 7), processor)
+    prompt = {"text": "what is here <image> on the left", "images": square((64, 64), (10, 30, 26, 46))}
+    early = whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(2, 7), processor)
     assert not bool(early.part("pixel_values").scores.any())
-    late = [whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(p, 7), processor) for p in (-3, -1)]
+    late = [whyformer.explain(model, prompt, "input_x_gradient", whyformer.targets.Token(p, 7), processor) for p in (-3, -1)]
     maps = [e.part("pixel_values").scores for e in late]
     assert all(bool(m.any()) for m in maps)
     assert not torch.allclose(*maps, atol=1e-6)
 
 
-def test_merged_patches_lie_side_by_side() -> None:
-    """Rollout of Qwen2-VL: four packed patches are one row, and these four are a square of the picture."""
+def test_merged_patches_share_a_score() -> None:
+    """Rollout of Qwen2-VL: four packed patches are one token and form a square of the image."""
     model, processor = qwen2_vl()
-    given = {"text": "what is here", "images": square((48, 96), (10, 30, 26, 46))}
-    part = whyformer.explain(model, given, "rollout", whyformer.targets.Token(-1, 7), processor).part("pixel_values")
+    prompt = {"text": "what is here", "images": square((48, 96), (10, 30, 26, 46))}
+    part = whyformer.explain(model, prompt, "rollout", whyformer.targets.Token(-1, 7), processor).part("pixel_values")
     maps = part._maps()[0]
     blocks = maps.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 1, 3).flatten(2)
     assert torch.equal(blocks.amax(-1), blocks.amin(-1))
     assert len(blocks[..., 0].unique()) > blocks[..., 0].numel() // 2
 
 
-def test_a_place_is_made_as_the_chat_template_says() -> None:
+def test_image_placeholder_follows_the_chat_template() -> None:
     model, processor = llava()
     chat = "{% for m in messages %}here {% for p in m['content'] %}{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endfor %}"
     processor.chat_template = processor.tokenizer.chat_template = chat
@@ -90,7 +90,7 @@ PICTURE = Image.fromarray(np.full((64, 64, 3), 200, np.uint8))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"text": "what is <image> and <image>", "images": PICTURE}, "2 placeholders for pictures"),
         ({"text": "what is <image>", "images": [PICTURE, PICTURE]}, "1 placeholder for pictures .*2 pictures"),
@@ -99,22 +99,22 @@ PICTURE = Image.fromarray(np.full((64, 64, 3), 200, np.uint8))
         ({"text": ["what", "is"], "images": [PICTURE]}, "2 prompts need 2 pictures"),
     ],
 )
-def test_prompts_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
+def test_prompt_that_does_not_fit_its_images_raises(given: dict[str, Any], message: str) -> None:
     model, processor = llava()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         whyformer.explain(model, given, "saliency", 7, processor)
 
 
-def test_a_picture_for_a_model_without_eyes() -> None:
-    blind = hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).eval()
+def test_image_for_text_model_raises() -> None:
+    text_model = hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).eval()
     _, processor = llava()
     with pytest.raises(InputError, match="reads no pictures"):
-        whyformer.explain(blind, {"text": "what is", "images": PICTURE}, "saliency", 7, processor)
+        whyformer.explain(text_model, {"text": "what is", "images": PICTURE}, "saliency", 7, processor)
     with pytest.raises(InputError, match="AutoProcessor"):
-        whyformer.explain(blind, {"text": "what is", "images": PICTURE}, "saliency", 7, SimpleNamespace())
+        whyformer.explain(text_model, {"text": "what is", "images": PICTURE}, "saliency", 7, SimpleNamespace())
 
 
-def test_places_without_a_picture_and_places_that_do_not_fit() -> None:
+def test_wrong_number_of_image_placeholders_raises() -> None:
     model, processor = llava()
     with pytest.raises(InputError, match="placeholder for a picture"):
         whyformer.explain(model, "what is <image> here", "saliency", 7, processor)

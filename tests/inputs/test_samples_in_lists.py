@@ -1,4 +1,4 @@
-"""A list is samples, a tuple is the arguments of forward; a batch that is made of a list is its samples."""
+"""A list holds samples, a tuple holds the arguments of forward; a list is explained like its samples."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def ids(lengths: tuple[int, ...]) -> list[Tensor]:
     return [torch.randint(4, 50, (n,), generator=draws) for n in lengths]
 
 
-def same(e: whyformer.Explanation, alone: whyformer.Explanation) -> None:
-    """The first sample of one is that of the other, on whichever side its padding stands."""
+def assert_equals_alone(e: whyformer.Explanation, alone: whyformer.Explanation) -> None:
+    """The first samples are equal, whatever the side of the padding."""
     count = alone.scores.shape[1:].numel()
     assert torch.allclose(e.logits, alone.logits)
-    own = e.scores[0].flatten()
-    around = [own[:count], own[-count:]]
-    assert any(torch.allclose(part, alone.scores[0].flatten(), rtol=1e-5, atol=1e-8) for part in around)
-    assert torch.isclose(own.abs().sum(), alone.scores.abs().sum())
+    padded = e.scores[0].flatten()
+    ends = [padded[:count], padded[-count:]]
+    assert any(torch.allclose(part, alone.scores[0].flatten(), rtol=1e-5, atol=1e-8) for part in ends)
+    assert torch.isclose(padded.abs().sum(), alone.scores.abs().sum())
 
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
@@ -64,25 +64,25 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_list_of_token_ids_is_its_samples(name: str, lengths: tuple[int, ...], form: str) -> None:
+def test_list_of_token_ids_equals_single_samples(name: str, lengths: tuple[int, ...], form: str) -> None:
     model, rows = TEXTS[name](), ids(lengths)
     e = whyformer.explain(model, [FORMS[form](row) for row in rows], "input_x_gradient", 2)
     assert len(e) == len(rows)
-    for one, row in zip(e, rows, strict=True):
-        same(one, whyformer.explain(model, row[None], "input_x_gradient", 2))
+    for single, row in zip(e, rows, strict=True):
+        assert_equals_alone(single, whyformer.explain(model, row[None], "input_x_gradient", 2))
 
 
-def test_a_tuple_is_the_arguments_of_forward() -> None:
+def test_tuple_is_the_arguments_of_forward() -> None:
     model, row = bert(), ids((8,))[0][None]
     mask = torch.tensor([[1] * 5 + [0] * 3])
-    given = whyformer.explain(model, (row, mask), "input_x_gradient", 1)
+    positional = whyformer.explain(model, (row, mask), "input_x_gradient", 1)
     named = whyformer.explain(model, {"input_ids": row, "attention_mask": mask}, "input_x_gradient", 1)
-    assert torch.equal(given.scores, named.scores) and not given.scores[0, 5:].any()
+    assert torch.equal(positional.scores, named.scores) and not positional.scores[0, 5:].any()
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 3, 32, 32)])
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "mappings"])
-def test_a_list_of_pictures_is_a_batch(kind: str, shape: tuple[int, ...]) -> None:
+def test_list_of_images_equals_a_batch(kind: str, shape: tuple[int, ...]) -> None:
     model = hf_vit()[0].double()
     pixels = torch.randn(3, *shape, dtype=torch.float64)
     form = {"tensors": lambda x: x, "arrays": np.asarray, "mappings": lambda x: {"pixel_values": x}}[kind]
@@ -91,15 +91,17 @@ def test_a_list_of_pictures_is_a_batch(kind: str, shape: tuple[int, ...]) -> Non
     assert torch.equal(e.scores, whole.scores) and torch.equal(e.logits, whole.logits)
 
 
-def test_vectors_of_one_length_are_a_batch() -> None:
-    model = nn.Sequential(Rows(), nn.Linear(24, 5)).double().eval()
+def test_list_of_vectors_equals_a_batch() -> None:
+    model = nn.Sequential(MeanPooled(), nn.Linear(24, 5)).double().eval()
     vectors = torch.randn(2, 6, 24, dtype=torch.float64)
-    for given in (list(vectors), [v[None] for v in vectors]):
-        e = whyformer.explain(model, given, "saliency", 0)
+    for positional in (list(vectors), [v[None] for v in vectors]):
+        e = whyformer.explain(model, positional, "saliency", 0)
         assert torch.equal(e.scores, whyformer.explain(model, vectors, "saliency", 0).scores)
 
 
-class Rows(nn.Module):
+class MeanPooled(nn.Module):
+    """A Transformer layer and the mean over its tokens."""
+
     def __init__(self) -> None:
         super().__init__()
         self.block = randomise(nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True))
@@ -109,6 +111,8 @@ class Rows(nn.Module):
 
 
 class Unmasked(nn.Module):
+    """A model whose forward has no attention mask."""
+
     def __init__(self) -> None:
         super().__init__()
         self.model = bert()
@@ -117,11 +121,11 @@ class Unmasked(nn.Module):
         return self.model(input_ids).logits
 
 
-def test_what_makes_no_batch_is_refused_with_a_way_out() -> None:
+def test_list_that_makes_no_batch_raises_with_remedy() -> None:
     short, long = ids((4, 9))
     with pytest.raises(InputError, match="attention_mask"):
         whyformer.explain(Unmasked().eval(), [short, long], "saliency")
-    with pytest.raises(InputError, match="tuple"):  # what used to be positional arguments
+    with pytest.raises(InputError, match="tuple"):  # positional arguments must be a tuple
         whyformer.explain(bert(), [torch.stack([short, short]), torch.ones(2, 4)], "saliency")
     with pytest.raises(InputError, match="tuple"):
         whyformer.explain(hf_vit()[0], [torch.randn(3, 32, 32), torch.randn(3, 40, 32)], "saliency")
@@ -135,13 +139,13 @@ def test_what_makes_no_batch_is_refused_with_a_way_out() -> None:
         whyformer.explain(unpadded, [short, long], "saliency")
 
 
-def test_the_tokenizer_says_what_pads_and_where() -> None:
-    """Left padding, by its own token, of a decoder that reads the last one."""
+def test_padding_token_and_side_of_tokenizer_are_used() -> None:
+    """Left padding by a custom token, for a decoder that reads the last token."""
     model, rows = llama(), ids((4, 9, 6))
 
     words = tokenizer()
     words.padding_side, words.pad_token = "left", "</s>"
     e = whyformer.explain(model, rows, "input_x_gradient", 2, words)
     assert e.tokens is not None and e.tokens[0][:5] == ["</s>"] * 5 and not e.scores[0, :5].any()
-    for one, row in zip(e, rows, strict=True):
-        same(one, whyformer.explain(model, row[None], "input_x_gradient", 2))
+    for single, row in zip(e, rows, strict=True):
+        assert_equals_alone(single, whyformer.explain(model, row[None], "input_x_gradient", 2))

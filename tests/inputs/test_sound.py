@@ -1,4 +1,4 @@
-"""A sound ``[B, T]``: one number at each moment, cut into frames inside the model (wav2vec 2.0 and its kin)."""
+"""Raw waveforms ``[B, T]``, which the model splits into frames (as wav2vec 2.0)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import whyformer
 from zoo import CLASSES, HEADS, WIDTH, randomise
 
 
-class Listener(nn.Module):
+class WaveformModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.frames = nn.Conv1d(1, WIDTH, 8, 4)
@@ -22,10 +22,10 @@ class Listener(nn.Module):
 
 
 def sound() -> tuple[nn.Module, Tensor]:
-    return randomise(Listener()).double(), torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()
+    return randomise(WaveformModel()).double(), torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()
 
 
-def test_gradient_times_input_is_the_one_by_hand() -> None:
+def test_gradient_times_input_equals_autograd() -> None:
     model, wave = sound()
     e = whyformer.explain(model, {"input_values": wave}, method="input_x_gradient", target=[1, 3])
     leaf = wave.clone().requires_grad_()
@@ -43,7 +43,7 @@ def test_padding_has_no_scores() -> None:
     assert e.scores[1, 30:].eq(0).all() and e.scores[:, :30].ne(0).all()
 
 
-def test_occlusion_silences_moments() -> None:
+def test_occlusion_silences_a_window() -> None:
     model, wave = sound()
     e = whyformer.explain(model, wave, method="occlusion", target=2, window=10)
     silent = wave.clone()
@@ -52,17 +52,17 @@ def test_occlusion_silences_moments() -> None:
     assert torch.allclose(e.scores[:, 10:20], drop[:, None].expand(-1, 10), atol=1e-12)
 
 
-def test_a_frame_is_shared_out_over_its_moments() -> None:
+def test_score_of_a_frame_is_shared_by_its_samples() -> None:
     model, wave = sound()
-    found = whyformer.explain(model, wave, method="rollout")
-    assert found.scores.shape == wave.shape
-    for scores in found.scores:
-        assert 2 <= len(scores.unique()) <= 9  # as many as there are frames
+    e = whyformer.explain(model, wave, method="rollout")
+    assert e.scores.shape == wave.shape
+    for scores in e.scores:
+        assert 2 <= len(scores.unique()) <= 9  # at most the number of frames
         changes = int((scores.diff() != 0).sum())
-        assert changes <= 9  # the moments of a frame lie next to each other
+        assert changes <= 9  # the samples of a frame are adjacent
 
 
-def test_other_matrices_are_tables() -> None:
+def test_other_matrices_have_one_score_per_column() -> None:
     model, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
-    found = whyformer.explain(model, x, method="input_x_gradient", target=1)
-    torch.testing.assert_close(found.scores, x * model.weight[1].detach())
+    e = whyformer.explain(model, x, method="input_x_gradient", target=1)
+    torch.testing.assert_close(e.scores, x * model.weight[1].detach())

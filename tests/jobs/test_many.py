@@ -1,4 +1,4 @@
-"""``explain_many`` over everything that holds inputs, and the summaries of what was written."""
+"""``explain_many`` over all kinds of inputs, and summaries of its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from made import picture_model, pictures, sentences, text_model, text_table
+from job_builders import picture_model, pictures, sentences, text_model, text_table
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -35,24 +35,24 @@ def vit(tmp_path_factory):
     return load(picture_model(tmp_path_factory.mktemp("vit")))
 
 
-def same(found, wanted):
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
+def assert_same_explanations(result, expected):
+    assert len(result) == len(expected)
+    for a, b in zip(result, expected, strict=True):
         torch.testing.assert_close(a.scores, b.scores, rtol=1e-4, atol=1e-6)
         assert a.target.tolist() == b.target.tolist()
 
 
-def test_a_stream_is_explain_one_by_one_whatever_the_batches(bert):
+def test_stream_equals_explain_for_any_batch_size(bert):
     texts = sentences(9)
-    wanted = [whyformer.explain(bert.model, text, "gae", processor=bert.processor) for text in texts]
+    expected = [whyformer.explain(bert.model, text, "gae", processor=bert.processor) for text in texts]
     for size in (1, 4, "auto"):
-        found = list(whyformer.explain_many(bert.model, texts, "gae", processor=bert.processor, batch_size=size))
-        same(found, wanted)
-        assert [e.tokens for e in found] == [e.tokens for e in wanted]
-        assert [e.features.texts for e in found] == [[t] for t in texts]
+        result = list(whyformer.explain_many(bert.model, texts, "gae", processor=bert.processor, batch_size=size))
+        assert_same_explanations(result, expected)
+        assert [e.tokens for e in result] == [e.tokens for e in expected]
+        assert [e.features.texts for e in result] == [[t] for t in texts]
 
 
-def test_a_stream_is_lazy_and_endless_input_is_fine(bert):
+def test_stream_is_lazy_over_infinite_input(bert):
     def endless():
         for i in itertools.count():
             yield "" if i % 3 == 2 else f"{'very ' * (i % 5)}good film"
@@ -66,8 +66,8 @@ def test_a_stream_is_lazy_and_endless_input_is_fine(bert):
 
 
 @pytest.mark.parametrize("size", [4, "auto"])
-def test_a_generator_loses_no_row_to_the_trial(bert, tmp_path, size):
-    """What the first few rows are looked at for must not take them from the job: an iterator cannot go back."""
+def test_generator_loses_no_row_to_trial(bert, tmp_path, size):
+    """Rows that the trial consumes from an iterator are explained too."""
     texts = [f"{'very ' * (i % 5)}good film" for i in range(150)]
     maps = whyformer.explain_many(bert.model, iter(texts), "gae", processor=bert.processor, batch_size=size, out=tmp_path / "out", rows_per_part=70)
     assert maps.table(["row"]).column("row").to_pylist() == list(range(150))
@@ -80,7 +80,7 @@ def test_a_generator_loses_no_row_to_the_trial(bert, tmp_path, size):
 
 
 class Listed(Dataset):
-    """A map-style data set without a length that is known to iterators."""
+    """A map-style data set; an item that is an exception is raised."""
 
     def __init__(self, items):
         self.items = items
@@ -102,32 +102,32 @@ class Streamed(IterableDataset):
         return iter(self.items)
 
 
-def test_data_sets_and_loaders_of_tensors():
+def test_data_sets_and_loaders_of_tensors_equal_explain():
     model = tiny_vit()
     pixels, labels = torch.randn(7, 3, 32, 32), torch.arange(7) % 4
-    wanted = list(whyformer.explain(model, pixels, "gae", labels.tolist()))
+    expected = list(whyformer.explain(model, pixels, "gae", labels.tolist()))
     options = {"targets": "column:label", "batch_size": 3}
     pairs = TensorDataset(pixels, labels)
     for data in (pairs, DataLoader(pairs, batch_size=4), list(pairs), Streamed(list(pairs)), DataLoader(Streamed(list(pairs)), batch_size=2)):
-        same(list(whyformer.explain_many(model, data, "gae", **options)), wanted)
-    plain = list(whyformer.explain(model, pixels, "gae"))
+        assert_same_explanations(list(whyformer.explain_many(model, data, "gae", **options)), expected)
+    expected_plain = list(whyformer.explain(model, pixels, "gae"))
     mappings = [{"pixel_values": p, "labels": n} for p, n in zip(pixels, labels, strict=True)]
     for data in (list(pixels), [p[None] for p in pixels], DataLoader(pixels, batch_size=3), mappings, DataLoader(mappings, batch_size=3)):
-        same(list(whyformer.explain_many(model, data, "gae", batch_size=4)), plain)
+        assert_same_explanations(list(whyformer.explain_many(model, data, "gae", batch_size=4)), expected_plain)
 
 
-def test_token_ids_of_different_lengths_share_no_batch(bert):
+def test_token_ids_of_different_lengths_equal_explain(bert):
     ids = [dict(bert.processor(text, return_tensors="pt")) for text in sentences(6)]
-    wanted = [whyformer.explain(bert.model, one, "gae") for one in ids]
-    same(list(whyformer.explain_many(bert.model, ids, "gae", batch_size=4)), wanted)
-    flat = [{k: v[0] for k, v in one.items()} for one in ids]
-    same(list(whyformer.explain_many(bert.model, flat, "gae", batch_size=4)), wanted)
+    expected = [whyformer.explain(bert.model, encoding, "gae") for encoding in ids]
+    assert_same_explanations(list(whyformer.explain_many(bert.model, ids, "gae", batch_size=4)), expected)
+    flat = [{k: v[0] for k, v in encoding.items()} for encoding in ids]
+    assert_same_explanations(list(whyformer.explain_many(bert.model, flat, "gae", batch_size=4)), expected)
 
 
-def test_pictures_paths_and_hugging_face_data_sets(vit, tmp_path):
+def test_pictures_from_any_source_equal_explain(vit, tmp_path):
     folder = pictures(tmp_path / "in", 4)
     files = sorted(folder.glob("*.png"))
-    wanted = [whyformer.explain(vit.model, f, "gae", processor=vit.processor) for f in files]
+    expected = [whyformer.explain(vit.model, f, "gae", processor=vit.processor) for f in files]
     opened = [Image.open(f) for f in files]
     saved = datasets.Dataset.from_dict({"image": [str(f) for f in files], "label": [0, 1, 2, 3]}).cast_column("image", datasets.Image())
     saved.save_to_disk(tmp_path / "saved")
@@ -138,7 +138,7 @@ def test_pictures_paths_and_hugging_face_data_sets(vit, tmp_path):
     for data in (folder, str(folder), f"{folder}/*.png", files, [str(f) for f in files], opened, saved, f"hf:{tmp_path / 'saved'}",
                  str(tmp_path / "saved"), f"hf:{tmp_path / 'parts'}:train", "memory://pictures/", "memory://pictures/*.png",
                  [io.BytesIO(f.read_bytes()) for f in files], Listed([(o, 1) for o in opened])):  # fmt: skip
-        same(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), wanted)
+        assert_same_explanations(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), expected)
     with pytest.raises(InputError, match=r"has the splits train, test"):
         open_source(f"hf:{tmp_path / 'parts'}")
     with pytest.raises(LoadError, match="cannot load the data set"):
@@ -146,10 +146,10 @@ def test_pictures_paths_and_hugging_face_data_sets(vit, tmp_path):
     pq.write_table(pa.table({"image": [{"bytes": f.read_bytes(), "path": f.name} for f in files]}), tmp_path / "pictures.parquet")
     (tmp_path / "paths.jsonl").write_text("".join(json.dumps({"path": f"in/{f.name}"}) + "\n" for f in files))
     for data in (tmp_path / "pictures.parquet", tmp_path / "paths.jsonl"):
-        same(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), wanted)
+        assert_same_explanations(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), expected)
 
 
-def test_what_one_row_raises_is_a_failure_of_its_own(vit, tmp_path):
+def test_exception_of_a_row_is_recorded_as_its_failure(vit, tmp_path):
     good = Image.new("RGB", (40, 40), "red")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
     rows = [good, RuntimeError("the disk of row 1"), tmp_path / "broken.png", tmp_path / "none.png", 17, good, torch.full((3, 32, 32), torch.nan)]
@@ -162,55 +162,55 @@ def test_what_one_row_raises_is_a_failure_of_its_own(vit, tmp_path):
         yield good
         raise RuntimeError("the line is dead")
 
-    with pytest.raises(RuntimeError, match="the line is dead"):  # a generator cannot go on after it
+    with pytest.raises(RuntimeError, match="the line is dead"):  # a generator ends with its exception
         list(whyformer.explain_many(vit.model, torn(), "gae", processor=vit.processor))
 
 
-def test_every_method_and_target_is_that_of_explain(bert):
+def test_several_methods_and_targets_equal_explain(bert):
     methods = ["transformer_attribution", ("integrated_gradients", {"steps": 4}), {"method": "rollout", "start_layer": 1}]
-    found = list(whyformer.explain_many(bert.model, sentences(3), methods, "top-2", bert.processor))
-    assert len(found) == 3 * 3 * 2
-    assert [e.method for e in found[:6]] == ["transformer_attribution"] * 2 + ["integrated_gradients"] * 2 + ["rollout"] * 2
-    for i, e in enumerate(found):
-        text, best = sentences(3)[i // 6], found[i].logits[0].argsort(descending=True).tolist()
+    results = list(whyformer.explain_many(bert.model, sentences(3), methods, "top-2", bert.processor))
+    assert len(results) == 3 * 3 * 2
+    assert [e.method for e in results[:6]] == ["transformer_attribution"] * 2 + ["integrated_gradients"] * 2 + ["rollout"] * 2
+    for i, e in enumerate(results):
+        text, best = sentences(3)[i // 6], results[i].logits[0].argsort(descending=True).tolist()
         assert e.target.tolist() == [best[i % 2]]
-        alone = whyformer.explain(bert.model, text, e.method, best[i % 2], bert.processor, **e.settings)
-        torch.testing.assert_close(e.scores, alone.scores, rtol=1e-4, atol=1e-6)
+        expected = whyformer.explain(bert.model, text, e.method, best[i % 2], bert.processor, **e.settings)
+        torch.testing.assert_close(e.scores, expected.scores, rtol=1e-4, atol=1e-6)
     named = whyformer.explain_many(bert.model, sentences(1), targets=["good", 0], processor=bert.processor)
     assert [e.target_names for e in named] == [["good"], ["bad"]]
 
 
-def test_bad_arguments_are_told_at_once(bert):
+def test_invalid_arguments_raise_before_iteration(bert):
     model, processor = bert.model, bert.processor
-    for wrong, words in [({"batch_size": 0}, "batch_size"), ({"workers": 0}, "workers"), ({"on_error": "skip"}, "on_error"),
+    for options, message in [({"batch_size": 0}, "batch_size"), ({"workers": 0}, "workers"), ({"on_error": "skip"}, "on_error"),
                          ({"targets": "most"}, "targets must be"), ({"targets": ["ugly"]}, "ugly"), ({"method": []}, "no methods"),
                          ({"method": "gea"}, "Did you mean"), ({"scores": "float16"}, "need out=")]:  # fmt: skip
-        with pytest.raises(InputError, match=words):
-            whyformer.explain_many(model, ["a film"], processor=processor, **wrong)
+        with pytest.raises(InputError, match=message):
+            whyformer.explain_many(model, ["a film"], processor=processor, **options)
     for data in (17, {"input_ids": torch.ones(1, 3)}, torch.ones(1, 3)):
         with pytest.raises(InputError, match="data must be an iterable"):
             whyformer.explain_many(model, data, processor=processor)
 
 
-# -- what a whole data set says ----------------------------------------------------------------------------------------
-def test_words_with_their_intervals_and_examples(bert, tmp_path):
+# -- summaries of data sets -------------------------------------------------------------------------------------------
+def test_word_summary_has_shares_intervals_and_examples(bert, tmp_path):
     texts = [f"{'good' if i % 2 else 'bad'} film {'was' if i % 3 else 'is'} fine, not slow." for i in range(30)]
     maps = whyformer.explain_many(bert.model, texts, "input_x_gradient", ["good"], bert.processor, out=tmp_path / "out")
     summary = maps.words(count=50, least=2)
     assert summary.texts == 30
     assert (summary.method, summary.target) == ("input_x_gradient", "good")
-    found = {w.word: w for w in summary.words}
-    assert set(found) == {"good", "bad", "film", "was", "is", "fine", "not", "slow"}
+    results = {w.word: w for w in summary.words}
+    assert set(results) == {"good", "bad", "film", "was", "is", "fine", "not", "slow"}
     shares = []
     for e in maps:
         word = "good" if e.tokens[0][1] == "good" else None
         if word:
             words = e.scores[0].index_fill(0, torch.tensor(e.special[0]), 0)
             shares.append(float(words[e.tokens[0].index("good")] / words.abs().sum()))
-    assert found["good"].share.value == pytest.approx(np.mean(shares), abs=1e-6)
-    assert found["good"].share.count == 15
-    assert found["good"].share.low <= found["good"].share.value <= found["good"].share.high
-    assert all("good" in text for text in found["good"].examples)
+    assert results["good"].share.value == pytest.approx(np.mean(shares), abs=1e-6)
+    assert results["good"].share.count == 15
+    assert results["good"].share.low <= results["good"].share.value <= results["good"].share.high
+    assert all("good" in text for text in results["good"].examples)
     values = [w.share.value for w in summary.words]
     assert values == sorted(values, reverse=True)
     assert str(summary).startswith("input_x_gradient, good: 30 texts\n")
@@ -220,45 +220,45 @@ def test_words_with_their_intervals_and_examples(bert, tmp_path):
         maps.mean_map()
 
 
-def test_the_mean_map_of_aligned_pictures(vit, tmp_path):
+def test_mean_map_of_aligned_pictures_is_mean_of_normalized_maps(vit, tmp_path):
     pixels = list(torch.randn(5, 3, 32, 32))
     maps = whyformer.explain_many(vit.model, pixels, "gae", [1], out=tmp_path / "out")
-    own = np.stack([e.scores[0].reshape(4, 4).double().numpy() / float(e.scores.abs().sum()) for e in maps])
-    found = maps.mean_map()
-    assert found.count == 5
-    np.testing.assert_allclose(found.mean, own.mean(0), atol=1e-7)
-    np.testing.assert_allclose(found.deviation, own.std(0), atol=1e-7)
+    normalized = np.stack([e.scores[0].reshape(4, 4).double().numpy() / float(e.scores.abs().sum()) for e in maps])
+    result = maps.mean_map()
+    assert result.count == 5
+    np.testing.assert_allclose(result.mean, normalized.mean(0), atol=1e-7)
+    np.testing.assert_allclose(result.deviation, normalized.std(0), atol=1e-7)
 
 
-def test_drift_between_two_models(bert, tmp_path):
+def test_drift_measures_changed_predictions_and_scores(bert, tmp_path):
     texts = sentences(12)
     before = whyformer.explain_many(bert.model, texts, "gae", ["good"], bert.processor, out=tmp_path / "a")
-    again = whyformer.explain_many(bert.model, texts, "gae", ["good"], bert.processor, out=tmp_path / "b")
-    same_run = before.drift(again)
-    assert (same_run.rows, same_run.changed, same_run.agreement.value, same_run.probability.value) == (12, 0, pytest.approx(1), 0)
+    repeated = whyformer.explain_many(bert.model, texts, "gae", ["good"], bert.processor, out=tmp_path / "b")
+    unchanged = before.drift(repeated)
+    assert (unchanged.rows, unchanged.changed, unchanged.agreement.value, unchanged.probability.value) == (12, 0, pytest.approx(1), 0)
     other = load(text_model(tmp_path / "other")).model
     with torch.no_grad():
         other.classifier.weight.neg_()
         other.classifier.bias.neg_()
     after = whyformer.explain_many(other, texts, "gae", ["good"], bert.processor, out=tmp_path / "c")
-    found = before.drift(after)
-    assert found.changed == 12  # two classes whose logits changed places
+    drift = before.drift(after)
+    assert drift.changed == 12  # two classes whose logits changed places
     shift = [float(b.probabilities()[0, 1] - a.probabilities()[0, 1]) for a, b in zip(before, after, strict=True)]
-    assert found.probability.value == pytest.approx(np.mean(shift), abs=1e-6)
-    assert found.agreement.value < 1
-    assert found.largest[0][1] == min(value for _, value in found.largest)
+    assert drift.probability.value == pytest.approx(np.mean(shift), abs=1e-6)
+    assert drift.agreement.value < 1
+    assert drift.largest[0][1] == min(value for _, value in drift.largest)
     elsewhere = whyformer.explain_many(bert.model, sentences(12, seed=9), "gae", ["good"], bert.processor, out=tmp_path / "d")
     with pytest.raises(InputError, match="no row in common"):
         before.drift(elsewhere)
 
 
-def test_a_cost_is_told_before_work(tmp_path):
+def test_estimate_predicts_cost_without_writing(tmp_path):
     from whyformer.jobs.costs import estimate
     from whyformer.jobs.description import Job
     from whyformer.jobs.engines import run_job
 
-    place = text_table(tmp_path / "data.jsonl", 200, bad=(0,))
-    job = Job(model=text_model(tmp_path / "bert"), input=str(place), out=str(tmp_path / "out"), methods=("gae", "rollout"))
+    table = text_table(tmp_path / "data.jsonl", 200, bad=(0,))
+    job = Job(model=text_model(tmp_path / "bert"), input=str(table), out=str(tmp_path / "out"), methods=("gae", "rollout"))
     cost = estimate(job)
     assert not (tmp_path / "out").exists()
     assert (cost.rows, cost.there, cost.failed, cost.batch_size) == (200, 0, 1, 32)
@@ -266,51 +266,51 @@ def test_a_cost_is_told_before_work(tmp_path):
     assert cost.warnings == ["1 of 67 rows of the trial failed; the first: r0: the text is empty"] or cost.sampled == 64
     maps = run_job(job)
     size = sum(p.stat().st_size for p in maps.path.glob("part-*"))
-    assert size / 3 < cost.bytes < size * 12  # of a small file much is its frame
+    assert size / 3 < cost.bytes < size * 12  # small files are mostly metadata
     assert "200 rows, 200 of them finished: about 1 s" in estimate(job).sentence()
 
 
-def test_many_on_ray_runs_there_and_needs_names(bert, tmp_path, monkeypatch):
+def test_explain_many_with_ray_engine_needs_names_of_model_and_input(bert, tmp_path, monkeypatch):
     from whyformer.jobs import engines
 
-    asked, model = [], text_model(tmp_path / "bert")
+    jobs, model = [], text_model(tmp_path / "bert")
     table = text_table(tmp_path / "data.jsonl", 4)
-    monkeypatch.setattr(engines, "run_on_ray", lambda job, **more: asked.append(job) or engines.explain_opened(engines.open_job(job), None, print))
+    monkeypatch.setattr(engines, "run_on_ray", lambda job, **more: jobs.append(job) or engines.explain_opened(engines.open_job(job), None, print))
     maps = whyformer.explain_many(model, table, "gae", out=tmp_path / "out", engine="ray", actors=3, truncate=True, batch_size=2)
     assert len(maps) == 4
-    assert [(job.engine, job.actors, job.batch_size, job.options.truncate) for job in asked] == [("ray", 3, 2, True)]
-    for given, data, word in ((bert.model, str(table), "model"), (model, ["A film."], "input")):
-        with pytest.raises(InputError, match=f"name of the {word}"):
-            whyformer.explain_many(given, data, "gae", processor="x", out=tmp_path / "no", engine="ray")
+    assert [(job.engine, job.actors, job.batch_size, job.options.truncate) for job in jobs] == [("ray", 3, 2, True)]
+    for model_or_name, data, parameter in ((bert.model, str(table), "model"), (model, ["A film."], "input")):
+        with pytest.raises(InputError, match=f"name of the {parameter}"):
+            whyformer.explain_many(model_or_name, data, "gae", processor="x", out=tmp_path / "no", engine="ray")
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_table_is_read_once_before_its_first_row(tmp_path, suffix):
+def test_table_is_read_once_for_count_and_digest(tmp_path, suffix):
     from whyformer.jobs import sources
 
-    path, read = text_table(tmp_path / f"data.{suffix}", 3000), []
+    path, chunks = text_table(tmp_path / f"data.{suffix}", 3000), []
 
     class Counted(io.BytesIO):
         def read(self, *count):
-            read.append(content := super().read(*count))
+            chunks.append(content := super().read(*count))
             return content
 
     def opened():
         return Counted(path.read_bytes())
 
     source = sources._of_table(path.name, opened, None, None, None)
-    assert (source.count, b"".join(read)[: path.stat().st_size]) == (3000, path.read_bytes())
+    assert (source.count, b"".join(chunks)[: path.stat().st_size]) == (3000, path.read_bytes())
     assert source.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert len(b"".join(read)) < 1.5 * path.stat().st_size
+    assert len(b"".join(chunks)) < 1.5 * path.stat().st_size
 
 
-def test_a_summary_reads_the_explanations_of_its_class_alone(bert, tmp_path, monkeypatch):
+def test_word_summary_reads_only_explanations_of_its_class(bert, tmp_path, monkeypatch):
     from whyformer.jobs import reading
 
     maps = whyformer.explain_many(bert.model, sentences(12), ["gae", "input_x_gradient"], "all", bert.processor, out=tmp_path / "out")
-    wanted = [e for e in maps if (e.method, int(e.target[0])) == ("gae", 1)]
+    expected = [e for e in maps if (e.method, int(e.target[0])) == ("gae", 1)]
     restored, original = [], reading.explanation_of
     monkeypatch.setattr(reading, "explanation_of", lambda row, model: restored.append((row["method"], row["target"])) or original(row, model))
-    assert maps.words(1, "gae").texts == len(wanted) == 12
+    assert maps.words(1, "gae").texts == len(expected) == 12
     assert restored == [("gae", 1)] * 12

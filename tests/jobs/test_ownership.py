@@ -1,4 +1,4 @@
-"""Nothing that a job did not write is touched, and what is lost of its manifest is read off the command and the parts."""
+"""A job never changes foreign files, and recovers a lost manifest from the command and the parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made import contents, ended, in_a_process, text_model, text_table
+from job_builders import contents, exit_code, run_in_child, text_model, text_table
 
 import whyformer
 from whyformer.errors import InputError, LoadError, WhyformerError
@@ -25,55 +25,55 @@ from whyformer.jobs.local import OpenedJob, explain_opened, open_job
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory):
-    """A model and an input, opened once, and the files of a finished job."""
-    place = tmp_path_factory.mktemp("owned")
-    table = text_table(place / "data.jsonl", 20, bad=(3,))
-    job = Job(model=text_model(place / "bert"), input=str(table), out=str(place / "whole"), methods=("gae",), rows_per_part=6, batch_size=4)
+def reference(tmp_path_factory):
+    """An opened job, the folder of its finished run, and the contents of that folder."""
+    folder = tmp_path_factory.mktemp("owned")
+    table = text_table(folder / "data.jsonl", 20, bad=(3,))
+    job = Job(model=text_model(folder / "bert"), input=str(table), out=str(folder / "whole"), methods=("gae",), rows_per_part=6, batch_size=4)
     opened = open_job(job)
     explain_opened(opened, None, lambda text: None)
-    return opened, place / "whole", contents(place / "whole")
+    return opened, folder / "whole", contents(folder / "whole")
 
 
-def run(ready, out: Path, **changes) -> list[str]:
-    """Run the job into a folder; what it says."""
-    opened, said = ready[0], []
-    explain_opened(OpenedJob(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source), None, said.append)
-    return said
+def run(reference, out: Path, **changes) -> list[str]:
+    """Run the job with output folder ``out``; return its messages."""
+    opened, messages = reference[0], []
+    explain_opened(OpenedJob(Job(**{**vars(opened.job), "out": str(out), **changes}), opened.session, opened.source), None, messages.append)
+    return messages
 
 
-def stopped(ready, out: Path, parts: int) -> Path:
-    """The folder of a job that was killed after so many parts."""
+def killed_after(reference, out: Path, parts: int) -> Path:
+    """Run the job in a child process that is killed after ``parts`` parts; return its folder."""
 
     def work() -> None:
-        original, noted = local.Run.written, []
+        original, parts_written = local.Run.written, []
 
-        def written(one, part) -> None:
-            original(one, part)
-            noted.append(part)
-            if len(noted) == parts:
+        def written(instance, part) -> None:
+            original(instance, part)
+            parts_written.append(part)
+            if len(parts_written) == parts:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         local.Run.written = written
-        run(ready, out)
+        run(reference, out)
 
-    assert ended(in_a_process(work)) == -signal.SIGKILL
+    assert exit_code(run_in_child(work)) == -signal.SIGKILL
     return out
 
 
-def a_table(path: Path) -> None:
+def write_foreign_table(path: Path) -> None:
     pq.write_table(pa.table({"mine": [1, 2, 3]}), path)
 
 
 FOREIGN = {
     "a text": lambda out: (out / "thesis.txt").write_text("x"),
-    "a table under a part's name": lambda out: a_table(out / "part-000000.parquet"),
-    "a table under the name of a part that no job has": lambda out: a_table(out / "part-123456.parquet"),
+    "a table under a part's name": lambda out: write_foreign_table(out / "part-000000.parquet"),
+    "a table under the name of a part that no job has": lambda out: write_foreign_table(out / "part-123456.parquet"),
     "no table under a part's name": lambda out: (out / "part-000009.parquet").write_text("x"),
     "a log": lambda out: (out / "log.jsonl").write_text('{"event": "mine"}\n'),
     "a log of text": lambda out: (out / "log.jsonl").write_text("mine\n"),
     "a journal": lambda out: (out / "journal.jsonl").write_text('{"day": 1}\n'),
-    "failures": lambda out: a_table(out / "failures.parquet"),
+    "failures": lambda out: write_foreign_table(out / "failures.parquet"),
     "a manifest": lambda out: (out / "manifest.json").write_text('{"name": "my app"}'),
     "a passing file": lambda out: (out / "thesis.partial").write_text("x"),
     "a passing file of a manifest": lambda out: (out / "manifest.json.partial").write_text("x"),
@@ -86,64 +86,64 @@ FOREIGN = {
 }
 
 
-def everything(folder: Path) -> dict[str, tuple[bytes | None, int]]:
-    """All that is in a folder, with the times of its files; of the folder, so that no passing file came and went."""
+def snapshot(folder: Path) -> dict[str, tuple[bytes | None, int]]:
+    """Contents and modification times of a folder's files; its own time also shows a temporary file that was removed."""
     listed = [folder, *sorted(folder.rglob("*"))]
     return {p.relative_to(folder).as_posix(): (p.read_bytes() if p.is_file() else None, p.stat().st_mtime_ns) for p in listed}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_of_something_else_is_refused_and_not_touched(ready, tmp_path, name):
+def test_foreign_folder_is_refused_and_unchanged(reference, tmp_path, name):
     out = tmp_path / "out"
     out.mkdir()
     FOREIGN[name](out)
-    before = everything(out)
-    for work in (lambda: run(ready, out), lambda: estimate(Job(**{**vars(ready[0].job), "out": str(out)}))):
+    before = snapshot(out)
+    for work in (lambda: run(reference, out), lambda: estimate(Job(**{**vars(reference[0].job), "out": str(out)}))):
         with pytest.raises(InputError, match="another folder"):
             work()
-        assert everything(out) == before
+        assert snapshot(out) == before
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("name", [name for name in FOREIGN if name not in ("a log of text",)])
 @pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
-def test_a_foreign_file_in_the_folder_of_a_job_is_refused_and_nothing_is_touched(ready, tmp_path, name, finished):
+def test_foreign_file_in_job_folder_is_refused_and_folder_unchanged(reference, tmp_path, name, finished):
     out = tmp_path / "out"
     if finished:
-        shutil.copytree(ready[1], out)
+        shutil.copytree(reference[1], out)
     else:
-        stopped(ready, out, 2)
-    for one in out.glob("*part-00000[01].parquet"):
+        killed_after(reference, out, 2)
+    for path in out.glob("*part-00000[01].parquet"):
         if "under a part's name" in name:
-            one.unlink()
+            path.unlink()
     FOREIGN[name](out)
-    before = everything(out)
+    before = snapshot(out)
     with pytest.raises(InputError, match="another folder"):
-        run(ready, out)
-    assert everything(out) == before
+        run(reference, out)
+    assert snapshot(out) == before
 
 
-def test_an_unreadable_file_that_no_list_names_is_refused_until_it_is_deleted(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
+def test_unlisted_unreadable_part_is_refused_until_deleted(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
     (out / "part-000003.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(InputError, match="delete"):
-        run(ready, out)
+        run(reference, out)
     (out / "part-000003.parquet").unlink()
-    run(ready, out)
-    assert contents(out) == ready[2]
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
-def test_files_of_the_system_are_let_be(ready, tmp_path):
+def test_system_files_are_ignored(reference, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / ".git").mkdir()
     for name in (".DS_Store", "._part-000000.parquet", "Thumbs.db", "desktop.ini", ".nfs0001", ".git/config"):
         (out / name).write_bytes(b"system")
-    run(ready, out)
-    run(ready, out)
-    found = contents(out)
-    assert {k: v for k, v in found.items() if k in ready[2]} == ready[2]
-    assert {found[name] for name in found.keys() - ready[2].keys()} == {b"system"}
+    run(reference, out)
+    run(reference, out)
+    result = contents(out)
+    assert {k: v for k, v in result.items() if k in reference[2]} == reference[2]
+    assert {result[name] for name in result.keys() - reference[2].keys()} == {b"system"}
 
 
 LOST = {
@@ -162,167 +162,167 @@ LOST = {
 @pytest.mark.part
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
-def test_a_manifest_that_is_lost_or_damaged_is_made_of_the_command_and_the_parts(ready, tmp_path, monkeypatch, name, finished):
+def test_lost_or_damaged_manifest_is_rebuilt_from_command_and_parts(reference, tmp_path, monkeypatch, name, finished):
     out = tmp_path / "out"
     if finished:
-        shutil.copytree(ready[1], out)
+        shutil.copytree(reference[1], out)
     else:
-        stopped(ready, out, 2)
-    kept = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
+        killed_after(reference, out, 2)
+    times = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
     LOST[name](out / "manifest.json")
     with pytest.raises(LoadError, match="run the job"):
         whyformer.read(out)
-    made, original = [], local.make_part
-    monkeypatch.setattr(local, "make_part", lambda opened, number, *rest: made.append(number) or original(opened, number, *rest))
-    run(ready, out)
-    assert contents(out) == ready[2]
-    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
-    assert made == ([] if finished else [2, 3])
+    computed, original = [], local.make_part
+    monkeypatch.setattr(local, "make_part", lambda opened, number, *rest: computed.append(number) or original(opened, number, *rest))
+    run(reference, out)
+    assert contents(out) == reference[2]
+    assert {name: (out / name).stat().st_mtime_ns for name in times} == times
+    assert computed == ([] if finished else [2, 3])
 
 
-def test_a_job_whose_manifest_and_log_are_lost_goes_on_from_its_parts(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
+def test_job_without_manifest_and_log_resumes_from_parts(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
     for name in ("manifest.json", "log.jsonl", ".lock"):
         (out / name).unlink()
-    kept = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
-    assert len(kept) >= 2
-    run(ready, out)
-    assert contents(out) == ready[2]
-    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    times = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
+    assert len(times) >= 2
+    run(reference, out)
+    assert contents(out) == reference[2]
+    assert {name: (out / name).stat().st_mtime_ns for name in times} == times
 
 
-def test_the_journal_of_an_earlier_version_is_removed(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
+def test_journal_of_older_version_is_removed(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
     job = json.loads((out / "manifest.json").read_text())["id"]
     part = {"job": job, "file": "part-000000.parquet", "first": 0, "rows": 6, "written": 5, "failed": 1, "bytes": 1, "sha256": "0"}
     (out / "journal.jsonl").write_bytes(lines.encoded({"job": job}) + lines.encoded(part) + b'{"job": "' + job.encode())
     assert len(whyformer.read(out)) == 11
-    run(ready, out)
-    assert contents(out) == ready[2]
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
 @pytest.mark.parametrize("lost", ["deleted", "brackets"])
-def test_a_finished_job_whose_manifest_is_lost_is_not_overwritten_by_another_one(ready, tmp_path, lost):
+def test_finished_job_without_manifest_is_not_overwritten_by_another_job(reference, tmp_path, lost):
     out = tmp_path / "out"
-    shutil.copytree(ready[1], out)
+    shutil.copytree(reference[1], out)
     LOST[lost](out / "manifest.json")
-    before = everything(out)
+    before = snapshot(out)
     with pytest.raises(InputError, match="of another job"):
-        run(ready, out, methods=("rollout",))
-    assert everything(out) == before
+        run(reference, out, methods=("rollout",))
+    assert snapshot(out) == before
 
 
-def test_parts_of_another_job_are_refused(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
-    run(ready, tmp_path / "other", methods=("rollout",))
+def test_parts_of_another_job_raise(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
+    run(reference, tmp_path / "other", methods=("rollout",))
     for name in ("part-000001.parquet", "part-000003.parquet"):
-        kept = (out / name).read_bytes() if (out / name).exists() else None
+        original = (out / name).read_bytes() if (out / name).exists() else None
         shutil.copy(tmp_path / "other" / name, out / name)
-        before = everything(out)
+        before = snapshot(out)
         with pytest.raises(InputError, match="of another job"):
-            run(ready, out)
-        assert everything(out) == before
-        (out / name).unlink() if kept is None else (out / name).write_bytes(kept)
-    run(ready, out)
-    assert contents(out) == ready[2]
+            run(reference, out)
+        assert snapshot(out) == before
+        (out / name).unlink() if original is None else (out / name).write_bytes(original)
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
-def test_the_size_of_batches_is_read_off_the_parts(ready, tmp_path, monkeypatch):
-    """After the batches were halved in the middle of a job, and its manifest was lost."""
-    made, original = [], local.make_part
+def test_batch_sizes_are_recovered_from_parts(reference, tmp_path, monkeypatch):
+    """Batches are halved in the middle of the job, and then its manifest is lost."""
+    computed, original = [], local.make_part
 
     def small(opened, number, size, *rest):
-        made.append((number, size))
+        computed.append((number, size))
         return None if number >= 2 and size > 2 else original(opened, number, size, *rest)
 
     monkeypatch.setattr(local, "make_part", small)
-    run(ready, tmp_path / "out")
-    whole = contents(tmp_path / "out")
-    assert json.loads(whole["manifest.json"])["batch_sizes"] == [[0, 4], [2, 2]]
+    run(reference, tmp_path / "out")
+    expected = contents(tmp_path / "out")
+    assert json.loads(expected["manifest.json"])["batch_sizes"] == [[0, 4], [2, 2]]
     for name in ("manifest.json", "part-000003.parquet"):
         (tmp_path / "out" / name).unlink()
-    run(ready, tmp_path / "out")
-    assert contents(tmp_path / "out") == whole
+    run(reference, tmp_path / "out")
+    assert contents(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("log", ["there", "deleted"])
 @pytest.mark.parametrize("manifest", ["there", "deleted", "cut off"])
-@pytest.mark.parametrize("how", ["cut off", "changed", "empty", "gone"])
-def test_a_damaged_part_is_made_again_or_its_file_is_named(ready, tmp_path, log, manifest, how):
-    """Where neither the part nor a manifest or log says that the file is the job's, it is the user's to delete."""
+@pytest.mark.parametrize("damage", ["cut off", "changed", "empty", "gone"])
+def test_damaged_part_is_recomputed_or_named_in_error(reference, tmp_path, log, manifest, damage):
+    """The user must delete a file that neither its content nor a manifest or log identifies as the job's."""
     out = tmp_path / "out"
-    shutil.copytree(ready[1], out)
+    shutil.copytree(reference[1], out)
     part = out / "part-000001.parquet"
     content = bytearray(part.read_bytes())
     content[len(content) // 3] ^= 1
-    {"cut off": lambda: os.truncate(part, 900), "changed": lambda: part.write_bytes(content), "empty": lambda: os.truncate(part, 0), "gone": part.unlink}[how]()
+    {"cut off": lambda: os.truncate(part, 900), "changed": lambda: part.write_bytes(content), "empty": lambda: os.truncate(part, 0), "gone": part.unlink}[damage]()
     if log == "deleted":
         (out / "log.jsonl").unlink()
     if manifest != "there":
         LOST[manifest](out / "manifest.json")
-        if how in ("cut off", "empty") and log == "deleted":
-            before = everything(out)
+        if damage in ("cut off", "empty") and log == "deleted":
+            before = snapshot(out)
             with pytest.raises(InputError, match=part.name):
-                run(ready, out)
-            assert everything(out) == before
+                run(reference, out)
+            assert snapshot(out) == before
             part.unlink()
-    run(ready, out)
-    assert contents(out) == ready[2]
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
 @pytest.mark.parametrize("name", ["a text", "a table under the name of a part that no job has", "a passing file", "a folder", "a picture among overlays"])
 @pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
-def test_a_job_goes_on_when_the_foreign_file_is_moved_away(ready, tmp_path, name, finished):
+def test_job_resumes_after_foreign_file_is_moved(reference, tmp_path, name, finished):
     out = tmp_path / "out"
     if finished:
-        shutil.copytree(ready[1], out)
+        shutil.copytree(reference[1], out)
     else:
-        stopped(ready, out, 2)
-    there = set(out.iterdir())
+        killed_after(reference, out, 2)
+    before = set(out.iterdir())
     FOREIGN[name](out)
     with pytest.raises(InputError, match="another folder"):
-        run(ready, out)
-    for path in set(out.iterdir()) - there:
+        run(reference, out)
+    for path in set(out.iterdir()) - before:
         shutil.move(path, tmp_path / path.name)
-    run(ready, out)
-    assert contents(out) == ready[2]
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
 @pytest.mark.parametrize("manifest", ["there", "deleted"])
-def test_files_that_a_killed_run_left_are_taken_away(ready, tmp_path, manifest):
+def test_partial_files_of_killed_run_are_removed(reference, tmp_path, manifest):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    run(ready, whole, overlays=True)
+    run(reference, whole, overlays=True)
     shutil.copytree(whole, out)
-    own = json.loads((out / "manifest.json").read_text())["id"]
-    (out / f"part-000001.parquet.{own}.123.partial").write_bytes(b"PAR1")
-    (out / f"manifest.json.{own}.123.partial").write_bytes(b"{")
+    job_id = json.loads((out / "manifest.json").read_text())["id"]
+    (out / f"part-000001.parquet.{job_id}.123.partial").write_bytes(b"PAR1")
+    (out / f"manifest.json.{job_id}.123.partial").write_bytes(b"{")
     (out / "overlays" / ".00000000-0-gae-good.html-123-0a0b0c0d.partial").write_bytes(b"<html>")
     (out / "part-000002.parquet").unlink()
     if manifest == "deleted":
         (out / "manifest.json").unlink()
-    run(ready, out, overlays=True)
+    run(reference, out, overlays=True)
     assert contents(out) == contents(whole)
 
 
-def test_an_unfinished_job_is_read_and_a_trial_run_writes_nothing(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
-    before = everything(out)
-    assert estimate(Job(**{**vars(ready[0].job), "out": str(out)})).there in (12, 18)
+def test_unfinished_job_is_readable_and_estimate_writes_nothing(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
+    before = snapshot(out)
+    assert estimate(Job(**{**vars(reference[0].job), "out": str(out)})).there in (12, 18)
     maps = whyformer.read(out)
     assert (maps.complete, maps.failures().num_rows) == (False, 1)
-    assert everything(out) == before
-    run(ready, tmp_path / "other", methods=("rollout",))
+    assert snapshot(out) == before
+    run(reference, tmp_path / "other", methods=("rollout",))
     shutil.copy(tmp_path / "other" / "part-000003.parquet", out / "part-000003.parquet")
     assert {e.method for e in whyformer.read(out)} == {"gae"}
 
 
-def test_whatever_is_damaged_a_rerun_ends_with_the_same_files_or_says_why_not(ready, tmp_path):
-    """Bytes of any files changed or cut off, files deleted: of a finished job, and of one that was killed."""
-    generator, again = random.Random(0), 0
-    half = stopped(ready, tmp_path / "half", 2)
+def test_rerun_after_random_damage_restores_files_or_raises(reference, tmp_path):
+    """Files of a finished and of a killed job are changed, truncated or deleted."""
+    generator, recovered = random.Random(0), 0
+    half = killed_after(reference, tmp_path / "half", 2)
     for number in range(60):
         out = tmp_path / str(number)
-        shutil.copytree(half if number % 2 else ready[1], out)
+        shutil.copytree(half if number % 2 else reference[1], out)
         files = sorted(p for p in out.iterdir() if p.name != ".lock")
         for path in generator.sample(files, generator.randint(1, 2)):
             content = bytearray(path.read_bytes())
@@ -334,51 +334,51 @@ def test_whatever_is_damaged_a_rerun_ends_with_the_same_files_or_says_why_not(re
             else:
                 content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
                 path.write_bytes(content)
-        before = everything(out)
+        before = snapshot(out)
         try:
-            run(ready, out)
+            run(reference, out)
         except WhyformerError:
-            assert everything(out) == before
+            assert snapshot(out) == before
             continue
-        assert contents(out) == ready[2]
-        again += 1
-    assert again >= 50
+        assert contents(out) == reference[2]
+        recovered += 1
+    assert recovered >= 50
 
 
-def test_a_changed_digit_in_the_log_is_noticed(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
+def test_changed_digit_in_log_is_detected(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
     log = (out / "log.jsonl").read_text()
     entry = next(line for line in log.splitlines() if '"written": ' in line)
     digit = re.search('"written": ([0-9])', entry)
     (out / "log.jsonl").write_text(log.replace(entry, entry[: digit.start(1)] + str(int(digit[1]) ^ 1) + entry[digit.end(1) :]))
-    run(ready, out)
-    assert contents(out) == ready[2]
+    run(reference, out)
+    assert contents(out) == reference[2]
 
 
-def test_options_that_do_not_change_the_files_may_change(ready, tmp_path):
-    out = stopped(ready, tmp_path / "out", 2)
+def test_options_without_effect_on_files_may_change(reference, tmp_path):
+    out = killed_after(reference, tmp_path / "out", 2)
     (out / "manifest.json").unlink()
-    run(ready, out, workers=1, max_failures=5)
-    assert contents(out) == ready[2]
+    run(reference, out, workers=1, max_failures=5)
+    assert contents(out) == reference[2]
 
 
-def test_explain_many_refuses_a_folder_of_something_else(tmp_path):
-    a_table(tmp_path / "part-000000.parquet")
-    before = everything(tmp_path)
+def test_explain_many_refuses_foreign_folder(tmp_path):
+    write_foreign_table(tmp_path / "part-000000.parquet")
+    before = snapshot(tmp_path)
     with pytest.raises(InputError, match="another folder"):
         whyformer.explain_many("bundled:sst2", ["A film."], "gae", out=tmp_path)
-    assert everything(tmp_path) == before
+    assert snapshot(tmp_path) == before
     with pytest.raises(LoadError):
         whyformer.read(tmp_path)
 
 
-def test_overlays_and_failures_of_a_stopped_job_are_its_own(ready, tmp_path):
+def test_overlays_and_failures_of_stopped_job_are_recognized(reference, tmp_path):
     options = {"overlays": True, "max_failures": 0}
     with pytest.raises(InputError, match="max_failures"):
-        run(ready, tmp_path / "out", **options)
+        run(reference, tmp_path / "out", **options)
     assert {"failures.parquet", "overlays"} <= {p.name for p in (tmp_path / "out").iterdir()}
     (tmp_path / "out" / "manifest.json").unlink()
-    run(ready, tmp_path / "out", overlays=True)
-    run(ready, tmp_path / "whole", overlays=True)
+    run(reference, tmp_path / "out", overlays=True)
+    run(reference, tmp_path / "whole", overlays=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    run_job(Job(**{**vars(ready[0].job), "out": str(tmp_path / "whole"), "overlays": True}))
+    run_job(Job(**{**vars(reference[0].job), "out": str(tmp_path / "whole"), "overlays": True}))

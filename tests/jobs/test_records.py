@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing counted twice: cut lines, two writers, and a run that is killed again and again."""
+"""Record files lose and duplicate nothing: truncated lines, two writers, runs that are killed repeatedly."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def record(sample: str, key: str = "k", **values: float) -> dict:
     return {"sample": sample, "key": key, "configuration": "c", "values": values}
 
 
-def test_records_come_back_and_the_last_one_of_a_key_counts(tmp_path: Path) -> None:
+def test_last_record_of_a_key_wins_after_reopening(tmp_path: Path) -> None:
     with RecordFile(tmp_path / "r.jsonl") as store:
         store.add(record("a", x=1.0))
         store.add({"sample": "b", "key": "k", "error": "boom", "kind": "failed"})
         assert ("a", "k") in store
-        assert ("b", "k") not in store  # what failed is tried again
+        assert ("b", "k") not in store  # failed samples are retried
         store.add(record("b", x=float("nan")))
     with RecordFile(tmp_path / "r.jsonl") as store:
         assert store.records["b", "k"]["values"] == {"x": None}
         assert len(store.records) == 2
 
 
-def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_goes_on_well(tmp_path: Path) -> None:
+def test_truncated_last_line_is_dropped_and_file_stays_valid(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with RecordFile(path) as store:
         store.add(record("a"))
@@ -65,7 +65,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_line_is_found_and_never_counts(tmp_path: Path, damage) -> None:
+def test_damaged_line_is_dropped(tmp_path: Path, damage) -> None:
     path = tmp_path / "r.jsonl"
     with RecordFile(path) as store:
         for name in "abc":
@@ -76,7 +76,7 @@ def test_a_damaged_line_is_found_and_never_counts(tmp_path: Path, damage) -> Non
         assert store.dropped == 1
         assert sorted(store.records) == [("a", "k"), ("c", "k")]
         assert store.records["a", "k"]["values"] == {"x": 1.0}
-        with pytest.raises(InputError, match="another run"):  # the file that took its place is locked too
+        with pytest.raises(InputError, match="another run"):  # the rewritten file is locked too
             RecordFile(path)
         store.add(record("b", x=1.0))
     with RecordFile(path) as store:
@@ -85,22 +85,22 @@ def test_a_damaged_line_is_found_and_never_counts(tmp_path: Path, damage) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_damaged_record_of_a_benchmark_is_measured_again_and_told(tmp_path: Path) -> None:
-    data, told = picture_folder(tmp_path / "data", count=2), list[str]()
-    common = {"methods": "rollout", "processor": processor(), "say": told.append}
-    whole = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
+def test_damaged_benchmark_record_is_reported_and_remeasured(tmp_path: Path) -> None:
+    data, messages = picture_folder(tmp_path / "data", count=2), list[str]()
+    common = {"methods": "rollout", "processor": processor(), "say": messages.append}
+    first = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
     path = tmp_path / "out" / "records.jsonl"
-    kept = path.read_bytes()
-    path.write_bytes(kept.replace(b'"values": {"', b'"values": {"x', 1))
-    assert not [line for line in told if "damaged" in line]
-    again = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
-    assert again.measured == 2 * 3  # what was measured with it too, so that the figures come out the same
-    assert any(line.startswith("1 damaged line of records.jsonl") for line in told)
-    assert again.report.tables[0].cells == whole.report.tables[0].cells
-    assert sorted(path.read_bytes().splitlines()) == sorted(kept.splitlines())
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"values": {"', b'"values": {"x', 1))
+    assert not [line for line in messages if "damaged" in line]
+    repeated = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
+    assert repeated.measured == 2 * 3  # records measured in the same batch too, so that the results are identical
+    assert any(line.startswith("1 damaged line of records.jsonl") for line in messages)
+    assert repeated.report.tables[0].cells == first.report.tables[0].cells
+    assert sorted(path.read_bytes().splitlines()) == sorted(content.splitlines())
 
 
-def test_two_runs_may_not_write_to_one_folder(tmp_path: Path) -> None:
+def test_concurrent_runs_in_one_folder_raise(tmp_path: Path) -> None:
     with RecordFile(tmp_path / "r.jsonl"), pytest.raises(InputError, match="another run"):
         RecordFile(tmp_path / "r.jsonl")
 
@@ -118,41 +118,41 @@ from waiting import HANG
 from zoo_evaluate import processor, tiny_vit
 from whyformer.benchmarks.runner import run_benchmark
 def track(work, title, total):
-    for one in work:
-        yield one
+    for item in work:
+        yield item
         if len({json.loads(line)["sample"] for line in open(OUT + "/records.jsonl")}) >= 7:
-            time.sleep(HANG)  # to be killed before the last sample
+            time.sleep(HANG)  # the test kills the process during this sleep, before the last sample
 run_benchmark("segmentation", tiny_vit(), DATA, OUT, methods="raw_attention,rollout", processor=processor(), samples_per_batch=1, track=track)
 print("finished")
 """
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: Path) -> None:
+def test_run_killed_twice_has_results_of_uninterrupted_run(tmp_path: Path) -> None:
     data = picture_folder(tmp_path / "data", count=8)
     out = tmp_path / "killed"
-    here = Path(__file__).parents[1]
-    places = {"TESTS": str(here), "SRC": str(here.parent / "src"), "DATA": str(data), "OUT": str(out)}
-    script = "\n".join(f"{k} = {v!r}" for k, v in places.items()) + SCRIPT
+    tests = Path(__file__).parents[1]
+    variables = {"TESTS": str(tests), "SRC": str(tests.parent / "src"), "DATA": str(data), "OUT": str(out)}
+    script = "\n".join(f"{k} = {v!r}" for k, v in variables.items()) + SCRIPT
     records = out / "records.jsonl"
-    for wanted in (2, 5):
+    for count in (2, 5):
         with (tmp_path / "errors.txt").open("wb") as errors:
             process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=errors)
-        wait_for(lambda: len(_samples(records)) >= wanted or process.poll() is not None, f"{wanted} samples")
+        wait_for(lambda: len(_samples(records)) >= count or process.poll() is not None, f"{count} samples")
         assert process.poll() is None, (tmp_path / "errors.txt").read_text()[-2000:]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert wanted <= len(_samples(records)) < 8
-    with records.open("ab") as file:  # and the kill may have cut a line
+        assert count <= len(_samples(records)) < 8
+    with records.open("ab") as file:  # a kill may also truncate a line
         file.write(b'{"sample": "images/7.png", "ke')
     model = tiny_vit()
     resumed = run_benchmark("segmentation", model, data, out, methods="raw_attention,rollout", processor=processor())
-    whole = run_benchmark(
+    uninterrupted = run_benchmark(
         "segmentation", model, data, tmp_path / "whole", methods="raw_attention,rollout", processor=processor()
     )
     assert 0 < resumed.resumed < 8 * 4
     assert resumed.resumed + resumed.measured == 8 * 4
-    assert resumed.report.tables[0].cells == whole.report.tables[0].cells
+    assert resumed.report.tables[0].cells == uninterrupted.report.tables[0].cells
     read = [json.loads(line) for line in records.read_text().splitlines()]
     assert len({(r["sample"], r["key"]) for r in read}) == len(read) == 8 * 4
 
@@ -163,7 +163,7 @@ def _samples(path: Path) -> set[str]:
     return {json.loads(line)["sample"] for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")}
 
 
-def test_records_of_another_model_are_not_counted(tmp_path: Path) -> None:
+def test_records_of_another_model_are_ignored(tmp_path: Path) -> None:
     import torch
 
     data = picture_folder(tmp_path / "data", count=2)
@@ -171,6 +171,6 @@ def test_records_of_another_model_are_not_counted(tmp_path: Path) -> None:
     other = tiny_vit()
     with torch.no_grad():
         other.classifier.bias[0] += 1
-    again = run_benchmark("segmentation", other, data, tmp_path / "out", methods="rollout", processor=processor())
-    assert again.resumed == 0
-    assert again.report.counts["rollout"]["scored"] == 2
+    repeated = run_benchmark("segmentation", other, data, tmp_path / "out", methods="rollout", processor=processor())
+    assert repeated.resumed == 0
+    assert repeated.report.counts["rollout"]["scored"] == 2

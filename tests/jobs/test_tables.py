@@ -1,4 +1,4 @@
-"""``explain_many`` over data with columns: DataFrames, Series, lists and iterators of dicts, data sets, Arrow tables."""
+"""``explain_many`` on data with columns: DataFrames, Series, lists and iterators of dicts, data sets, Arrow tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from made import picture_model, pictures, sentences, text_model
+from job_builders import picture_model, pictures, sentences, text_model
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -39,8 +39,8 @@ def columns(text: str = "text", texts=TEXTS) -> dict[str, list]:
 
 
 def dicts(**named) -> list[dict]:
-    found = columns(**named)
-    return [dict(zip(found, one, strict=True)) for one in zip(*found.values(), strict=True)]
+    data = columns(**named)
+    return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
 
 
 KINDS = {
@@ -62,19 +62,19 @@ def explained(bert, data, **options):
 
 
 @every_kind
-def test_the_column_text_is_the_input_and_others_stand_beside_it(bert, kind):
-    wanted = [whyformer.explain(bert.model, text, "gae", label, bert.processor) for text, label in zip(TEXTS, LABELS, strict=True)]
-    found = explained(bert, kind(), targets="column:label", batch_size=3)
-    assert [e.features.texts for e in found] == [[text] for text in TEXTS]
-    assert [e.target.tolist() for e in found] == [[label] for label in LABELS]
-    for a, b in zip(found, wanted, strict=True):
+def test_text_column_is_explained_and_label_column_is_target(bert, kind):
+    expected = [whyformer.explain(bert.model, text, "gae", label, bert.processor) for text, label in zip(TEXTS, LABELS, strict=True)]
+    result = explained(bert, kind(), targets="column:label", batch_size=3)
+    assert [e.features.texts for e in result] == [[text] for text in TEXTS]
+    assert [e.target.tolist() for e in result] == [[label] for label in LABELS]
+    for a, b in zip(result, expected, strict=True):
         torch.testing.assert_close(a.scores, b.scores, rtol=1e-4, atol=1e-6)
 
 
 @every_kind
-def test_columns_by_name(bert, tmp_path, kind):
-    found = explained(bert, kind(text="review"), column="review")
-    assert [e.features.texts for e in found] == [[text] for text in TEXTS]
+def test_named_columns_are_input_and_id(bert, tmp_path, kind):
+    result = explained(bert, kind(text="review"), column="review")
+    assert [e.features.texts for e in result] == [[text] for text in TEXTS]
     options = {"column": "review", "id_column": "name", "out": tmp_path / "out", "rows_per_part": 3}
     maps = whyformer.explain_many(bert.model, kind(text="review"), "gae", processor=bert.processor, **options)
     assert maps.table(["id"]).column("id").to_pylist() == NAMES
@@ -82,23 +82,23 @@ def test_columns_by_name(bert, tmp_path, kind):
 
 
 @every_kind
-@pytest.mark.parametrize("wrong", [{"column": "reviews"}, {}, {"column": "review", "id_column": "names"}])
-def test_columns_that_are_not_there_are_refused_with_those_that_are(bert, monkeypatch, kind, wrong):
+@pytest.mark.parametrize("options", [{"column": "reviews"}, {}, {"column": "review", "id_column": "names"}])
+def test_missing_column_error_lists_existing_columns(bert, monkeypatch, kind, options):
     data = kind(text="review")
     if not isinstance(data, datasets.IterableDataset) and hasattr(data, "__len__"):
-        monkeypatch.setattr(many, "open_session", lambda *given, **named: pytest.fail("the model was loaded"))
-    monkeypatch.setattr(many, "run_trial", lambda *given, **named: pytest.fail("a row was explained"))
+        monkeypatch.setattr(many, "open_session", lambda *args, **kwargs: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(many, "run_trial", lambda *args, **kwargs: pytest.fail("a row was explained"))
     with pytest.raises(InputError, match="'label', 'review', 'name'"):
-        list(whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, **wrong))
+        list(whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, **options))
 
 
 @pytest.mark.parametrize("kind", [pd.Series, lambda texts: pd.Series(texts, index=range(10, 17)), lambda texts: pd.Series(texts, dtype=object),
                                   lambda texts: datasets.Dataset.from_dict({"a": texts})["a"], pa.array, lambda texts: pa.chunked_array([texts[:2], texts[2:]])])  # fmt: skip
-def test_a_column_alone(bert, kind):
+def test_single_column_is_explained(bert, kind):
     assert [e.features.texts for e in explained(bert, kind(TEXTS))] == [[text] for text in TEXTS]
 
 
-def test_frames_of_more_rows_than_are_taken_at_once(bert, tmp_path):
+def test_frame_larger_than_one_chunk(bert, tmp_path):
     texts = [f"{'very ' * (i % 5)}good film" for i in range(600)]
     frame = pd.DataFrame({"text": texts, "id": [f"r{i}" for i in range(600)]})
     maps = whyformer.explain_many(bert.model, frame, "rollout", processor=bert.processor, out=tmp_path / "out", rows_per_part=250)
@@ -108,7 +108,7 @@ def test_frames_of_more_rows_than_are_taken_at_once(bert, tmp_path):
     assert table.column("text").to_pylist() == texts
 
 
-def test_missing_values_are_failures_of_their_rows(bert):
+def test_missing_values_are_row_failures(bert):
     for frame in (pd.DataFrame({"text": ["a film", None, np.nan]}), pd.DataFrame({"text": ["a film", None, None]}, dtype="string"),
                   pd.DataFrame({"text": ["a film", None, np.nan]}, dtype=object), pa.table({"text": ["a film", None, None]})):  # fmt: skip
         stream = whyformer.explain_many(bert.model, frame, "gae", processor=bert.processor)
@@ -117,33 +117,33 @@ def test_missing_values_are_failures_of_their_rows(bert):
         assert all("missing" in f.reason for f in stream.failures)
 
 
-def test_pairs_of_texts_and_labels_that_are_names(bert):
+def test_text_pairs_and_class_names_as_labels(bert):
     frame = pd.DataFrame({"text": ["a good film"], "text_pair": ["a bad film"], "label": ["good"]})
     (e,) = explained(bert, frame, targets="column:label")
     assert "bad" in e.tokens[0]
     assert e.target_names == ["good"]
 
 
-def test_pictures(vit, tmp_path):
+def test_columns_of_pictures_equal_explain(vit, tmp_path):
     files = sorted(pictures(tmp_path / "in", 3).glob("*.png"))
-    wanted = [whyformer.explain(vit.model, f, "gae", processor=vit.processor) for f in files]
+    expected = [whyformer.explain(vit.model, f, "gae", processor=vit.processor) for f in files]
     opened, raw = [Image.open(f) for f in files], [np.asarray(Image.open(f)) for f in files]
     for values in ([str(f) for f in files], files, opened, raw, [{"bytes": f.read_bytes()} for f in files]):
-        alone = [] if isinstance(values[0], dict) else [pd.Series(values)]
-        for data in (pd.DataFrame({"image": values}), [{"image": value} for value in values], *alone):
-            found = list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor))
-            for a, b in zip(found, wanted, strict=True):
+        series = [] if isinstance(values[0], dict) else [pd.Series(values)]
+        for data in (pd.DataFrame({"image": values}), [{"image": value} for value in values], *series):
+            result = list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor))
+            for a, b in zip(result, expected, strict=True):
                 torch.testing.assert_close(a.scores, b.scores, rtol=1e-4, atol=1e-6)
 
 
-def test_a_data_set_whose_transform_gives_other_columns(vit):
+def test_data_set_whose_transform_changes_columns(vit):
     model, pixels = tiny_vit(), torch.randn(4, 3, 32, 32)
     data = datasets.Dataset.from_dict({"number": [0, 1, 2, 3]}).with_transform(lambda batch: {"pixel_values": [pixels[i] for i in batch["number"]]})
-    found = list(whyformer.explain_many(model, data, "gae"))
-    torch.testing.assert_close(torch.cat([e.scores for e in found]), whyformer.explain(model, pixels, "gae").scores, rtol=1e-4, atol=1e-6)
+    result = list(whyformer.explain_many(model, data, "gae"))
+    torch.testing.assert_close(torch.cat([e.scores for e in result]), whyformer.explain(model, pixels, "gae").scores, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_that_lack_a_column_others_have_are_failures_of_their_own(bert):
+def test_rows_without_the_column_are_failures(bert):
     stream = whyformer.explain_many(bert.model, [{"name": "a"}, {"text": "a film"}, {"text": "a play"}], "gae", processor=bert.processor)
     assert len(list(stream)) == 2
     assert [f.row for f in stream.failures] == [0]
@@ -158,34 +158,34 @@ class Broken(Dataset):
 
 
 @pytest.mark.parametrize(("data", "reason"), [(["", " "], "the text is empty"), (Broken(), "the disk of row 0"), (pd.DataFrame({"text": [1.5, 2.5]}), "float")])
-def test_where_every_row_fails_the_first_reason_is_raised(bert, tmp_path, data, reason):
+def test_first_reason_is_raised_if_every_row_fails(bert, tmp_path, data, reason):
     stream = whyformer.explain_many(bert.model, data, "gae", processor=bert.processor)
     with pytest.raises(InputError, match=reason):
         list(stream)
     assert [f.row for f in stream.failures] == list(range(len(data)))
     assert list(stream) == []
-    for _ in range(2):  # a job that is finished, too
+    for _ in range(2):  # also of a finished job
         with pytest.raises(InputError, match=reason):
             whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, out=tmp_path / "out")
     maps = whyformer.read(tmp_path / "out")
     assert maps.failures().column("row").to_pylist() == list(range(len(data)))
 
 
-def test_data_sets_by_name_too(tmp_path):
+def test_columns_of_saved_data_set(tmp_path):
     datasets.Dataset.from_dict(columns(text="review")).save_to_disk(tmp_path / "saved")
     assert [row.id for row in open_source(f"hf:{tmp_path / 'saved'}", "review", "name").rows(0)] == NAMES
-    for wrong in ((None, None), ("text", None), ("review", "id")):
+    for names in ((None, None), ("text", None), ("review", "id")):
         with pytest.raises(InputError, match="'label', 'review', 'name'"):
-            open_source(str(tmp_path / "saved"), *wrong)
+            open_source(str(tmp_path / "saved"), *names)
 
 
-def test_refused_columns_leave_no_folder(bert, tmp_path):
+def test_missing_column_creates_no_folder(bert, tmp_path):
     for name, data in {"a": iter(dicts(text="review")), "b": pd.DataFrame(columns(text="review"))}.items():
         with pytest.raises(InputError, match="'review'"):
             whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, out=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_rows_are_no_failure(bert):
+def test_empty_data_gives_empty_result(bert):
     assert explained(bert, pd.DataFrame({"text": []})) == []
     assert explained(bert, []) == []

@@ -1,4 +1,4 @@
-"""GlobEnc and ALTI: written out over all N × N vectors from a model's own weights, and what must hold of them."""
+"""GlobEnc and ALTI against reference implementations over all N × N vectors, and their invariants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo import ZOO, build, prepared
 
 
 def vectors_of(task: Any) -> AttentionVectors:
-    """The vectors of all attentions of the sequence that the target reads."""
+    """Vectors of all attentions over the sequence that the target reads."""
     return AttentionVectors(task, task.attended())
 
 
@@ -27,13 +27,13 @@ def heads(x: Tensor, linear: nn.Linear, count: int = 3) -> Tensor:
 
 
 def normed(v: Tensor, true: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """A LayerNorm acting on parts ``[..., i, j, D]`` of the sum ``true`` ``[..., i, D]``, without β."""
+    """Apply a LayerNorm, without β, to parts ``[..., i, j, D]`` of the sum ``true`` ``[..., i, D]``."""
     deviation = (true.var(-1, unbiased=False) + norm.eps).sqrt()
     return (v - v.mean(-1, keepdim=True)) / deviation[..., None, None] * norm.weight
 
 
-def written_out(model: Any, index: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(T_i(x_j), the true output of LN₁, GlobEnc's vectors), each ``[..., D]``, of one block of a BERT."""
+def reference_vectors(model: Any, index: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(T_i(x_j), output of LN₁, GlobEnc vectors), each ``[..., D]``, of one block of BERT."""
     layer = model.bert.encoder.layer[index]
     output = layer.attention.output.dense
     values = heads(x, layer.attention.self.value)
@@ -50,35 +50,35 @@ def written_out(model: Any, index: int, x: Tensor, weights: Tensor) -> tuple[Ten
     first, second = layer.attention.output.LayerNorm, layer.output.LayerNorm
     through = normed(parts, true, first)
     after = first(true)
-    behind = after + layer.output.dense(layer.intermediate.intermediate_act_fn(layer.intermediate.dense(after)))
-    return through, after, normed(through, behind, second)
+    summed = after + layer.output.dense(layer.intermediate.intermediate_act_fn(layer.intermediate.dense(after)))
+    return through, after, normed(through, summed, second)
 
 
-def dense() -> tuple[list[Tensor], list[Tensor]]:
-    """(ALTI's maps, GlobEnc's maps) of a BERT, sample 0."""
+def reference_maps() -> tuple[list[Tensor], list[Tensor]]:
+    """(ALTI maps, GlobEnc maps) of BERT, sample 0."""
     model, inputs = build("bert")
     with torch.no_grad():
         states = model(**inputs, output_hidden_states=True).hidden_states
         maps = whyformer.attention_maps(model, inputs).maps
-        found: tuple[list[Tensor], list[Tensor]] = ([], [])
+        maps_of_methods: tuple[list[Tensor], list[Tensor]] = ([], [])
         for b in range(3):
-            through, output, twice = written_out(model, b, states[b][:1], maps[b][:1])
-            away = (through - output[:, :, None]).abs().sum(-1)
-            near = (output.abs().sum(-1, keepdim=True) - away).clamp(min=0)
-            found[0].append(near / near.sum(-1, keepdim=True))
-            found[1].append(twice.norm(dim=-1))
-    return found
+            through, output, twice = reference_vectors(model, b, states[b][:1], maps[b][:1])
+            distance = (through - output[:, :, None]).abs().sum(-1)
+            proximity = (output.abs().sum(-1, keepdim=True) - distance).clamp(min=0)
+            maps_of_methods[0].append(proximity / proximity.sum(-1, keepdim=True))
+            maps_of_methods[1].append(twice.norm(dim=-1))
+    return maps_of_methods
 
 
 @pytest.mark.parametrize(("method", "which"), [("alti", 0), ("globenc", 1)])
-def test_written_out_on_a_post_norm_model(method: str, which: int) -> None:
+def test_post_norm_model_equals_reference(method: str, which: int) -> None:
     model, inputs = build("bert")
-    maps = dense()[which]
-    wanted = (maps[2] @ maps[1] @ maps[0])[:, 0]
-    got = whyformer.explain(model, inputs, method=method).scores[:1]
-    torch.testing.assert_close(got, wanted)
-    one = whyformer.explain(model, inputs, method=method, block=1).scores[:1]
-    torch.testing.assert_close(one, maps[1][:, 0])
+    maps = reference_maps()[which]
+    expected = (maps[2] @ maps[1] @ maps[0])[:, 0]
+    scores = whyformer.explain(model, inputs, method=method).scores[:1]
+    torch.testing.assert_close(scores, expected)
+    block_scores = whyformer.explain(model, inputs, method=method, block=1).scores[:1]
+    torch.testing.assert_close(block_scores, maps[1][:, 0])
 
 
 TEXTS_AND_MEANS = ["bert", "roberta", "distilbert", "electra", "modernbert_mean", "llama", "encoder_first", "timm_vit_mean"]
@@ -86,7 +86,7 @@ TEXTS_AND_MEANS = ["bert", "roberta", "distilbert", "electra", "modernbert_mean"
 
 @pytest.mark.parametrize("name", TEXTS_AND_MEANS)
 def test_rows_of_alti_sum_to_one(name: str) -> None:
-    """So does the readout row of their product; a row is all zero where no token's vector comes nearer than nothing does."""
+    """So does the readout row of their product; a row is 0 if no vector is closer to the output than 0 is."""
     scores = whyformer.explain(*build(name), method="alti").scores
     torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
@@ -95,61 +95,61 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
         assert bool((contributions(mixture) <= mixture.total().abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
 
 
-def test_a_norm_that_only_feeds_a_branch_is_no_post_norm() -> None:
+def test_norm_of_a_branch_is_not_a_post_norm() -> None:
     """ModernBERT's first block normalises nothing before its attention."""
-    for name, wanted in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
+    for name, expected in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
         vectors = vectors_of(prepared(*build(name)).task(name="test"))
         for block in vectors.passed.attentions:
-            summed, normed, output = (vectors.at(block, place).total() for place in ("sum", "norm", "output"))
-            assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not wanted, not wanted]
+            summed, normed, output = (vectors.at(block, position).total() for position in ("sum", "norm", "output"))
+            assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not expected, not expected]
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "torchvision_vit", "gpt2", "llama", "encoder_first"])
-def test_globenc_is_kobayashis_norm_where_no_norm_follows_a_sum(name: str) -> None:
+def test_globenc_equals_norm_attention_without_post_norms(name: str) -> None:
     model, inputs = build(name)
     for block in range(3):
-        one, other = (whyformer.explain(model, inputs, method=m, block=block).scores for m in ("globenc", "norm_attention"))
-        torch.testing.assert_close(one, other)
+        globenc, norm_attention = (whyformer.explain(model, inputs, method=m, block=block).scores for m in ("globenc", "norm_attention"))
+        torch.testing.assert_close(globenc, norm_attention)
 
 
 @pytest.mark.parametrize("name", list(ZOO))
-def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
-    """LayerScale included: what attention adds is scaled before it is added."""
+def test_vectors_sum_to_a_hidden_state(name: str) -> None:
+    """LayerScale included: it scales the attention output before the residual sum."""
     model, inputs = build(name)
     task, states = open_model(model).prepare(inputs).task(name="test"), list[Tensor]()
 
-    class Spy(TorchDispatchMode):
+    class DispatchRecorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             states.append(func(*args, **(kwargs or {})))
             return states[-1]
 
-    with Spy():
+    with DispatchRecorder():
         task.forward()
     vectors = vectors_of(task)
     for block in vectors.passed.attentions:
         mixture = vectors.at(block, "sum")
-        made = mixture.total()
-        whole = [s for s in states if isinstance(s, Tensor) and s.numel() == made.numel()]
-        alike = [s.reshape(made.shape) for s in whole]
-        alike += [s.transpose(0, 1) for s in whole if s.dim() == 3 and s.shape[1] == len(made)]  # sequence first
-        assert min(float((s - made).abs().max()) for s in alike) < 1e-10
-        summed = torch.stack([mixture.vectors(i).sum(1) for i in range(made.shape[1])], 1)
-        torch.testing.assert_close(summed if mixture.constant is None else summed + mixture.constant, made)
+        total = mixture.total()
+        same_size = [s for s in states if isinstance(s, Tensor) and s.numel() == total.numel()]
+        candidates = [s.reshape(total.shape) for s in same_size]
+        candidates += [s.transpose(0, 1) for s in same_size if s.dim() == 3 and s.shape[1] == len(total)]  # sequence first
+        assert min(float((s - total).abs().max()) for s in candidates) < 1e-10
+        summed = torch.stack([mixture.vectors(i).sum(1) for i in range(total.shape[1])], 1)
+        torch.testing.assert_close(summed if mixture.constant is None else summed + mixture.constant, total)
 
 
 @pytest.mark.parametrize("name", list(ZOO))
-def test_lengths_key_by_key_are_those_of_the_vectors(name: str) -> None:
+def test_lengths_equal_norms_of_vectors(name: str) -> None:
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
     for block in vectors.passed.attentions:
-        for place in ("sum", "norm"):
-            mixture, lengths = vectors.at(block, place), vectors.lengths(block, place)
+        for position in ("sum", "norm"):
+            mixture, lengths = vectors.at(block, position), vectors.lengths(block, position)
             assert lengths is not None
-            for one, other in ((mixture, lengths), (mixture.of_attention, lengths.of_attention)):
-                torch.testing.assert_close(one.norms(), other.norms(), rtol=1e-6, atol=1e-9)
+            for mixture_part, lengths_part in ((mixture, lengths), (mixture.of_attention, lengths.of_attention)):
+                torch.testing.assert_close(mixture_part.norms(), lengths_part.norms(), rtol=1e-6, atol=1e-9)
 
 
-class Parallel(nn.Module):
-    """Attention and MLP side by side, added to each other first: no state is the input plus what attention puts out."""
+class ParallelBlock(nn.Module):
+    """Attention and MLP in parallel, added to each other first, so no state is the input plus the attention output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,10 +161,10 @@ class Parallel(nn.Module):
         return x + (self.attention(y, y, y, need_weights=False)[0] + self.mlp(y).tanh())
 
 
-class Sideways(nn.Module):
+class ParallelModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.blocks = nn.Embedding(20, 8), nn.ModuleList([Parallel(), Parallel()])
+        self.words, self.blocks = nn.Embedding(20, 8), nn.ModuleList([ParallelBlock(), ParallelBlock()])
         self.head = nn.Linear(8, 3)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -177,10 +177,10 @@ class Sideways(nn.Module):
 @pytest.mark.parametrize("method", ["alti", "globenc"])
 def test_parallel_branches_are_refused(method: str) -> None:
     with pytest.raises(MethodNotApplicable, match="the residual sum adds more than"):
-        whyformer.explain(Sideways().eval(), {"input_ids": torch.arange(6)[None]}, method=method)
+        whyformer.explain(ParallelModel().eval(), {"input_ids": torch.arange(6)[None]}, method=method)
 
 
 @pytest.mark.parametrize("method", ["alti", "globenc", "value_zeroing"])
-def test_there_are_no_heads_to_choose(method: str) -> None:
+def test_heads_aggregation_raises(method: str) -> None:
     with pytest.raises(InputError, match="omit heads in aggregation"):
         whyformer.explain(*build("bert"), method=method, aggregation={"heads": "max"})

@@ -1,4 +1,4 @@
-"""A picture among words, in a model whose first block does not attend, or whose blocks take several versions of each row."""
+"""Images among text tokens, in models whose first block has no attention or whose blocks process several versions of each row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MARK, VERSIONS = 7, 3
 IDS = torch.tensor([[1, MARK, MARK, MARK, MARK, 3, 4, 5], [2, 6, MARK, MARK, MARK, MARK, 5, 4]])
 
 
-class Block(nn.Module):
-    """Attends, or adds to each row the one before it."""
+class OptionalAttentionBlock(nn.Module):
+    """A block with attention, or one that adds the previous row to each row."""
 
     def __init__(self, attends: bool) -> None:
         super().__init__()
@@ -34,18 +34,18 @@ class Block(nn.Module):
         return x + self.mixed(y.mean(2))[:, :, None] * torch.arange(1, VERSIONS + 1).to(x)[:, None]
 
 
-class Reads(nn.Module):
+class ImageTextModel(nn.Module):
     def __init__(self, versions: bool) -> None:
         super().__init__()
         self.versions = versions
         self.words, self.patches, self.head = nn.Embedding(10, WIDTH), nn.Conv2d(3, WIDTH, 4, 4), nn.Linear(WIDTH, CLASSES)
-        self.layers = nn.ModuleList([Block(False), Block(True)])
+        self.layers = nn.ModuleList([OptionalAttentionBlock(False), OptionalAttentionBlock(True)])
 
     def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None, rows: list[Tensor] | None = None) -> Tensor:
         x = self.words(input_ids) if rows is None else rows[0]
         if pixel_values is not None:
-            seen = self.patches(pixel_values).flatten(2).transpose(1, 2)
-            x = x.masked_scatter((input_ids == MARK)[..., None], seen)
+            image_rows = self.patches(pixel_values).flatten(2).transpose(1, 2)
+            x = x.masked_scatter((input_ids == MARK)[..., None], image_rows)
         x = x[:, :, None] * torch.linspace(1, 2, VERSIONS).to(x)[:, None] if self.versions else x
         if rows is not None:
             rows.append(x)
@@ -55,8 +55,8 @@ class Reads(nn.Module):
 
 
 @pytest.mark.parametrize("versions", [False, True])
-def test_words_get_what_is_theirs_where_they_enter(versions: bool) -> None:
-    model = randomise(Reads(versions)).double()
+def test_words_are_scored_at_block_input_and_image_at_pixels(versions: bool) -> None:
+    model = randomise(ImageTextModel(versions)).double()
     pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
     e = whyformer.explain(model, {"input_ids": IDS, "pixel_values": pixels}, "input_x_gradient", [1, 3])
     leaf = pixels.clone().requires_grad_()
@@ -64,13 +64,13 @@ def test_words_get_what_is_theirs_where_they_enter(versions: bool) -> None:
     logits = model(IDS, leaf, rows)
     by_pixels, by_rows = torch.autograd.grad(logits[[0, 1], [1, 3]].sum(), (leaf, rows[1]))
     torch.testing.assert_close(e.part("pixel_values").scores, (pixels * by_pixels).sum(1))
-    wanted = (rows[1].detach() * by_rows).flatten(2).sum(-1).masked_fill(IDS == MARK, 0)
-    torch.testing.assert_close(e.part("input_ids").scores, wanted)
+    expected = (rows[1].detach() * by_rows).flatten(2).sum(-1).masked_fill(IDS == MARK, 0)
+    torch.testing.assert_close(e.part("input_ids").scores, expected)
 
 
-def test_grad_cam_of_several_versions_has_a_score_for_each_word() -> None:
-    """Channels of all versions are channels of the token."""
-    model = randomise(Reads(True)).double()
+def test_gradcam_of_several_versions_has_one_score_per_word() -> None:
+    """The channels of all versions count as channels of the token."""
+    model = randomise(ImageTextModel(True)).double()
     e = whyformer.explain(model, {"input_ids": IDS}, "gradcam", [1, 3])
     entering: list[Tensor] = []
     handle = model.layers[1].norm.register_forward_hook(lambda m, a, normed: entering.append(normed))
@@ -83,14 +83,14 @@ def test_grad_cam_of_several_versions_has_a_score_for_each_word() -> None:
     torch.testing.assert_close(e.scores, cam)
 
 
-class Cuts(nn.Module):
-    """Blocks of its own say where the text is cut; no derivative leads through them."""
+class SegmentedModel(nn.Module):
+    """Separate blocks choose a kind for each token through a comparison, which has no derivative."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words, self.kinds, self.head = nn.Embedding(10, WIDTH), nn.Embedding(2, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.cutters = nn.ModuleList([Block(True), Block(True)])
-        self.layers = nn.ModuleList([Block(True), Block(True)])
+        self.cutters = nn.ModuleList([OptionalAttentionBlock(True), OptionalAttentionBlock(True)])
+        self.layers = nn.ModuleList([OptionalAttentionBlock(True), OptionalAttentionBlock(True)])
 
     def forward(self, input_ids: Tensor) -> Tensor:
         words = self.words(input_ids)
@@ -104,8 +104,8 @@ class Cuts(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp_ah_ln", "saliency"])
-def test_words_enter_where_that_leads_to_the_logits(method: str) -> None:
-    model = randomise(Cuts()).double()
+def test_words_are_scored_at_blocks_with_gradient_to_logits(method: str) -> None:
+    model = randomise(SegmentedModel()).double()
     assert 0 < int((model.cutters[1](model.cutters[0](model.words(IDS))).sum(-1) > 0).sum()) < IDS.numel()
     e = whyformer.explain(model, {"input_ids": IDS}, method, [1, 3])
     assert e.scores.shape == IDS.shape and bool(e.scores.ne(0).all())

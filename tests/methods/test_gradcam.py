@@ -1,4 +1,4 @@
-"""Grad-CAM against the same formula written with hooks: the tokens of the picture alone are averaged over."""
+"""Grad-CAM against a reference with hooks, which averages over image tokens only."""
 
 from collections.abc import Callable
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from whyformer.explanation.views import resize
 from whyformer.methods.gradients.gradcam import BlockList
 from zoo import IMAGES, WINDOWED, build
 
-# the first normalisation of each block, by name, and the rows that are no patches
+# the first norm of each block, and the number of rows that are not patches
 NORMS: dict[str, tuple[Callable[[Any, int], nn.Module], int]] = {
     "hf_vit": (lambda m, b: m.vit.layers[b].layernorm_before, 1),
     "hf_vit_wide": (lambda m, b: m.vit.layers[b].layernorm_before, 1),
@@ -27,29 +27,29 @@ NORMS: dict[str, tuple[Callable[[Any, int], nn.Module], int]] = {
 
 
 def cam(model: nn.Module, x: Tensor, norm: nn.Module, prefix: int, target: int) -> Tensor:
-    """``[B, P]`` (Σ_k F_k mean_p ∂f/∂F_k)⁺ over the patches p; features by rows, or laid out as the picture is."""
-    kept: list[Tensor] = []
-    hook = norm.register_forward_hook(lambda module, args, output: kept.append(output))
+    """``[B, P]`` (Σ_k F_k mean_p ∂f/∂F_k)⁺ over patches p; features as rows or as an image."""
+    features_list: list[Tensor] = []
+    hook = norm.register_forward_hook(lambda module, args, output: features_list.append(output))
     try:
         output = model(x)
     finally:
         hook.remove()
     logits = output if isinstance(output, Tensor) else output.logits
-    (gradient,) = torch.autograd.grad(logits[:, target].sum(), kept[0])
-    features, gradient = (t.detach().flatten(1, -2)[:, prefix:] for t in (kept[0], gradient))
+    (gradient,) = torch.autograd.grad(logits[:, target].sum(), features_list[0])
+    features, gradient = (t.detach().flatten(1, -2)[:, prefix:] for t in (features_list[0], gradient))
     return (features @ gradient.mean(1)[..., None])[..., 0].clamp(min=0)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_by_hand(name: str) -> None:
+def test_gradcam_equals_reference(name: str) -> None:
     model, x = build(name)
     norm, prefix = NORMS[name]
-    found = whyformer.explain(model, x, "gradcam", target=2)
-    assert torch.allclose(found.scores, cam(model, x, norm(model, -1), prefix, 2), atol=1e-12)
-    several = whyformer.explain(model, x, "gradcam", target=2, blocks=[0, -1])
+    last = whyformer.explain(model, x, "gradcam", target=2)
+    assert torch.allclose(last.scores, cam(model, x, norm(model, -1), prefix, 2), atol=1e-12)
+    mean_of_blocks = whyformer.explain(model, x, "gradcam", target=2, blocks=[0, -1])
     maps = [cam(model, x, norm(model, b), prefix, 2) for b in (0, -1)]
-    wanted = sum(m / m.amax(1, keepdim=True).clamp(min=1e-300) for m in maps) / 2
-    assert torch.allclose(several.scores, wanted, atol=1e-12)
+    expected = sum(m / m.amax(1, keepdim=True).clamp(min=1e-300) for m in maps) / 2
+    assert torch.allclose(mean_of_blocks.scores, expected, atol=1e-12)
 
 
 LAST_OF_SWIN: dict[str, Callable[[Any], nn.Module]] = {
@@ -60,29 +60,29 @@ LAST_OF_SWIN: dict[str, Callable[[Any], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_swin_is_read_at_the_last_block_of_its_last_stage(name: str) -> None:
+def test_gradcam_of_swin_uses_last_block_of_last_stage(name: str) -> None:
     model, x = build(name)
     norm = LAST_OF_SWIN[name](model)
-    found = whyformer.explain(model, x, "gradcam", target=2)
-    assert found.grid == (8, 8)
-    assert torch.allclose(found.scores, cam(model, x, norm, 0, 2), atol=1e-12)
-    # the masks of ViT-CX are made of the same features: without them it has none
-    kept: list[Tensor] = []
-    hook = norm.register_forward_hook(lambda module, args, output: kept.append(output.detach()))
+    gradcam = whyformer.explain(model, x, "gradcam", target=2)
+    assert gradcam.grid == (8, 8)
+    assert torch.allclose(gradcam.scores, cam(model, x, norm, 0, 2), atol=1e-12)
+    # ViT-CX builds its masks from the same features
+    features: list[Tensor] = []
+    hook = norm.register_forward_hook(lambda module, args, output: features.append(output.detach()))
     with torch.no_grad():
         model(x)
     hook.remove()
-    maps = kept[0].flatten(1, -2).transpose(1, 2).unflatten(2, (8, 8))
+    maps = features[0].flatten(1, -2).transpose(1, 2).unflatten(2, (8, 8))
     scaled = (r := resize(maps[0], (32, 32))) - r.amin((1, 2), keepdim=True)
     scaled = scaled / scaled.amax((1, 2), keepdim=True)
     with torch.no_grad():
         logits = torch.cat([o if isinstance(o := model(x[:1] * m), Tensor) else o.logits for m in scaled])
-    wanted = torch.einsum("k,khw->hw", logits.softmax(-1)[:, 2], scaled) / scaled.sum(0) / len(scaled)
-    whole = whyformer.explain(model, x, "vit_cx", target=2, distance_threshold=0.0, noise=0.0)
-    assert torch.allclose(whole.scores[0], wanted, atol=1e-10)
+    expected = torch.einsum("k,khw->hw", logits.softmax(-1)[:, 2], scaled) / scaled.sum(0) / len(scaled)
+    vit_cx = whyformer.explain(model, x, "vit_cx", target=2, distance_threshold=0.0, noise=0.0)
+    assert torch.allclose(vit_cx.scores[0], expected, atol=1e-10)
 
 
 @pytest.mark.parametrize(("blocks", "allowed"), [(0, True), (-1, True), ([0, -1], True), ((1,), True), ([], False), ((), False), ([0.5], False), ([True], False), (1.5, False), ("0", False), (None, False)])
-def test_what_blocks_may_be(blocks: Any, allowed: bool) -> None:
+def test_valid_values_of_blocks(blocks: Any, allowed: bool) -> None:
     _, check = get_args(BlockList)[1]
     assert check(blocks) is allowed

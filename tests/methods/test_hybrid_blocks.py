@@ -1,4 +1,4 @@
-"""Blocks without attention, embeddings that are added once more, pools by a matrix, and experts: by hand."""
+"""Blocks without attention, repeated embedding residuals, pooling by a matrix, and experts, against reference implementations."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import whyformer
-from tape.reading import read
+from tape.recorded_structure import read_structure
 from whyformer.errors import MethodNotApplicable
 from zoo import randomise
 
 WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 6, 3
 
 
-class Attend(nn.Module):
-    """Attention; its map, and what it weighs, are kept."""
+class HybridAttention(nn.Module):
+    """Attention that stores its map and can zero the values of a token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.without: int | None = None  # a token whose values are zero
+        self.zeroed_token: int | None = None  # token whose values are set to 0
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        if self.without is not None:
-            v = v.index_fill(2, torch.tensor(self.without), 0)
+        if self.zeroed_token is not None:
+            v = v.index_fill(2, torch.tensor(self.zeroed_token), 0)
         self.map = (q @ k.mT / 2).softmax(-1)
         return self.out((self.map @ v).transpose(1, 2).flatten(2))
 
 
-class Convolve(nn.Module):
+class CausalConvolution(nn.Module):
     """A causal convolution over rows."""
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class Convolve(nn.Module):
         return self.conv(x.mT)[..., : x.shape[1]].mT
 
 
-class Decay(nn.Module):
-    """Linear attention with a decay, in one piece: q kᵀ of all rows without a softmax."""
+class LinearAttention(nn.Module):
+    """Linear attention with decay: q kᵀ over all rows, without a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class Decay(nn.Module):
         return (self.q(x) @ self.k(x).mT * decay.tril().to(x)) @ self.v(x)
 
 
-class Choose(nn.Module):
-    """Each row goes to the expert that it likes best. Experts are called in turn, or rows are sorted by their expert."""
+class RoutedExperts(nn.Module):
+    """Routes each row to its top expert. Experts are called in a loop, or on rows sorted by expert."""
 
     def __init__(self, *, sort: bool = False) -> None:
         super().__init__()
@@ -67,20 +67,20 @@ class Choose(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        share, chosen = self.router(rows).softmax(-1).max(-1)
+        share, expert_of_row = self.router(rows).softmax(-1).max(-1)
         out = torch.zeros_like(rows)
         if self.sort:
-            order, counts = chosen.argsort(stable=True), functional.one_hot(chosen, 3).sum(0).tolist()
-            made = [expert(own) for expert, own in zip(self.experts, rows[order].split(counts), strict=True)]
-            return out.index_add(0, order, torch.cat(made).tanh() * share[order, None]).view_as(x)
+            order, counts = expert_of_row.argsort(stable=True), functional.one_hot(expert_of_row, 3).sum(0).tolist()
+            outputs = [expert(expert_rows) for expert, expert_rows in zip(self.experts, rows[order].split(counts), strict=True)]
+            return out.index_add(0, order, torch.cat(outputs).tanh() * share[order, None]).view_as(x)
         for i, expert in enumerate(self.experts):
-            own = (chosen == i).nonzero().flatten()
-            out = out.index_add(0, own, expert(rows[own]).tanh() * share[own, None])
+            expert_rows = (expert_of_row == i).nonzero().flatten()
+            out = out.index_add(0, expert_rows, expert(rows[expert_rows]).tanh() * share[expert_rows, None])
         return out.view_as(x)
 
 
-class Layer(nn.Module):
-    """Branches that are added, each behind a norm."""
+class HybridLayer(nn.Module):
+    """Residual branches, each with a norm before it."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -96,11 +96,11 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Layers, of which some may read the embedding once more; rows may be pooled by a matrix."""
+    """Layers, optionally with gated embedding residuals after each layer, and with rows pooled by a matrix."""
 
-    def __init__(self, layers: Sequence[nn.Module], *, again: bool = False, pool: bool = False) -> None:
+    def __init__(self, layers: Sequence[nn.Module], *, embedding_residual: bool = False, pool: bool = False) -> None:
         super().__init__()
-        self.layers, self.again, self.pool = nn.ModuleList(layers), again, pool
+        self.layers, self.embedding_residual, self.pool = nn.ModuleList(layers), embedding_residual, pool
         self.gates = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in layers)
         self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
@@ -110,7 +110,7 @@ class Encoder(nn.Module):
             x = functional.one_hot(torch.arange(TOKENS) // 2).to(x).T.expand(len(x), -1, -1) @ x / 2
         for layer, gate in zip(self.layers, self.gates, strict=True):
             x = layer(x)
-            x = x + gate(x).sigmoid() * embedded if self.again else x
+            x = x + gate(x).sigmoid() * embedded if self.embedding_residual else x
         return self.head(x[:, -1])
 
 
@@ -118,16 +118,16 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
-def built(*kinds: str, again: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
-    """``kinds``: the branches of each layer, a attention, c convolution, d decay, m an MLP, e experts, s sorted experts."""
-    make = {"a": Attend, "c": Convolve, "d": Decay, "m": mlp, "e": Choose, "s": partial(Choose, sort=True)}
-    layers = [Layer(*(make[kind]() for kind in branches)) for branches in kinds]
-    model = randomise(Encoder(layers, again=again, pool=pool)).double().eval().requires_grad_(False)
+def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
+    """``kinds``: branches of each layer: a attention, c convolution, d linear attention, m MLP, e experts, s sorted experts."""
+    make = {"a": HybridAttention, "c": CausalConvolution, "d": LinearAttention, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
+    layers = [HybridLayer(*(make[kind]() for kind in branches)) for branches in kinds]
+    model = randomise(Encoder(layers, embedding_residual=embedding_residual, pool=pool)).double().eval().requires_grad_(False)
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
 
 
 @pytest.mark.parametrize(
-    ("kinds", "others"),
+    ("kinds", "count"),
     [
         (("am", "am"), 0),
         (("cm", "am"), 1),
@@ -135,29 +135,29 @@ def built(*kinds: str, again: bool = False, pool: bool = False) -> tuple[Encoder
         (("am", "dm", "am"), 1),
         (("am", "cm", "cm", "am"), 2),
         (("mam", "mam"), 0),
-        (("macm", "macm"), 0),  # a convolution beside each attention
+        (("macm", "macm"), 0),  # a convolution and an attention in each block
         (("ae", "ae"), 0),
     ],
 )
-def test_blocks_that_mix_rows_without_attention(kinds: tuple[str, ...], others: int) -> None:
-    stream = read(*built(*kinds)).stream
-    assert stream.others == others
+def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int) -> None:
+    stream = read_structure(*build_encoder(*kinds)).stream
+    assert stream.others == count
     assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
-    assert stream.all_blocks == stream.blocks or others
+    assert stream.all_blocks == stream.blocks or count
     ends = [b.exit for b in stream.all_blocks]
     assert [b.entry for b in stream.all_blocks[1:]] == ends[:-1]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_gradcam_of_each_block(number: int) -> None:
-    model, x = built("cm", "am", "cm")
+def test_gradcam_of_block_without_attention(number: int) -> None:
+    model, x = build_encoder("cm", "am", "cm")
     logits = model(x.clone().requires_grad_())
     features = model.layers[number].normed[0]
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
     expected = torch.einsum("bnd,bd->bn", features.detach(), gradient.mean(1)).clamp(min=0)
-    found = whyformer.explain(model, x, "gradcam", 1, blocks=number).scores
+    result = whyformer.explain(model, x, "gradcam", 1, blocks=number).scores
     assert float(expected.max()) > 0
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
 def gae(model: Encoder, x: Tensor, target: int) -> Tensor:
@@ -170,46 +170,46 @@ def gae(model: Encoder, x: Tensor, target: int) -> Tensor:
     return relevance[:, -1]
 
 
-def test_gae_where_the_embedding_is_added_once_more() -> None:
-    model, x = built("am", "am", "am", again=True)
-    blocks = read(model, x).stream.blocks
+def test_gae_with_embedding_residuals() -> None:
+    model, x = build_encoder("am", "am", "am", embedding_residual=True)
+    blocks = read_structure(model, x).stream.blocks
     assert [len(b.attentions) for b in blocks] == [1, 1, 1]
     assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
     assert torch.allclose(whyformer.explain(model, x, "gae", 2).scores, gae(model, x, 2), rtol=1e-9)
 
 
-def test_a_pool_by_a_matrix_makes_a_row_for_each_of_its_outputs() -> None:
-    model, x = built("am", "am", pool=True)
-    stream = read(model, x).stream
+def test_matrix_pooling_has_a_row_for_each_output() -> None:
+    model, x = build_encoder("am", "am", pool=True)
+    stream = read_structure(model, x).stream
     assert stream.rows.shape == (2, TOKENS // 2)
     assert len(stream.blocks) == 2
 
 
 @pytest.mark.parametrize("experts", ["e", "s"])
-def test_value_zeroing_where_rows_choose_experts_by_what_attention_made(experts: str) -> None:
-    model, x = built(f"a{experts}", f"a{experts}")
+def test_value_zeroing_with_experts_after_attention(experts: str) -> None:
+    model, x = build_encoder(f"a{experts}", f"a{experts}")
     steps = []
     for layer in model.layers:
         states: list[Tensor] = []
         handle = layer.register_forward_hook(lambda m, a, out, states=states: states.append(out))
         for token in (None, *range(TOKENS)):
-            layer.branches[0].without = token
+            layer.branches[0].zeroed_token = token
             model(x)
-        layer.branches[0].without = None
+        layer.branches[0].zeroed_token = None
         handle.remove()
         plain, *changed = states
-        moved = 1 - torch.cosine_similarity(torch.stack(changed, 2), plain[:, :, None], dim=-1)
-        steps.append(moved / moved.sum(-1, keepdim=True))
+        distances = 1 - torch.cosine_similarity(torch.stack(changed, 2), plain[:, :, None], dim=-1)
+        steps.append(distances / distances.sum(-1, keepdim=True))
     expected = (steps[1] @ steps[0])[:, -1]
     assert torch.allclose(whyformer.explain(model, x, "value_zeroing").scores, expected, rtol=1e-7)
 
 
-class Behind(nn.Module):
-    """Layers of a convolution and an MLP, whose norms follow the sums."""
+class PostNormStack(nn.Module):
+    """Post-norm layers of a convolution and an MLP."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(branch for _ in range(layers) for branch in (Convolve(), mlp()))
+        self.branches = nn.ModuleList(branch for _ in range(layers) for branch in (CausalConvolution(), mlp()))
         self.norms, self.head = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in self.branches), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -219,18 +219,18 @@ class Behind(nn.Module):
 
 
 @pytest.mark.parametrize("layers", [2, 3])
-def test_a_layer_of_two_branches_is_one_block_where_norms_follow_the_sums(layers: int) -> None:
-    model = randomise(Behind(layers)).double().eval().requires_grad_(False)
-    stream = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream
+def test_post_norm_layer_of_two_branches_is_one_block(layers: int) -> None:
+    model = randomise(PostNormStack(layers)).double().eval().requires_grad_(False)
+    stream = read_structure(model, torch.randn(2, TOKENS, WIDTH).double()).stream
     assert len(stream.all_blocks) == layers
 
 
-class Levels(nn.Module):
-    """The head reads the norm of what leaves each layer, as heads of dense outputs do."""
+class DenseHeads(nn.Module):
+    """A head on the normalised output of each layer, as in dense prediction."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.norm = nn.ModuleList(Layer(Attend(), mlp()) for _ in range(3)), nn.LayerNorm(WIDTH)
+        self.layers, self.norm = nn.ModuleList(HybridLayer(HybridAttention(), mlp()) for _ in range(3)), nn.LayerNorm(WIDTH)
         self.heads = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -241,19 +241,19 @@ class Levels(nn.Module):
         return sum(logits)
 
 
-def test_blocks_whose_norms_are_all_read() -> None:
-    model = randomise(Levels()).double().eval().requires_grad_(False)
-    blocks = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream.blocks
+def test_blocks_with_a_head_each_are_found() -> None:
+    model = randomise(DenseHeads()).double().eval().requires_grad_(False)
+    blocks = read_structure(model, torch.randn(2, TOKENS, WIDTH).double()).stream.blocks
     assert [len(b.attentions) for b in blocks] == [1, 1, 1]
     assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
 
 
-class Versions(nn.Module):
-    """Two versions of each state, which every layer mixes, so that no value holds all that one layer hands on."""
+class TwoStateLayers(nn.Module):
+    """Two versions of each state, which every layer mixes, so no single value is the output of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.head = nn.ModuleList(Attend() for _ in range(2)), nn.Linear(WIDTH, CLASSES)
+        self.layers, self.head = nn.ModuleList(HybridAttention() for _ in range(2)), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = x, x.tanh()
@@ -263,7 +263,7 @@ class Versions(nn.Module):
         return self.head(a + b)[:, -1]
 
 
-def test_value_zeroing_is_refused_where_no_state_lies_between_attentions() -> None:
-    model = randomise(Versions()).eval()
+def test_value_zeroing_without_state_between_attentions_is_refused() -> None:
+    model = randomise(TwoStateLayers()).eval()
     with pytest.raises(MethodNotApplicable, match="value_zeroing is not supported yet"):
         whyformer.explain(model, torch.randn(2, TOKENS, WIDTH), "value_zeroing", 0)

@@ -1,4 +1,4 @@
-"""A run knows its own hooks: what a user's hook does beside it, and what changes the model meanwhile."""
+"""Runs are isolated from user hooks; a model that changes during a run is refused."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ METHODS = [
     "rollout", "raw_attention", "gae", "transformer_attribution", "value_zeroing", "norm_attention", "gradcam", "lrp",
     "lrp_ah_ln", "input_x_gradient", "gradcam_attention", "attention_flow",
 ]  # fmt: skip
-PLACES = {
+MODULES = {
     "bert": {"block": "bert.encoder.layer.1", "inside a block": "bert.encoder.layer.1.attention.self", "before": "bert.embeddings", "behind": "classifier"},
     "timm_vit": {"block": "blocks.1", "inside a block": "blocks.1.attn", "before": "patch_embed", "behind": "norm"},
 }  # fmt: skip
 
 
-def hooked(model: nn.Module, place: str, action: Callable[[], Any], before: bool) -> list[Any]:
-    """Calls ``action`` in a forward hook, but not in the forward passes that the action itself makes."""
-    seen: list[Any] = []
+def call_in_hook(model: nn.Module, path: str, action: Callable[[], Any], before: bool) -> list[Any]:
+    """Call ``action`` in a forward hook, but not in forward passes of the action itself."""
+    results: list[Any] = []
     busy = False
 
     def hook(*_: Any) -> None:
@@ -33,13 +33,13 @@ def hooked(model: nn.Module, place: str, action: Callable[[], Any], before: bool
         if not busy:
             busy = True
             try:
-                seen.append(action())
+                results.append(action())
             finally:
                 busy = False
 
-    module = model.get_submodule(place)
+    module = model.get_submodule(path)
     module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
-    return seen
+    return results
 
 
 def scores(model: nn.Module, inputs: Any, method: str) -> Tensor:
@@ -49,41 +49,41 @@ def scores(model: nn.Module, inputs: Any, method: str) -> Tensor:
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize(("name", "place"), [(n, p) for n, places in PLACES.items() for p in places])
-def test_a_forward_inside_a_users_hook_changes_nothing(name: str, place: str, before: bool, method: str) -> None:
+@pytest.mark.parametrize(("name", "position"), [(n, p) for n, modules in MODULES.items() for p in modules])
+def test_forward_in_user_hook_does_not_change_scores(name: str, position: str, before: bool, method: str) -> None:
     model, inputs = build(name)
-    wanted = scores(model, inputs, method)
-    seen = hooked(model, PLACES[name][place], lambda: call(model, inputs).detach(), before)
-    assert torch.equal(scores(model, inputs, method), wanted)
-    assert seen
+    expected = scores(model, inputs, method)
+    results = call_in_hook(model, MODULES[name][position], lambda: call(model, inputs).detach(), before)
+    assert torch.equal(scores(model, inputs, method), expected)
+    assert results
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution", "value_zeroing"])
-def test_nor_does_a_forward_of_a_part_or_of_another_model(method: str) -> None:
+def test_forward_of_part_or_other_model_in_user_hook_does_not_change_scores(method: str) -> None:
     model, inputs = build("bert")
-    other, pixels = build("timm_vit")
-    wanted = scores(model, inputs, method)
-    for action in (lambda: other(pixels), lambda: model.bert(**inputs), lambda: model.bert.encoder.layer[0](torch.randn(2, 10, 24).double())):
+    other_model, pixels = build("timm_vit")
+    expected = scores(model, inputs, method)
+    for action in (lambda: other_model(pixels), lambda: model.bert(**inputs), lambda: model.bert.encoder.layer[0](torch.randn(2, 10, 24).double())):
         model, inputs = build("bert")
-        assert hooked(model, "bert.encoder.layer.1", action, before=False) == []
-        # value zeroing: vmap cannot run everything that a hook may do, and without it the last digits differ
-        assert torch.allclose(scores(model, inputs, method), wanted, rtol=0, atol=1e-12)
+        assert call_in_hook(model, "bert.encoder.layer.1", action, before=False) == []
+        # value zeroing: vmap cannot run every hook; without vmap the last digits differ
+        assert torch.allclose(scores(model, inputs, method), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("inner", ["rollout", "gae", "transformer_attribution", "value_zeroing", "lrp_ah_ln"])
 @pytest.mark.parametrize("outer", ["rollout", "gae", "transformer_attribution", "value_zeroing", "lrp_ah_ln"])
-def test_an_explanation_inside_a_users_hook(outer: str, inner: str) -> None:
-    """Of the same model: both are what they are alone."""
+def test_explanation_in_user_hook_is_independent(outer: str, inner: str) -> None:
+    """Both runs, on the same model, give the scores that they give separately."""
     model, inputs = build("bert")
-    wanted, wanted_inside = scores(model, inputs, outer), scores(model, inputs, inner)
-    seen = hooked(model, "bert.encoder.layer.1", lambda: scores(model, inputs, inner), before=False)
-    assert torch.allclose(scores(model, inputs, outer), wanted, rtol=0, atol=1e-12)
-    assert seen and all(torch.equal(found, wanted_inside) for found in seen)
+    expected, expected_inner = scores(model, inputs, outer), scores(model, inputs, inner)
+    results = call_in_hook(model, "bert.encoder.layer.1", lambda: scores(model, inputs, inner), before=False)
+    assert torch.allclose(scores(model, inputs, outer), expected, rtol=0, atol=1e-12)
+    assert results and all(torch.equal(inner_scores, expected_inner) for inner_scores in results)
 
 
-def test_what_a_users_hook_changes_is_still_seen() -> None:
-    """A steering vector scaled by another layer is part of the model: its gradient counts."""
+def test_user_hook_that_changes_output_is_explained() -> None:
+    """A hook that adds the output of another layer is part of the model, gradients included."""
     model, inputs = build("bert")
     adapter = nn.Linear(24, 24).double()
 
@@ -104,83 +104,83 @@ def test_what_a_users_hook_changes_is_still_seen() -> None:
         return first if isinstance(out, Tensor) else (first, *out[1:])
 
     model.bert.encoder.layer[1].register_forward_hook(steer)
-    written, _ = build("bert")
-    written.bert.encoder.layer[1] = Adapted(written.bert.encoder.layer[1])
-    layers = nn.ModuleList([Adapted(b) if not isinstance(b, Adapted) else b for b in written.bert.encoder.layer])
+    reference, _ = build("bert")
+    reference.bert.encoder.layer[1] = Adapted(reference.bert.encoder.layer[1])
+    layers = nn.ModuleList([Adapted(b) if not isinstance(b, Adapted) else b for b in reference.bert.encoder.layer])
     for i in (0, 2):
         layers[i].adapter = nn.Linear(24, 24).double()
         nn.init.zeros_(layers[i].adapter.weight)
         nn.init.zeros_(layers[i].adapter.bias)
-    written.bert.encoder.layer = layers
+    reference.bert.encoder.layer = layers
     for method in ("input_x_gradient", "transformer_attribution", "rollout"):
-        assert torch.allclose(scores(model, inputs, method), scores(written.eval(), inputs, method), atol=1e-9)
+        assert torch.allclose(scores(model, inputs, method), scores(reference.eval(), inputs, method), atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "value_zeroing", "occlusion", "smoothgrad"])
-def test_a_model_that_changes_meanwhile_is_refused(method: str) -> None:
-    def written(model: nn.Module) -> None:
+def test_model_that_changes_during_explanation_is_refused(method: str) -> None:
+    def changed_in_place(model: nn.Module) -> None:
         with torch.no_grad():
             model.classifier.weight.mul_(1.01)
 
-    def stored(model: nn.Module) -> None:
+    def changed_data(model: nn.Module) -> None:
         model.classifier.weight.data = model.classifier.weight.data * 1.01
 
-    def replaced(model: nn.Module) -> None:
+    def replaced_parameter(model: nn.Module) -> None:
         model.classifier.weight = nn.Parameter(model.classifier.weight.detach() * 1.01)
 
-    for change in (written, stored, replaced):
+    for change in (changed_in_place, changed_data, replaced_parameter):
         model, inputs = build("bert")
-        hooked(model, "bert.encoder.layer.1", lambda m=model, c=change: c(m), before=False)
+        call_in_hook(model, "bert.encoder.layer.1", lambda m=model, c=change: c(m), before=False)
         with pytest.raises(ModelError, match=r"changed while it was being explained \(parameter 'classifier\.weight'\)"):
             scores(model, inputs, method)
     model, inputs = build("bert")
-    hooked(model, "bert.encoder.layer.1", lambda: model.bert.train(), before=False)
+    call_in_hook(model, "bert.encoder.layer.1", lambda: model.bert.train(), before=False)
     with pytest.raises(ModelError, match=r"switched to training mode|call model\.eval\(\)"):
         scores(model, inputs, method)
 
 
-def test_also_where_the_attention_maps_are_asked_for() -> None:
+def test_model_that_changes_during_attention_maps_is_refused() -> None:
     model, inputs = build("bert")
-    hooked(model, "bert.encoder.layer.1", lambda: model.bert.train(), before=False)
+    call_in_hook(model, "bert.encoder.layer.1", lambda: model.bert.train(), before=False)
     with pytest.raises(ModelError, match=r"switched to training mode|call model\.eval\(\)"):
         whyformer.attention_maps(model, inputs)
 
 
-def test_a_buffer_may_change_in_a_forward_pass() -> None:
-    """A rotary table that grows, a counter."""
+def test_buffer_may_change_in_forward_pass() -> None:
+    """For example a growing rotary table or a counter."""
     model, inputs = build("bert")
     model.register_buffer("calls", torch.zeros(()))
     model.bert.register_forward_pre_hook(lambda *_: model.calls.add_(1) and None)
     assert scores(model, inputs, "transformer_attribution").isfinite().all()
 
 
-def test_weights_that_are_loaded_for_each_pass_are_no_change() -> None:
-    """As offloading does it: the parameter is a stand-in without memory outside the forward pass."""
+def test_offloaded_weights_are_not_a_change() -> None:
+    """As with offloading: outside the forward pass the parameter is on the meta device."""
     model, inputs = build("bert")
-    wanted = scores(model, inputs, "rollout")
-    layer, kept = model.classifier, model.classifier.weight
+    expected = scores(model, inputs, "rollout")
+    layer, weight = model.classifier, model.classifier.weight
 
     def load(*_: Any) -> None:
-        layer._parameters["weight"] = kept
+        layer._parameters["weight"] = weight
 
     def unload(*_: Any) -> None:
-        layer._parameters["weight"] = nn.Parameter(torch.empty_like(kept, device="meta"), requires_grad=False)
+        layer._parameters["weight"] = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
 
     layer.register_forward_pre_hook(load)
     layer.register_forward_hook(unload)
     unload()
-    assert torch.equal(scores(model, inputs, "rollout"), wanted)
+    assert torch.equal(scores(model, inputs, "rollout"), expected)
 
 
-@pytest.mark.parametrize("goes", [True, False])
-def test_a_parameter_that_comes_or_goes_meanwhile(goes: bool) -> None:
+@pytest.mark.parametrize("removed", [True, False])
+def test_parameter_added_or_removed_during_explanation_is_refused(removed: bool) -> None:
     model, inputs = build("bert")
     block = model.bert.encoder.layer[1]
-    if goes:
+    if removed:
         block.extra = nn.Parameter(torch.zeros(3))
 
     def change(*_: Any) -> None:
-        block.extra = None if goes else nn.Parameter(torch.zeros(3))
+        block.extra = None if removed else nn.Parameter(torch.zeros(3))
 
     block.register_forward_hook(change)
     with pytest.raises(ModelError, match=r"changed while it was being explained \(parameter 'bert\.encoder\.layer\.1\.extra'\)"):

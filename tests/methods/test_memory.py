@@ -1,4 +1,4 @@
-"""Nothing of a run stays behind: no graph, no activations, whatever the method and however it ended."""
+"""Graphs and activations are freed after each run, also after an exception."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ PAIRS = [
 
 @pytest.mark.part
 @pytest.mark.parametrize(("method", "name"), PAIRS)
-def test_the_graph_is_gone_after_an_explanation(method: str, name: str, runs: list[weakref.ref[Any]]) -> None:
+def test_graph_is_freed_after_explanation(method: str, name: str, runs: list[weakref.ref[Any]]) -> None:
     model, inputs = build(name, torch.float32)
     settings = {k: v for k, v in SMALL.items() if k in METHODS[method].settings}
     result = whyformer.explain(model, inputs, method, target=1, **settings)
     assert result.scores is not None
-    gc.collect()  # finds circles among Python objects, not those that lead through autograd's nodes
+    gc.collect()  # collects cycles of Python objects, not cycles through autograd nodes
     assert [r() for r in runs if r() is not None] == []
 
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "gae", "rollout", "integrated_gradients"])
-def test_the_graph_is_gone_after_an_error(method: str, runs: list[weakref.ref[Any]]) -> None:
+def test_graph_is_freed_after_exception(method: str, runs: list[weakref.ref[Any]]) -> None:
     model, inputs = build("hf_vit", torch.float32)
 
     def target(logits: torch.Tensor) -> torch.Tensor:
-        return logits  # not one number a sample: noticed when the forward pass is over
+        return logits  # not one value per sample: raises after the forward pass
 
     if METHODS[method].class_specific:
         with pytest.raises(WhyformerError):
@@ -52,22 +52,22 @@ def test_the_graph_is_gone_after_an_error(method: str, runs: list[weakref.ref[An
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit", "llama", "encoder_sequence_first"])
-def test_one_blocks_maps_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient and relevance of a block meet before the next is reached, and are let go of then."""
+def test_maps_of_one_block_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient and relevance of a block are combined and freed before the next block."""
     order: list[int] = []
-    before: list[weakref.ref[torch.Tensor]] = []
-    whole = Task.walk_over
+    previous: list[weakref.ref[torch.Tensor]] = []
+    walk_over = Task.walk_over
 
     def watched(task: Task, passed: Any, rules: Any, watch: MapWatch) -> Any:
-        def note(block: int, *flows: torch.Tensor) -> None:
+        def record_block(block: int, *flows: torch.Tensor) -> None:
             order.append(block)
-            assert [alive() for alive in before if alive() is not None] == []
-            before[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
+            assert [alive() for alive in previous if alive() is not None] == []
+            previous[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
             watch.on_map(block, *flows)
 
-        return whole(task, passed, rules, replace(watch, on_map=note))
+        return walk_over(task, passed, rules, replace(watch, on_map=record_block))
 
     monkeypatch.setattr(Task, "walk_over", watched)
     whyformer.explain(*build(name), TA, 1)
     assert order == [2, 1, 0]
-    assert len(before) == 3  # the map, its relevance and its gradient
+    assert len(previous) == 3  # the map, its relevance and its gradient

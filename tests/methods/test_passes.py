@@ -1,4 +1,4 @@
-"""Methods that walk over a tape: where the rows of a text lie does not matter, nor which of two models ran before."""
+"""Methods that walk over a tape do not depend on the layout of hidden states, nor on models that ran before."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WIDTH, HEADS = 8, 2
 LAYOUTS = ["samples first", "tokens first", "one row a token", "tokens last"]
 
 
-class Attends(nn.Module):
-    """Two pre-norm blocks, whose state is kept in one of several layouts."""
+class LayoutModel(nn.Module):
+    """Two pre-norm blocks whose hidden state has one of several layouts."""
 
     def __init__(self, layout: str) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Attends(nn.Module):
         return self.head(self.rows(x, batch)[:, 0])
 
 
-def built(layout: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def build_model(layout: str) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
-    return Attends(layout), {"input_ids": torch.randint(1, 20, (3, 5))}
+    return LayoutModel(layout), {"input_ids": torch.randint(1, 20, (3, 5))}
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -68,77 +68,77 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("layout", ["tokens first", "tokens last"])
 @pytest.mark.parametrize(("method", "settings"), RUNS, ids=str)
-def test_a_state_in_another_layout_gets_the_same_scores(method: str, settings: dict[str, Any], layout: str) -> None:
-    found = []
-    for one in (LAYOUTS[0], layout):
-        model, inputs = built(one)
-        found.append(whyformer.explain(model, inputs, method, target=[0, 1, 2], **settings).scores)
+def test_layout_of_hidden_state_does_not_change_scores(method: str, settings: dict[str, Any], layout: str) -> None:
+    results = []
+    for state_layout in (LAYOUTS[0], layout):
+        model, inputs = build_model(state_layout)
+        results.append(whyformer.explain(model, inputs, method, target=[0, 1, 2], **settings).scores)
         single = whyformer.explain(model, {"input_ids": inputs["input_ids"][1:2]}, method, target=1, **settings)
-        torch.testing.assert_close(single.scores, found[-1][1:2], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(single.scores, results[-1][1:2], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_enters_the_first_block_is_laid_out_by_sample_and_token(layout: str) -> None:
-    model, inputs = built(layout)
+def test_first_block_input_is_arranged_by_sample_and_token(layout: str) -> None:
+    model, inputs = build_model(layout)
     task = open_model(model).prepare(inputs).task()
-    whole = record_pass(model, task.fed(task.inputs))
-    roots = find_roots(whole, task.sources)
+    recorded = record_pass(model, task.fed(task.inputs))
+    roots = find_roots(recorded, task.sources)
     (number,) = roots.numbers["input_ids"]
-    state = whole.tape[number]
-    wanted = model.words(inputs["input_ids"]) * 1.5
-    assert torch.equal(state, model.laid_out(wanted))
-    assert torch.equal(roots.arranged("input_ids", whole.tape.__getitem__), wanted)
-    assert torch.equal(roots.laid_out("input_ids", number, state, 2 * wanted), 2 * state)
+    state = recorded.tape[number]
+    expected = model.words(inputs["input_ids"]) * 1.5
+    assert torch.equal(state, model.laid_out(expected))
+    assert torch.equal(roots.arranged("input_ids", recorded.tape.__getitem__), expected)
+    assert torch.equal(roots.laid_out("input_ids", number, state, 2 * expected), 2 * state)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_integral_sums_to_the_difference(layout: str) -> None:
-    model, inputs = built(layout)
+def test_integrated_gradients_sum_to_difference(layout: str) -> None:
+    model, inputs = build_model(layout)
     figure = whyformer.explain(model, inputs, "integrated_gradients", 1, steps=60).diagnostics["completeness"]
     assert figure["sum"] == pytest.approx(figure["difference"], abs=1e-6)
 
 
-def test_a_composite_of_ones_own_is_not_taken_for_one_of_the_same_name() -> None:
+def test_user_composite_with_built_in_name_uses_its_own_rules() -> None:
     @method("an example", family="propagation", level="pixel or token", citation="an example")
-    def without_branches(task: Task) -> Scores:
-        """Norms hold everything constant."""
+    def constant_norms(task: Task) -> Scores:
+        """Example method that treats norms as constants."""
         return multiply(task, *explain_roots(task, Composite("AttnLRP", {"norm": Rule(hold=(0,))})))
 
     try:
-        model, inputs = built(LAYOUTS[0])
-        own = whyformer.explain(model, inputs, "without_branches", 1).scores
-        assert not torch.allclose(own, whyformer.explain(model, inputs, "attnlrp", 1).scores)
+        model, inputs = build_model(LAYOUTS[0])
+        scores = whyformer.explain(model, inputs, "constant_norms", 1).scores
+        assert not torch.allclose(scores, whyformer.explain(model, inputs, "attnlrp", 1).scores)
     finally:
-        METHODS.pop("without_branches")
+        METHODS.pop("constant_norms")
 
 
-class Remembers(nn.Module):
-    """Adds a constant that is no parameter, or numbers that left torch on the way: the calls are the same."""
+class ConstantAdder(nn.Module):
+    """Adds a constant tensor, or a tensor computed outside torch, with the same recorded calls."""
 
-    def __init__(self, leaves: bool) -> None:
+    def __init__(self, uses_numpy: bool) -> None:
         super().__init__()
-        self.leaves, self.constant, self.head = leaves, torch.ones(2, 4), nn.Linear(4, 3)
+        self.uses_numpy, self.constant, self.head = uses_numpy, torch.ones(2, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.from_numpy(x.numpy() * 2) if self.leaves else self.constant
+        y = torch.from_numpy(x.numpy() * 2) if self.uses_numpy else self.constant
         return self.head(x + y)
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_pass_is_not_trusted_because_another_model_made_the_same_calls(first: bool) -> None:
+def test_recorded_pass_of_another_model_is_not_reused(first: bool) -> None:
     x = torch.randn(2, 4)
-    for leaves in (first, not first, first):
-        model = Remembers(leaves).eval()
-        if not leaves:
+    for uses_numpy in (first, not first, first):
+        model = ConstantAdder(uses_numpy).eval()
+        if not uses_numpy:
             assert whyformer.record(model, x).units
         else:
             with pytest.raises(ModelError, match="outside of torch"):
                 whyformer.record(model, x)
 
 
-class Joined(nn.Module):
-    """Joins the vectors of each word and of those beside it, as MobileBERT does."""
+class NeighbourEmbedding(nn.Module):
+    """Concatenates the vectors of each word and its neighbours, as in MobileBERT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,10 +151,10 @@ class Joined(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "lrp_ah_ln"])
-def test_vectors_that_are_joined_with_those_beside_them_are_explained_word_by_word(method: str) -> None:
+def test_concatenated_neighbour_embeddings_have_one_score_per_word(method: str) -> None:
     torch.manual_seed(0)
-    model, ids = built("samples first")
-    model.words = Joined().double()
-    found = whyformer.explain(model, ids, method, 1)
-    assert found.scores.shape == (3, 5)
-    assert found.scores.abs().min() > 0
+    model, ids = build_model("samples first")
+    model.words = NeighbourEmbedding().double()
+    result = whyformer.explain(model, ids, method, 1)
+    assert result.scores.shape == (3, 5)
+    assert result.scores.abs().min() > 0

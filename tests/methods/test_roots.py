@@ -1,4 +1,4 @@
-"""Where relevance of several inputs ends: what enters the first block, in rows that each input has to itself."""
+"""Relevance of several inputs ends at the first block's input, at the rows of each input."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from whyformer.methods.roots import find_roots
 WIDTH, WORDS, PATCHES = 8, 5, 4
 
 
-class Reads(nn.Module):
-    """Words and the patches of a picture, put together in one of several ways, in one block."""
+class TextImageModel(nn.Module):
+    """One block over words and image patches, which are concatenated or added."""
 
-    def __init__(self, together: str) -> None:
+    def __init__(self, fusion: str) -> None:
         super().__init__()
-        self.together = together
+        self.fusion = fusion
         self.words, self.patch = nn.Embedding(20, WIDTH), nn.Conv2d(3, WIDTH, 4, 4)
         self.first = nn.LayerNorm(WIDTH, eps=1.0)
         self.block = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, norm_first=True, dropout=0.0, layer_norm_eps=1.0)
@@ -33,10 +33,10 @@ class Reads(nn.Module):
         return self.words(input_ids), self.patch(pixel_values).flatten(2).transpose(1, 2)
 
     def joined(self, words: Tensor, patches: Tensor) -> tuple[Tensor, slice]:
-        """(what enters the block, where the words stand in it)"""
-        if self.together == "words first":
+        """(input of the block, slice of the words in it)"""
+        if self.fusion == "words first":
             return self.first(torch.cat([words, patches], 1)), slice(0, WORDS)
-        if self.together == "picture first":
+        if self.fusion == "picture first":
             return self.first(torch.cat([patches, words], 1)), slice(PATCHES, None)
         return self.first(words + patches.mean(1, keepdim=True)), slice(0, WORDS)
 
@@ -44,87 +44,87 @@ class Reads(nn.Module):
         return self.head(self.block(self.joined(*self.parts(input_ids, pixel_values))[0])[:, 0])
 
 
-def built(together: str) -> tuple[Reads, dict[str, Tensor]]:
+def build_model(fusion: str) -> tuple[TextImageModel, dict[str, Tensor]]:
     torch.manual_seed(0)
     ids, pixels = torch.randint(1, 20, (2, WORDS)), torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    return Reads(together), {"input_ids": ids, "pixel_values": pixels}
+    return TextImageModel(fusion), {"input_ids": ids, "pixel_values": pixels}
 
 
-def by_autograd(model: Reads, inputs: dict[str, Tensor], target: int) -> tuple[Tensor, Tensor]:
+def gradient_times_input(model: TextImageModel, inputs: dict[str, Tensor], target: int) -> tuple[Tensor, Tensor]:
     """x ⊙ ∂f/∂x of the words and of the pixels."""
     pixels = inputs["pixel_values"].clone().requires_grad_()
     words, patches = model.parts(inputs["input_ids"], pixels)
-    if model.together == "added":  # the words have no rows to themselves: relevance ends where they are looked up
+    if model.fusion == "added":  # the words have no rows of their own: relevance ends at their embeddings
         x = words.detach().requires_grad_()
-        entry = own = model.joined(x, patches)[0]
-        own = x
+        entry = leaf = model.joined(x, patches)[0]
+        leaf = x
     else:
         joined, where = model.joined(words.detach(), patches)
-        own = joined[:, where].detach().requires_grad_()
-        entry = torch.cat([joined[:, : where.start], own, joined[:, where.start + WORDS :]], 1)
+        leaf = joined[:, where].detach().requires_grad_()
+        entry = torch.cat([joined[:, : where.start], leaf, joined[:, where.start + WORDS :]], 1)
     model.head(model.block(entry)[:, 0])[:, target].sum().backward()
-    assert own.grad is not None and pixels.grad is not None
-    return (own * own.grad).sum(-1).detach(), (pixels * pixels.grad).sum(1).detach()
+    assert leaf.grad is not None and pixels.grad is not None
+    return (leaf * leaf.grad).sum(-1).detach(), (pixels * pixels.grad).sum(1).detach()
 
 
-@pytest.mark.parametrize("together", ["words first", "picture first", "added"])
-def test_gradient_of_words_and_picture(together: str) -> None:
-    model, inputs = built(together)
-    words, pixels = by_autograd(model, inputs, 1)
-    found = whyformer.explain(model, inputs, "input_x_gradient", target=1)
-    by_name = {"pixel_values": found.scores, **{n: p.scores for n, p in found.parts.items()}}
-    torch.testing.assert_close(by_name["input_ids"], words, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(by_name["pixel_values"], pixels, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("fusion", ["words first", "picture first", "added"])
+def test_input_x_gradient_of_words_and_image(fusion: str) -> None:
+    model, inputs = build_model(fusion)
+    words, pixels = gradient_times_input(model, inputs, 1)
+    explanation = whyformer.explain(model, inputs, "input_x_gradient", target=1)
+    scores = {"pixel_values": explanation.scores, **{n: p.scores for n, p in explanation.parts.items()}}
+    torch.testing.assert_close(scores["input_ids"], words, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(scores["pixel_values"], pixels, rtol=1e-9, atol=1e-12)
 
 
-ANYWHERE = ["integrated_gradients", "smoothgrad", "lrp_ah_ln", "lrp"]
-OF_MAPS = ["gae", "transformer_attribution", "rollout", "partial_lrp"]
+INPUT_METHODS = ["integrated_gradients", "smoothgrad", "lrp_ah_ln", "lrp"]
+MAP_METHODS = ["gae", "transformer_attribution", "rollout", "partial_lrp"]
 CASES = [
-    *((way, method) for way in ("words first", "picture first") for method in (*ANYWHERE, *OF_MAPS)),
-    *(("added", method) for method in ANYWHERE),  # no row is the picture's, so there is no map over its patches
+    *((variant, method) for variant in ("words first", "picture first") for method in (*INPUT_METHODS, *MAP_METHODS)),
+    *(("added", method) for method in INPUT_METHODS),  # the image has no rows of its own, so there is no map over its patches
 ]
 
 
-@pytest.mark.parametrize(("together", "method"), CASES)
-def test_a_batch_gets_the_scores_of_its_samples(together: str, method: str) -> None:
-    model, inputs = built(together)
+@pytest.mark.parametrize(("fusion", "method"), CASES)
+def test_batch_equals_single_samples(fusion: str, method: str) -> None:
+    model, inputs = build_model(fusion)
     settings: dict[str, Any] = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}}.get(method, {})
 
-    def scores(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = whyformer.explain(model, given, method, target=1, **settings)
-        return {"main": found.scores, **{n: p.scores for n, p in found.parts.items()}}
+    def scores(inputs_: dict[str, Tensor]) -> dict[str, Tensor]:
+        explanation = whyformer.explain(model, inputs_, method, target=1, **settings)
+        return {"main": explanation.scores, **{n: p.scores for n, p in explanation.parts.items()}}
 
-    whole = scores(inputs)
+    batch = scores(inputs)
     for i in range(2):
-        for name, one in scores({n: t[i : i + 1] for n, t in inputs.items()}).items():
-            torch.testing.assert_close(one, whole[name][i : i + 1], rtol=1e-8, atol=1e-11)
+        for name, single in scores({n: t[i : i + 1] for n, t in inputs.items()}).items():
+            torch.testing.assert_close(single, batch[name][i : i + 1], rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("together", ["words first", "picture first", "added"])
-def test_integrals_of_both_inputs_sum_to_the_difference(together: str) -> None:
-    model, inputs = built(together)
+@pytest.mark.parametrize("fusion", ["words first", "picture first", "added"])
+def test_integrated_gradients_of_both_inputs_sum_to_difference(fusion: str) -> None:
+    model, inputs = build_model(fusion)
     figure = whyformer.explain(model, inputs, "integrated_gradients", 1, steps=200).diagnostics["completeness"]
     assert figure["sum"] == pytest.approx(figure["difference"], rel=1e-3, abs=1e-3)
 
 
-@pytest.mark.parametrize("together", ["words first", "picture first"])
-def test_rows_of_words_are_put_into_a_value_that_holds_others(together: str) -> None:
-    model, inputs = built(together)
+@pytest.mark.parametrize("fusion", ["words first", "picture first"])
+def test_word_rows_are_read_and_replaced_in_shared_value(fusion: str) -> None:
+    model, inputs = build_model(fusion)
     task = open_model(model).prepare(inputs).task(target=1)
-    whole = record_pass(model, task.fed(task.inputs))
-    roots = find_roots(whole, task.scored_inputs)
+    recorded = record_pass(model, task.fed(task.inputs))
+    roots = find_roots(recorded, task.scored_inputs)
     (number,) = roots.numbers["input_ids"]
-    state = whole.tape[number]
+    state = recorded.tape[number]
     entry, where = model.joined(*model.parts(**inputs))
     torch.testing.assert_close(state, entry)
-    torch.testing.assert_close(roots.arranged("input_ids", whole.tape.__getitem__), entry[:, where])
+    torch.testing.assert_close(roots.arranged("input_ids", recorded.tape.__getitem__), entry[:, where])
     doubled = roots.laid_out("input_ids", number, state, 2 * entry[:, where])
     entry[:, where] *= 2
     torch.testing.assert_close(doubled, entry)
 
 
-class Pairs(nn.Module):
-    """Two texts, put behind one another into one block."""
+class TextPairModel(nn.Module):
+    """One block over two concatenated texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,21 +137,21 @@ class Pairs(nn.Module):
 
 
 @pytest.mark.parametrize("order", [lambda d: d, lambda d: dict(reversed(d.items()))], ids=["as it is", "reversed"])
-def test_texts_that_end_in_one_value(order: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    """On a path from zeros, both texts move; their integrals sum to what the whole text's integral sums to."""
+def test_two_texts_in_one_value_have_separate_scores(order: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    """On the path from zeros both texts change; their scores sum to the total difference."""
     torch.manual_seed(0)
-    model = Pairs()
+    model = TextPairModel()
     inputs = {"input_ids": torch.randint(1, 20, (2, 3)), "other_ids": torch.randint(1, 20, (2, 4))}
-    found = whyformer.explain(model, order(inputs), "integrated_gradients", 1, steps=200)
-    figure = found.diagnostics["completeness"]
+    result = whyformer.explain(model, order(inputs), "integrated_gradients", 1, steps=200)
+    figure = result.diagnostics["completeness"]
     assert figure["sum"] == pytest.approx(figure["difference"], rel=1e-3, abs=1e-3)
-    both = model.words(torch.cat(list(inputs.values()), 1)).detach().requires_grad_()
-    model.head(model.block(both).mean(1))[:, 1].sum().backward()
-    assert both.grad is not None
-    wanted = (both * both.grad).sum(-1).detach()
-    found = whyformer.explain(model, order(inputs), "input_x_gradient", 1)
-    scores = {"": found.scores, **{n: p.scores for n, p in found.parts.items()}}
+    embeddings = model.words(torch.cat(list(inputs.values()), 1)).detach().requires_grad_()
+    model.head(model.block(embeddings).mean(1))[:, 1].sum().backward()
+    assert embeddings.grad is not None
+    expected = (embeddings * embeddings.grad).sum(-1).detach()
+    result = whyformer.explain(model, order(inputs), "input_x_gradient", 1)
+    scores = {"": result.scores, **{n: p.scores for n, p in result.parts.items()}}
     assert sorted(s.shape[1] for s in scores.values()) == [3, 4]
-    for one in scores.values():
-        own = wanted[:, :3] if one.shape[1] == 3 else wanted[:, 3:]
-        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-12)
+    for part in scores.values():
+        expected_part = expected[:, :3] if part.shape[1] == 3 else expected[:, 3:]
+        torch.testing.assert_close(part, expected_part, rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The noise of SmoothGrad belongs to the real tokens of a sample, wherever padding stands."""
+"""The noise of SmoothGrad depends on the real tokens of a sample, not on the position of padding."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def roformer() -> nn.Module:
 CASES = [(xlnet, "left"), (llama, "left"), (llama, "right"), (bert, "right"), (roformer, "right")]
 
 
-def padded(rows: list[Tensor], side: str) -> dict[str, Tensor]:
-    def pad(own: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_side=side)
+def pad_batch(rows: list[Tensor], side: str) -> dict[str, Tensor]:
+    def pad(sequences: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_side=side)
 
     return {"input_ids": pad(rows), "attention_mask": pad([torch.ones_like(row) for row in rows])}
 
 
 @pytest.mark.parametrize("lengths", [(7, 4), (3, 9, 5), (6, 6)], ids=str)
 @pytest.mark.parametrize(("build", "side"), CASES)
-def test_padding_changes_no_score(build: Any, side: str, lengths: tuple[int, ...]) -> None:
+def test_padding_does_not_change_smoothgrad_scores(build: Any, side: str, lengths: tuple[int, ...]) -> None:
     model, draws = build(), torch.Generator().manual_seed(1)
     rows = [torch.randint(4, VOCABULARY, (n,), generator=draws) for n in lengths]
-    e = whyformer.explain(model, padded(rows, side), "smoothgrad", 1, **SETTINGS)
+    e = whyformer.explain(model, pad_batch(rows, side), "smoothgrad", 1, **SETTINGS)
     for i, row in enumerate(rows):
-        alone = whyformer.explain(model, padded([row], side), "smoothgrad", 1, **SETTINGS)
-        own = e.scores[i, -len(row) :] if side == "left" else e.scores[i, : len(row)]
-        assert torch.allclose(own, alone.scores[0], rtol=1e-6, atol=1e-8 * float(alone.scores.abs().max()))
-        assert torch.isclose(own.sum(), e.scores[i].sum())
+        single = whyformer.explain(model, pad_batch([row], side), "smoothgrad", 1, **SETTINGS)
+        scores = e.scores[i, -len(row) :] if side == "left" else e.scores[i, : len(row)]
+        assert torch.allclose(scores, single.scores[0], rtol=1e-6, atol=1e-8 * float(single.scores.abs().max()))
+        assert torch.isclose(scores.sum(), e.scores[i].sum())
 
 
-def test_each_choice_has_the_noise_that_it_has_alone() -> None:
+def test_noise_of_multiple_choice_equals_noise_of_single_choice() -> None:
     model = randomise(hf.BertForMultipleChoice(hf.BertConfig(**SIZES))).double()
     rows = [torch.randint(4, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)) for n in (8, 5, 6)]
-    given = {name: value[None] for name, value in padded(rows, "right").items()}
+    inputs = {name: value[None] for name, value in pad_batch(rows, "right").items()}
     for choice, row in enumerate(rows):
-        e = whyformer.explain(model, given, "smoothgrad", choice, **SETTINGS)
-        one = {"input_ids": row[None, None], "attention_mask": torch.ones_like(row)[None, None]}
-        alone = whyformer.explain(model, one, "smoothgrad", 0, **SETTINGS)
-        assert torch.allclose(e.scores[0, : len(row)], alone.scores[0], rtol=1e-6, atol=1e-8)
+        e = whyformer.explain(model, inputs, "smoothgrad", choice, **SETTINGS)
+        choice_inputs = {"input_ids": row[None, None], "attention_mask": torch.ones_like(row)[None, None]}
+        single = whyformer.explain(model, choice_inputs, "smoothgrad", 0, **SETTINGS)
+        assert torch.allclose(e.scores[0, : len(row)], single.scores[0], rtol=1e-6, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Models of several inputs: whose rows each attention mixes, and that a score stands at the input that it belongs to."""
+"""Models with several inputs: each input has its own scores, for every family of methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import whyformer
 from streams import Built, Words, bart, llava, siamese, t5, vilt
 from zoo import randomise
 
-BUILT: dict[str, Callable[[], Built]] = {"bart": bart, "t5": t5, "llava": llava, "siamese": siamese}
+BUILDERS: dict[str, Callable[[], Built]] = {"bart": bart, "t5": t5, "llava": llava, "siamese": siamese}
 INPUTS = {
     "bart": ("input_ids", "decoder_input_ids"), "t5": ("input_ids", "decoder_input_ids"), "llava": ("pixel_values", "input_ids"),
     "siamese": ("first", "second"), "vilt": ("pixel_values", "input_ids"),
@@ -23,39 +23,39 @@ EMBEDDINGS = {"bart": 0, "t5": 0, "llava": 0, "siamese": 0}
 TARGETS = [1, 3]
 
 
-def by_hand(model: nn.Module, inputs: dict[str, Tensor], entries: dict[str, str]) -> dict[str, Tensor]:
-    """Σ x ⊙ ∂f/∂x at the pixels, and at what enters these modules, caught with hooks: call n of a module is "name@n"."""
-    kept: dict[str, Tensor] = {}
+def reference_scores(model: nn.Module, inputs: dict[str, Tensor], entries: dict[str, str]) -> dict[str, Tensor]:
+    """Σ x ⊙ ∂f/∂x at the pixels and at the inputs of these modules, with hooks; "name@n" is call n of a module."""
+    block_inputs: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     handles = []
 
     def hook(module: str) -> Callable[..., Any]:
-        def pre(m: nn.Module, args: Any, kwargs: Any) -> Any:
+        def save_input(m: nn.Module, args: Any, kwargs: Any) -> Any:
             number = counts[module] = counts.get(module, -1) + 1
-            name = next((n for n, place in entries.items() if place == f"{module}@{number}"), None)
+            name = next((n for n, entry in entries.items() if entry == f"{module}@{number}"), None)
             if name is None:
                 return None
             hidden = args[0] if args else kwargs["hidden_states"]
-            kept[name] = hidden.requires_grad_() if hidden.is_leaf else hidden
-            kept[name].retain_grad()
+            block_inputs[name] = hidden.requires_grad_() if hidden.is_leaf else hidden
+            block_inputs[name].retain_grad()
             return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
-        return pre
+        return save_input
 
-    for module in {place.partition("@")[0] for place in entries.values()}:
+    for module in {entry.partition("@")[0] for entry in entries.values()}:
         handles.append(model.get_submodule(module).register_forward_pre_hook(hook(module), with_kwargs=True))
-    given = {n: v.clone().requires_grad_() if v.is_floating_point() else v for n, v in inputs.items()}
+    leaves = {n: v.clone().requires_grad_() if v.is_floating_point() else v for n, v in inputs.items()}
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    out = model(**given)
+    out = model(**leaves)
     logits = getattr(out, "logits", out)
     logits = logits[:, -1] if logits.dim() == 3 else logits
     logits.gather(1, torch.tensor(TARGETS)[:, None]).sum().backward()
     for handle in handles:
         handle.remove()
     model.zero_grad()
-    scores = {name: (x * x.grad).sum(-1).detach() for name, x in kept.items() if x.grad is not None}
-    return scores | {n: (v * v.grad).sum(1).detach() for n, v in given.items() if v.grad is not None}
+    scores = {name: (x * x.grad).sum(-1).detach() for name, x in block_inputs.items() if x.grad is not None}
+    return scores | {n: (v * v.grad).sum(1).detach() for n, v in leaves.items() if v.grad is not None}
 
 
 FIRST_BLOCKS = {
@@ -66,23 +66,23 @@ FIRST_BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", BUILT)
-def test_gradient_times_input_stands_at_its_input(name: str) -> None:
-    model, inputs = BUILT[name]()
-    wanted = by_hand(model, inputs, FIRST_BLOCKS[name])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_input_x_gradient_of_each_input_equals_reference(name: str) -> None:
+    model, inputs = BUILDERS[name]()
+    expected = reference_scores(model, inputs, FIRST_BLOCKS[name])
     e = whyformer.explain(model, inputs, "input_x_gradient", TARGETS)
     assert e.inputs == INPUTS[name]
     assert torch.equal(e.scores, e.part(e.inputs[0]).scores)
     for part in e.inputs:
-        own = wanted[part]
-        if name == "llava" and part == "input_ids":  # rows of the picture are no words
-            own = own.masked_fill(inputs["input_ids"] == 100, 0)
+        expected_part = expected[part]
+        if name == "llava" and part == "input_ids":  # image rows are not words
+            expected_part = expected_part.masked_fill(inputs["input_ids"] == 100, 0)
         mask = inputs.get("attention_mask") if part == "input_ids" else None
-        own = own if mask is None else own.masked_fill(mask == 0, 0)
+        expected_part = expected_part if mask is None else expected_part.masked_fill(mask == 0, 0)
         if name == "bart" and part == "decoder_input_ids":
-            own = own.masked_fill(torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]]).bool(), 0)
-        assert own.abs().max() > 1e-4
-        assert torch.allclose(e.part(part).scores, own, atol=1e-10)
+            expected_part = expected_part.masked_fill(torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]]).bool(), 0)
+        assert expected_part.abs().max() > 1e-4
+        assert torch.allclose(e.part(part).scores, expected_part, atol=1e-10)
 
 
 ROUTES = ["input_x_gradient", "saliency", "rollout", "raw_attention", "gae"]
@@ -92,39 +92,39 @@ METHODS = [*ROUTES, "lrp_ah", "transformer_attribution", "partial_lrp", "lrp", "
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["bart", "t5", "siamese"])
-def test_a_batch_is_single_runs(method: str, name: str) -> None:
-    model, inputs = BUILT[name]()
-    whole = whyformer.explain(model, inputs, method, TARGETS)
+def test_batch_equals_single_runs(method: str, name: str) -> None:
+    model, inputs = BUILDERS[name]()
+    batch = whyformer.explain(model, inputs, method, TARGETS)
     for i, target in enumerate(TARGETS):
-        one = {n: v[i : i + 1] for n, v in inputs.items()}
-        if "attention_mask" in one:
-            length = int(one["attention_mask"].sum())
-            one |= {n: one[n][:, :length] for n in ("input_ids", "attention_mask")}
-        alone = whyformer.explain(model, one, method, target)
-        assert alone.inputs == whole.inputs
-        for part in whole.inputs:
-            both = whole.part(part).scores[i], alone.part(part).scores[0]
-            width = len(both[1])
-            assert torch.allclose(both[0][:width], both[1], rtol=1e-6, atol=1e-9 * float(both[1].abs().max()))
-            assert not bool(both[0][width:].any())
+        sample = {n: v[i : i + 1] for n, v in inputs.items()}
+        if "attention_mask" in sample:
+            length = int(sample["attention_mask"].sum())
+            sample |= {n: sample[n][:, :length] for n in ("input_ids", "attention_mask")}
+        single = whyformer.explain(model, sample, method, target)
+        assert single.inputs == batch.inputs
+        for part in batch.inputs:
+            pair = batch.part(part).scores[i], single.part(part).scores[0]
+            width = len(pair[1])
+            assert torch.allclose(pair[0][:width], pair[1], rtol=1e-6, atol=1e-9 * float(pair[1].abs().max()))
+            assert not bool(pair[0][width:].any())
 
 
 @pytest.mark.parametrize("method", [*ROUTES, "gradcam_attention", "norm_attention", "transformer_attribution", "lrp_ah_ln"])
-def test_a_prompt_with_a_picture_alone_and_in_a_batch(method: str) -> None:
+def test_image_prompt_in_batch_equals_single_sample(method: str) -> None:
     model, inputs = llava()
-    whole = whyformer.explain(model, inputs, method, TARGETS)
+    batch = whyformer.explain(model, inputs, method, TARGETS)
     for i, target in enumerate(TARGETS):
-        alone = whyformer.explain(model, {n: v[i : i + 1] for n, v in inputs.items()}, method, target)
+        single = whyformer.explain(model, {n: v[i : i + 1] for n, v in inputs.items()}, method, target)
         for part in ("pixel_values", "input_ids"):
-            assert torch.allclose(whole.part(part).scores[i], alone.part(part).scores[0], atol=1e-9)
-        words = whole.part("input_ids").scores[i]
+            assert torch.allclose(batch.part(part).scores[i], single.part(part).scores[0], atol=1e-9)
+        words = batch.part("input_ids").scores[i]
         assert not bool(words[inputs["input_ids"][i] == 100].any())
-        assert method == "gradcam_attention" or bool(words[inputs["input_ids"][i] != 100].any())  # which clamps
-    assert whole.scores.abs().max() > 0
+        assert method == "gradcam_attention" or bool(words[inputs["input_ids"][i] != 100].any())  # which clamps negative scores
+    assert batch.scores.abs().max() > 0
 
 
 def qwen2_vl() -> Built:
-    """Patches of both pictures packed into one tensor; its tower merges 2×2 of them into a row."""
+    """A model with the patches of both images packed into one tensor; the vision tower merges 2×2 patches into a row."""
     tower = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
     text = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 120,
@@ -143,106 +143,106 @@ def qwen2_vl() -> Built:
 
 
 @pytest.mark.parametrize("method", [*ROUTES, "integrated_gradients", "norm_attention", "gradcam", "gradcam_attention", "occlusion", "value_zeroing", "transformer_attribution"])
-def test_packed_patches(method: str) -> None:
+def test_packed_patches_in_batch_equal_single_samples(method: str) -> None:
     model, inputs = qwen2_vl()
-    few = {"integrated_gradients": {"steps": 3}, "occlusion": {"fill_id": 9}}.get(method, {})
-    whole = whyformer.explain(model, inputs, method, TARGETS, **few)
-    assert whole.inputs == (("input_ids",) if method == "occlusion" else ("input_ids", "pixel_values"))
+    options = {"integrated_gradients": {"steps": 3}, "occlusion": {"fill_id": 9}}.get(method, {})
+    batch = whyformer.explain(model, inputs, method, TARGETS, **options)
+    assert batch.inputs == (("input_ids",) if method == "occlusion" else ("input_ids", "pixel_values"))
     for i, target in enumerate(TARGETS):
-        one = {n: v[16 * i : 16 * i + 16] if n == "pixel_values" else v[i : i + 1] for n, v in inputs.items()}
-        alone = whyformer.explain(model, one, method, target, **few)
-        for part in whole.inputs:
-            both = whole.part(part).scores[i], alone.part(part).scores[0]
-            assert torch.allclose(*both, rtol=1e-6, atol=1e-9 * float(both[1].abs().max()))
+        sample = {n: v[16 * i : 16 * i + 16] if n == "pixel_values" else v[i : i + 1] for n, v in inputs.items()}
+        single = whyformer.explain(model, sample, method, target, **options)
+        for part in batch.inputs:
+            pair = batch.part(part).scores[i], single.part(part).scores[0]
+            assert torch.allclose(*pair, rtol=1e-6, atol=1e-9 * float(pair[1].abs().max()))
     if method == "occlusion":
         return
-    patches = whole.part("pixel_values").scores
+    patches = batch.part("pixel_values").scores
     assert patches.shape == (2, 16)
-    if method in ("rollout", "raw_attention", "gae"):  # four patches stand in one row
+    if method in ("rollout", "raw_attention", "gae"):  # four patches share one row
         assert torch.equal(patches.unflatten(1, (4, 4)).amax(-1), patches.unflatten(1, (4, 4)).amin(-1))
-        assert not bool(whole.scores[inputs["input_ids"] == 100].any())
+        assert not bool(batch.scores[inputs["input_ids"] == 100].any())
 
 
 @pytest.mark.parametrize("method", ["rollout", "norm_attention", "value_zeroing", "gae", "transformer_attribution", "input_x_gradient"])
-def test_a_block_that_is_called_again_and_again(method: str) -> None:
-    """ALBERT against a BERT-like stack of blocks with the same weights: each call is a block."""
+def test_repeated_block_equals_stack_of_blocks(method: str) -> None:
+    """ALBERT-like repeated calls of one block against a stack of blocks with the same weights."""
     ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
     stack = randomise(Words(False)).double().eval()
 
-    class Again(Words):
+    class RepeatedBlock(Words):
         def forward(self, input_ids: Tensor) -> Tensor:
             x = self.words(input_ids)
             for _ in range(3):
                 x = self.blocks[0](x)
             return self.head(x[:, 0])
 
-    again = Again(False).double().eval()
-    again.load_state_dict(stack.state_dict())
-    again.blocks = again.blocks[:1].eval()
+    repeated = RepeatedBlock(False).double().eval()
+    repeated.load_state_dict(stack.state_dict())
+    repeated.blocks = repeated.blocks[:1].eval()
     for block in stack.blocks:
-        block.load_state_dict(again.blocks[0].state_dict())
+        block.load_state_dict(repeated.blocks[0].state_dict())
     for settings in ({}, {"start_layer": 1}) if method in ("rollout", "gae", "transformer_attribution") else ({},):
-        one, other = (whyformer.explain(model, ids, method, TARGETS, **settings).scores for model in (again, stack))
-        assert torch.allclose(one, other, rtol=1e-8, atol=1e-10)
+        repeated_scores, stack_scores = (whyformer.explain(model, ids, method, TARGETS, **settings).scores for model in (repeated, stack))
+        assert torch.allclose(repeated_scores, stack_scores, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_written_and_fused_attention_agree(method: str) -> None:
-    made = [whyformer.explain(*bart(attention), method, TARGETS) for attention in ("sdpa", "eager")]
+def test_fused_and_decomposed_attention_have_same_scores(method: str) -> None:
+    explanations = [whyformer.explain(*bart(attention), method, TARGETS) for attention in ("sdpa", "eager")]
     for part in INPUTS["bart"]:
-        one, other = (e.part(part).scores for e in made)
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
+        fused, decomposed = (e.part(part).scores for e in explanations)
+        assert torch.allclose(fused, decomposed, rtol=1e-5, atol=1e-6 * float(fused.abs().max()))
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_loop_over_heads_is_one_layer(method: str, start: int) -> None:
+def test_loop_over_heads_equals_joint_attention(method: str, start: int) -> None:
     ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
-    looped, whole = randomise(Words(True)).double(), randomise(Words(False)).double()
-    given = {"start_layer": start} if method in ("rollout", "gae", "transformer_attribution") else {}
-    one, other = (whyformer.explain(model, ids, method, TARGETS, **given).scores for model in (looped, whole))
-    assert torch.allclose(one, other, rtol=1e-7, atol=1e-9 * float(other.abs().max()))
+    looped, fused = randomise(Words(True)).double(), randomise(Words(False)).double()
+    settings = {"start_layer": start} if method in ("rollout", "gae", "transformer_attribution") else {}
+    looped_scores, fused_scores = (whyformer.explain(model, ids, method, TARGETS, **settings).scores for model in (looped, fused))
+    assert torch.allclose(looped_scores, fused_scores, rtol=1e-7, atol=1e-9 * float(fused_scores.abs().max()))
 
 
-def test_rollout_across_by_hand() -> None:
-    """The decoder's row [1, 0 ...] of [self | cross] attention plus identity, layer by layer; the encoder's below it."""
+def test_rollout_of_encoder_decoder_equals_reference() -> None:
+    """A decoder row through self- and cross-attention plus identity, layer by layer, then through the encoder."""
     model, inputs = bart("eager")
-    one = {n: v[:1] for n, v in inputs.items()}
+    sample = {n: v[:1] for n, v in inputs.items()}
     with torch.no_grad():
-        out = model(**one, output_attentions=True)
+        out = model(**sample, output_attentions=True)
     row = torch.zeros(6, dtype=torch.float64)
     row[5] = 1  # the <eos> row is classified
     source = torch.zeros(6, dtype=torch.float64)
-    for own, cross in zip(reversed(out.decoder_attentions), reversed(out.cross_attentions), strict=True):
+    for self_map, cross in zip(reversed(out.decoder_attentions), reversed(out.cross_attentions), strict=True):
         row = row / 2
         source = source + row @ cross[0].mean(0)
-        row = (row + row @ own[0].mean(0)) / 2
-    for own in reversed(out.encoder_attentions):
-        source = (source + source @ own[0].mean(0)) / 2
-    e = whyformer.explain(model, one, "rollout")
+        row = (row + row @ self_map[0].mean(0)) / 2
+    for self_map in reversed(out.encoder_attentions):
+        source = (source + source @ self_map[0].mean(0)) / 2
+    e = whyformer.explain(model, sample, "rollout")
     assert torch.allclose(e.scores[0], source, atol=1e-6)
     assert torch.allclose(e.part("decoder_input_ids").scores[0], row, atol=1e-6)
 
 
-def test_words_and_patches_of_one_sequence() -> None:
+def test_words_and_patches_of_joint_sequence_have_scores() -> None:
     model, inputs = vilt()
     e = whyformer.explain(model, inputs, "rollout")
     assert e.inputs == ("pixel_values", "input_ids")
     assert (e.level, e.grid, e.part("input_ids").level) == ("patch", (2, 2), "token")
-    both = torch.cat([e.scores, e.part("input_ids").scores], 1)
-    assert bool((both > 0).all())
-    assert bool((both.sum(1) < 1).all())  # the picture's [CLS] row has the rest
+    scores = torch.cat([e.scores, e.part("input_ids").scores], 1)
+    assert bool((scores > 0).all())
+    assert bool((scores.sum(1) < 1).all())  # the remainder belongs to the [CLS] row of the image
 
 
-def test_parts_are_kept(tmp_path: Any) -> None:
+def test_parts_survive_serialization(tmp_path: Any) -> None:
     e = whyformer.explain(*bart(), "gae", TARGETS)
-    again = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
-    plain = whyformer.Explanation.from_dict(e.to_dict())
-    for other in (again, plain):
-        assert other.inputs == e.inputs
+    loaded = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
+    from_dict = whyformer.Explanation.from_dict(e.to_dict())
+    for restored in (loaded, from_dict):
+        assert restored.inputs == e.inputs
         for part in e.inputs:
-            assert torch.allclose(other.part(part).scores.double(), e.part(part).scores, atol=1e-6)
+            assert torch.allclose(restored.part(part).scores.double(), e.part(part).scores, atol=1e-6)
     assert e[1].part("decoder_input_ids").scores.shape == (1, 6)
     with pytest.raises(whyformer.WhyformerError, match="'pixels' has no scores; inputs with scores: input_ids, decoder_input_ids"):
         e.part("pixels")

@@ -1,4 +1,4 @@
-"""TIS: written out on a ViT, with its own clusters; what it refuses."""
+"""TIS against a reference implementation on a ViT, and its errors."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from whyformer.errors import MethodNotApplicable
 from zoo import build, randomise
 
 
-def test_written_out() -> None:
+def test_tis_equals_reference() -> None:
     model, pixels = build("hf_vit")
     with torch.no_grad():
-        found = model(pixels, output_hidden_states=True)
-        states = torch.stack(found.hidden_states[1:])  # [L, B, N, D]
-        wanted = torch.zeros(2, 16, dtype=torch.float64)
+        output = model(pixels, output_hidden_states=True)
+        states = torch.stack(output.hidden_states[1:])  # [L, B, N, D]
+        expected = torch.zeros(2, 16, dtype=torch.float64)
         for b, label in enumerate((1, 3)):
             channels = torch.cat([state[b, 1:] for state in states], -1).T
             centroids = KMeans(7, n_init=1, random_state=3).fit(channels.numpy()).cluster_centers_
-            total, times = torch.zeros(16, dtype=torch.float64), torch.zeros(16)
+            total, counts = torch.zeros(16, dtype=torch.float64), torch.zeros(16)
             for centroid in torch.from_numpy(centroids):
-                kept = centroid.topk(5).indices
-                rows = torch.cat([found.hidden_states[0][b, :1], found.hidden_states[0][b, 1:][kept]])[None]
-                score = _of_rows(model, pixels[b : b + 1], rows).softmax(-1)[0, label]
-                total[kept] += score
-                times[kept] += 1
-            wanted[b] = torch.where(times > 0, total / times.clamp(min=1), 0)
-    given = {"masks": 7, "tokens_ratio": 0.32, "seed": 3}
+                indices = centroid.topk(5).indices
+                rows = torch.cat([output.hidden_states[0][b, :1], output.hidden_states[0][b, 1:][indices]])[None]
+                score = _logits_of_rows(model, pixels[b : b + 1], rows).softmax(-1)[0, label]
+                total[indices] += score
+                counts[indices] += 1
+            expected[b] = torch.where(counts > 0, total / counts.clamp(min=1), 0)
+    settings = {"masks": 7, "tokens_ratio": 0.32, "seed": 3}
     for size in (1, 4, 100):
-        got = whyformer.explain(model, pixels, method="tis", target=[1, 3], batch_size=size, **given)
-        torch.testing.assert_close(got.scores, wanted)
-        assert got.diagnostics["masks"] == [7, 7]
+        explanation = whyformer.explain(model, pixels, method="tis", target=[1, 3], batch_size=size, **settings)
+        torch.testing.assert_close(explanation.scores, expected)
+        assert explanation.diagnostics["masks"] == [7, 7]
 
 
-def _of_rows(model: torch.nn.Module, pixels: Tensor, rows: Tensor) -> Tensor:
-    """Logits if these rows enter the first block."""
+def _logits_of_rows(model: torch.nn.Module, pixels: Tensor, rows: Tensor) -> Tensor:
+    """Logits with these rows as the input of the first block."""
     layers = model.vit.layers
     handle = layers[0].register_forward_pre_hook(lambda _, args: (rows, *args[1:]))
     try:
@@ -46,8 +46,8 @@ def _of_rows(model: torch.nn.Module, pixels: Tensor, rows: Tensor) -> Tensor:
         handle.remove()
 
 
-def test_blocks_that_need_all_their_rows_are_refused() -> None:
-    """BEiT adds a bias for each pair of places."""
+def test_blocks_that_require_all_rows_are_refused() -> None:
+    """BEiT adds a bias for each pair of positions."""
     from transformers import BeitConfig, BeitForImageClassification
 
     config = BeitConfig(

@@ -1,4 +1,4 @@
-"""Methods of vectors, blocks and zeroed values on two texts of different length, one of which looks at the other: by hand."""
+"""Norm attention, Grad-CAM and value zeroing on two texts of different length with cross-attention, against references."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import whyformer
 from zoo import randomise
 
 WIDTH, HEADS, CLASSES = 12, 3, 4
-LENGTHS = [(7, 4), (3, 5), (9, 4)]  # of the text that is looked at, and of the one that looks
+LENGTHS = [(7, 4), (3, 5), (9, 4)]  # of the memory text and of the reading text
 
 
-class Attend(nn.Module):
-    """x + attention of the rows of x to those of y; with the values of one row of y set to zero on request."""
+class ResidualAttention(nn.Module):
+    """x + attention of the rows of x to those of y, optionally with the values of one row of y set to 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,44 +28,44 @@ class Attend(nn.Module):
     def values(self, y: Tensor) -> Tensor:
         return self.v(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
-    def forward(self, x: Tensor, y: Tensor | None = None, without: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None, zeroed_row: int | None = None) -> Tensor:
         normed = self.norm(x)
         y = normed if y is None else y
         values = self.values(y)
-        if without is not None:
-            values = values.index_fill(2, torch.tensor([without]), 0)
+        if zeroed_row is not None:
+            values = values.index_fill(2, torch.tensor([zeroed_row]), 0)
         return x + self.out((self.map(normed, y) @ values).transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
-    """Looks at its own rows, then perhaps at others, then an MLP."""
+class StreamBlock(nn.Module):
+    """Self-attention, optional cross-attention, and an MLP."""
 
     def __init__(self, across: bool) -> None:
         super().__init__()
-        self.own, self.across = Attend(), Attend() if across else None
+        self.own, self.across = ResidualAttention(), ResidualAttention() if across else None
         self.norm, self.mlp = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, y: Tensor | None = None, own: int | None = None, across: int | None = None) -> Tensor:
-        x = self.own(x, without=own)
+        x = self.own(x, zeroed_row=own)
         if self.across is not None:
             x = self.across(x, y, across)
         return x + self.mlp(self.norm(x)).tanh()
 
 
-class Reader(nn.Module):
-    """A class of ``input_ids``, whose rows look at those of ``memory_ids``."""
+class MemoryReader(nn.Module):
+    """Classifies ``input_ids``, whose rows attend to those of ``memory_ids``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(40, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.lower = nn.ModuleList(Block(False) for _ in range(2))
-        self.upper = nn.ModuleList(Block(True) for _ in range(2))
+        self.lower = nn.ModuleList(StreamBlock(False) for _ in range(2))
+        self.upper = nn.ModuleList(StreamBlock(True) for _ in range(2))
 
     def forward(self, input_ids: Tensor, memory_ids: Tensor) -> Tensor:
         return self.head(self.states(input_ids, memory_ids)[1][-1][:, -1])
 
     def states(self, input_ids: Tensor, memory_ids: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """What enters and leaves the blocks of both texts."""
+        """Inputs and outputs of the blocks of both texts."""
         y, x = [self.words(memory_ids)], [self.words(input_ids)]
         for block in self.lower:
             y.append(block(y[-1]))
@@ -74,100 +74,100 @@ class Reader(nn.Module):
         return y, x
 
 
-def built(lengths: tuple[int, int]) -> tuple[Reader, dict[str, Tensor]]:
+def build_reader(lengths: tuple[int, int]) -> tuple[MemoryReader, dict[str, Tensor]]:
     draws = torch.Generator().manual_seed(0)
-    memory, own = (torch.randint(2, 40, (2, n), generator=draws) for n in lengths)
-    model = randomise(Reader()).double().eval().requires_grad_(False)
-    return model, {"input_ids": own, "memory_ids": memory}
+    memory, inputs = (torch.randint(2, 40, (2, n), generator=draws) for n in lengths)
+    model = randomise(MemoryReader()).double().eval().requires_grad_(False)
+    return model, {"input_ids": inputs, "memory_ids": memory}
 
 
-def carried(lengths: tuple[int, int], lower: list[Tensor], upper: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """The last row of the text that looks, through [own | across] maps ``[B, Q, K]``, then the rows that it looked at
-    through theirs."""
-    others, n = lengths
-    row, other = torch.zeros(2, 1, n).double(), torch.zeros(2, 1, others).double()
+def propagate(lengths: tuple[int, int], lower: list[Tensor], upper: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Propagate the last row of the reading text through its self- and cross-attention maps ``[B, Q, K]``, and the
+    memory rows through theirs."""
+    memory_length, length = lengths
+    row, memory_row = torch.zeros(2, 1, length).double(), torch.zeros(2, 1, memory_length).double()
     row[..., -1] = 1
-    for own, across in reversed(upper):
-        other = other + row @ across
-        row = row @ own
-    for own in reversed(lower):
-        other = other @ own
-    return {"input_ids": row[:, 0], "memory_ids": other[:, 0]}
+    for self_map, cross_map in reversed(upper):
+        memory_row = memory_row + row @ cross_map
+        row = row @ self_map
+    for self_map in reversed(lower):
+        memory_row = memory_row @ self_map
+    return {"input_ids": row[:, 0], "memory_ids": memory_row[:, 0]}
 
 
-def check(method: str, lengths: tuple[int, int], wanted: dict[str, Tensor], tolerance: float = 1e-9, **settings: object) -> None:
-    model, inputs = built(lengths)
+def check(method: str, lengths: tuple[int, int], expected: dict[str, Tensor], tolerance: float = 1e-9, **settings: object) -> None:
+    model, inputs = build_reader(lengths)
     e = whyformer.explain(model, inputs, method, 1, **settings)
-    for name, scores in wanted.items():
+    for name, scores in expected.items():
         assert float(scores.abs().max()) > 1e-3
         assert torch.allclose(e.part(name).scores, scores, rtol=tolerance, atol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_zeroed_values(lengths: tuple[int, int]) -> None:
-    model, inputs = built(lengths)
+def test_value_zeroing_with_cross_attention(lengths: tuple[int, int]) -> None:
+    model, inputs = build_reader(lengths)
     y, x = model.states(**inputs)
 
-    def far(block: Block, before: Tensor, after: Tensor, which: str, count: int) -> Tensor:
+    def far(block: StreamBlock, before: Tensor, after: Tensor, which: str, count: int) -> Tensor:
         changed = [block(before, y[-1], **{which: t}) for t in range(count)]
         return torch.stack([1 - torch.cosine_similarity(u, after, dim=-1) for u in changed], -1)
 
-    others, n = lengths
-    lower = [far(b, y[i], y[i + 1], "own", others) for i, b in enumerate(model.lower)]
+    memory_length, length = lengths
+    lower = [far(b, y[i], y[i + 1], "own", memory_length) for i, b in enumerate(model.lower)]
     lower = [m / m.sum(-1, keepdim=True) for m in lower]
     upper = []
     for i, block in enumerate(model.upper):
-        own, across = far(block, x[i], x[i + 1], "own", n), far(block, x[i], x[i + 1], "across", others)
-        sums = own.sum(-1, keepdim=True) + across.sum(-1, keepdim=True)
-        upper.append((own / sums, across / sums))
-    check("value_zeroing", lengths, carried(lengths, lower, upper), 1e-6)
+        self_changes, cross_changes = far(block, x[i], x[i + 1], "own", length), far(block, x[i], x[i + 1], "across", memory_length)
+        sums = self_changes.sum(-1, keepdim=True) + cross_changes.sum(-1, keepdim=True)
+        upper.append((self_changes / sums, cross_changes / sums))
+    check("value_zeroing", lengths, propagate(lengths, lower, upper), 1e-6)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("scope", ["residual", "attention", "heads"])
-def test_norms_of_vectors(lengths: tuple[int, int], scope: str) -> None:
-    model, inputs = built(lengths)
+def test_norm_attention_with_cross_attention(lengths: tuple[int, int], scope: str) -> None:
+    model, inputs = build_reader(lengths)
     y, x = model.states(**inputs)
 
-    def got(attend: Attend, queries: Tensor, keys: Tensor) -> Tensor:
-        """What row i gets from row j by each head, ``[B, H, Q, K, D]``."""
+    def received(attend: ResidualAttention, queries: Tensor, keys: Tensor) -> Tensor:
+        """Vectors that row i receives from row j in each head, ``[B, H, Q, K, D]``."""
         weight = attend.out.weight.unflatten(1, (HEADS, -1))
         return torch.einsum("bhqk,bhkd,ohd->bhqko", attend.map(attend.norm(queries), keys), attend.values(keys), weight)
 
-    def own(attend: Attend, rows: Tensor) -> Tensor:
-        vectors = got(attend, rows, attend.norm(rows))
+    def self_norms(attend: ResidualAttention, rows: Tensor) -> Tensor:
+        vectors = received(attend, rows, attend.norm(rows))
         if scope == "heads":
             return vectors.norm(dim=-1).mean(1)
-        kept = torch.diag_embed(rows.mT, dim1=1, dim2=2) if scope == "residual" else 0
-        norms = (vectors.sum(1) + kept).norm(dim=-1)
+        residual = torch.diag_embed(rows.mT, dim1=1, dim2=2) if scope == "residual" else 0
+        norms = (vectors.sum(1) + residual).norm(dim=-1)
         return norms / norms.sum(-1, keepdim=True) if scope == "residual" else norms
 
-    lower = [own(block.own, rows) for block, rows in zip(model.lower, y, strict=False)]
+    lower = [self_norms(block.own, rows) for block, rows in zip(model.lower, y, strict=False)]
     upper = []
     for block, rows in zip(model.upper, x, strict=False):
-        behind = block.own(rows)
-        vectors = got(block.across, behind, y[-1])
-        upper.append((own(block.own, rows), torch.zeros(2, lengths[1], lengths[0]).double()))
+        attended = block.own(rows)
+        vectors = received(block.across, attended, y[-1])
+        upper.append((self_norms(block.own, rows), torch.zeros(2, lengths[1], lengths[0]).double()))
         if scope == "residual":
-            norms, kept = vectors.sum(1).norm(dim=-1), behind.norm(dim=-1)
-            sums = (norms.sum(-1) + kept)[..., None]
-            upper.append((torch.diag_embed(kept / sums[..., 0]), norms / sums))
+            norms, residual = vectors.sum(1).norm(dim=-1), attended.norm(dim=-1)
+            sums = (norms.sum(-1) + residual)[..., None]
+            upper.append((torch.diag_embed(residual / sums[..., 0]), norms / sums))
         else:
             norms = vectors.norm(dim=-1).mean(1) if scope == "heads" else vectors.sum(1).norm(dim=-1)
             upper.append((torch.zeros(2, lengths[1], lengths[1]).double(), norms))
     if scope == "residual":
-        wanted = carried(lengths, lower, upper)
-    else:  # the identity is added, and rows are divided by their sums
+        expected = propagate(lengths, lower, upper)
+    else:  # the identity is added, and rows are divided by their sum
         eye = torch.eye(lengths[0]).double(), torch.eye(lengths[1]).double()
         lower = [(m + eye[0]) / (m + eye[0]).sum(-1, keepdim=True) for m in lower]
         sums = [1 + a.sum(-1, keepdim=True) + c.sum(-1, keepdim=True) for a, c in upper]
-        wanted = carried(lengths, lower, [((a + eye[1]) / s, c / s) for (a, c), s in zip(upper, sums, strict=True)])
-    check("norm_attention", lengths, wanted, scope=scope)
+        expected = propagate(lengths, lower, [((a + eye[1]) / s, c / s) for (a, c), s in zip(upper, sums, strict=True)])
+    check("norm_attention", lengths, expected, scope=scope)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_gradcam_of_a_block(lengths: tuple[int, int]) -> None:
-    model, inputs = built(lengths)
+def test_gradcam_with_cross_attention(lengths: tuple[int, int]) -> None:
+    model, inputs = build_reader(lengths)
     y, x = model.states(**inputs)
     block = model.upper[-1]
     features = block.own.norm(x[-2]).requires_grad_()
@@ -175,30 +175,30 @@ def test_gradcam_of_a_block(lengths: tuple[int, int]) -> None:
     mixed = attend.map(features, features) @ attend.values(features)
     rows = block.across(x[-2] + attend.out(mixed.transpose(1, 2).flatten(2)), y[-1])
     logits = model.head((rows + block.mlp(block.norm(rows)).tanh())[:, -1])
-    (flow,) = torch.autograd.grad(logits[:, 1].sum(), features)
-    wanted = torch.einsum("bnd,bd->bn", features.detach(), flow.mean(1)).clamp(min=0)
-    check("gradcam", lengths, {"input_ids": wanted})
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
+    expected = torch.einsum("bnd,bd->bn", features.detach(), gradient.mean(1)).clamp(min=0)
+    check("gradcam", lengths, {"input_ids": expected})
 
 
-def test_positions_behind_a_norm_are_no_part_of_it() -> None:
-    """The features of Grad-CAM are those of the norm, without positions that queries and keys alone get."""
+def test_gradcam_features_exclude_positions_added_after_norm() -> None:
+    """The features of Grad-CAM are the norm output, without position embeddings added to queries and keys only."""
 
-    class Placed(nn.Module):
+    class PositionedBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.v, self.k = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.places = nn.Parameter(torch.randn(6, WIDTH))
+            self.locations = nn.Parameter(torch.randn(6, WIDTH))
 
         def forward(self, x: Tensor) -> Tensor:
             normed = self.norm(x)
-            placed = normed + self.places
-            return x + (placed @ self.k(placed).mT / 3).softmax(-1) @ self.v(normed)
+            with_positions = normed + self.locations
+            return x + (with_positions @ self.k(with_positions).mT / 3).softmax(-1) @ self.v(normed)
 
-    class Model(nn.Module):
+    class PositionedModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.head = nn.Embedding(40, WIDTH), nn.Linear(WIDTH, CLASSES)
-            self.blocks = nn.ModuleList(Placed() for _ in range(2))
+            self.blocks = nn.ModuleList(PositionedBlock() for _ in range(2))
 
         def forward(self, input_ids: Tensor) -> Tensor:
             x = self.words(input_ids)
@@ -206,14 +206,14 @@ def test_positions_behind_a_norm_are_no_part_of_it() -> None:
                 x = block(x)
             return self.head(x.mean(1))
 
-    model = randomise(Model()).double().eval().requires_grad_(False)
+    model = randomise(PositionedModel()).double().eval().requires_grad_(False)
     ids = torch.randint(2, 40, (2, 6), generator=torch.Generator().manual_seed(0))
     x = model.blocks[0](model.words(ids))
     block = model.blocks[1]
     normed = block.norm(x).requires_grad_()
-    placed = normed + block.places
-    state = x + (placed @ block.k(placed).mT / 3).softmax(-1) @ block.v(normed)
-    (flow,) = torch.autograd.grad(model.head(state.mean(1))[:, 1].sum(), normed)
-    wanted = torch.einsum("bnd,bd->bn", normed.detach(), flow.mean(1)).clamp(min=0)
+    with_positions = normed + block.locations
+    state = x + (with_positions @ block.k(with_positions).mT / 3).softmax(-1) @ block.v(normed)
+    (gradient,) = torch.autograd.grad(model.head(state.mean(1))[:, 1].sum(), normed)
+    expected = torch.einsum("bnd,bd->bn", normed.detach(), gradient.mean(1)).clamp(min=0)
     e = whyformer.explain(model, {"input_ids": ids}, "gradcam", 1)
-    assert torch.allclose(e.scores, wanted, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(e.scores, expected, rtol=1e-9, atol=1e-12)

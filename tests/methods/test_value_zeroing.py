@@ -1,4 +1,4 @@
-"""Value zeroing against a slow loop that never recomputes a block by itself: one whole pass for each block and token."""
+"""Value zeroing against a slow reference with one full forward pass for each block and token."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError
 
-# model -> (path of block b, path of the layer that makes its values, share of that layer's output that is values)
-PLACES: dict[str, tuple[str, str, int]] = {
+# model -> (path of block b, path of the layer that computes its values, the output's size divided by that of the values)
+PATHS: dict[str, tuple[str, str, int]] = {
     "bert": ("bert.encoder.layer.{}", "bert.encoder.layer.{}.attention.self.value", 1),
     "hf_vit": ("vit.layers.{}", "vit.layers.{}.attention.v_proj", 1),
     "distilbert": ("distilbert.transformer.layer.{}", "distilbert.transformer.layer.{}.attention.v_lin", 1),
@@ -27,12 +27,12 @@ PLACES: dict[str, tuple[str, str, int]] = {
 BLOCKS = 3
 
 
-def outputs(model: nn.Module, inputs: Any, block: str, edit: Callable[[Tensor], Tensor] | None, layer: str) -> Tensor:
-    """``[B, N, D]`` output of one block in a whole pass, the output of ``layer`` edited on the way."""
-    kept = []
+def block_output(model: nn.Module, inputs: Any, block: str, edit: Callable[[Tensor], Tensor] | None, layer: str) -> Tensor:
+    """Output ``[B, N, D]`` of one block in a full pass in which ``edit`` changes the output of ``layer``."""
+    block_outputs = []
     hooks = [
         model.get_submodule(block).register_forward_hook(
-            lambda m, a, o: kept.append(o if isinstance(o, Tensor) else o[0])
+            lambda m, a, o: block_outputs.append(o if isinstance(o, Tensor) else o[0])
         )
     ]
     if edit is not None:
@@ -42,34 +42,34 @@ def outputs(model: nn.Module, inputs: Any, block: str, edit: Callable[[Tensor], 
     finally:
         for hook in hooks:
             hook.remove()
-    return kept[0]
+    return block_outputs[0]
 
 
-def slow_map(model: nn.Module, inputs: Any, name: str, block: int, distance: str) -> Tensor:
-    """``[B, N, N]`` S_b, row by row and token by token as methods.md §3.6 says."""
-    at, layer, share = (p.format(block) if isinstance(p, str) else p for p in PLACES[name])
-    plain = outputs(model, inputs, at, None, layer)
+def reference_map(model: nn.Module, inputs: Any, name: str, block: int, distance: str) -> Tensor:
+    """``[B, N, N]`` S_b, row by row and token by token, as in methods.md §3.6."""
+    path, layer, parts = (p.format(block) if isinstance(p, str) else p for p in PATHS[name])
+    plain = block_output(model, inputs, path, None, layer)
     batch, n, _ = plain.shape
-    found = torch.zeros(batch, n, n, dtype=plain.dtype)
+    scores = torch.zeros(batch, n, n, dtype=plain.dtype)
     for t in range(n):
 
         def zero(values: Tensor, t: int = t) -> Tensor:
             values = values.clone()
-            values[:, t, -(values.shape[-1] // share) :] = 0
+            values[:, t, -(values.shape[-1] // parts) :] = 0
             return values
 
-        changed = outputs(model, inputs, at, zero, layer)
+        changed = block_output(model, inputs, path, zero, layer)
         for b in range(batch):
             for i in range(n):
                 u, v = changed[b, i], plain[b, i]
-                found[b, i, t] = {
+                scores[b, i, t] = {
                     "cosine": lambda u=u, v=v: 1 - u @ v / (u.norm() * v.norm()),
                     "euclidean": lambda u=u, v=v: (u - v).norm(),
                     "dot": lambda u=u, v=v: (v @ v - u @ v).abs(),
                 }[distance]()
     mask = inputs["attention_mask"].bool() if isinstance(inputs, dict) else torch.ones(batch, n, dtype=torch.bool)
-    found = found.clamp(min=0) * mask[:, None]
-    return found / found.sum(-1, keepdim=True)
+    scores = scores.clamp(min=0) * mask[:, None]
+    return scores / scores.sum(-1, keepdim=True)
 
 
 def readout(name: str, inputs: Any, n: int) -> Tensor:
@@ -79,31 +79,31 @@ def readout(name: str, inputs: Any, n: int) -> Tensor:
     return row
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_equal_to_a_slow_loop(name: str) -> None:
+@pytest.mark.parametrize("name", PATHS)
+def test_value_zeroing_equals_reference(name: str) -> None:
     model, inputs = zoo.build(name)
-    maps = [slow_map(model, inputs, name, b, "cosine") for b in range(BLOCKS)]
+    maps = [reference_map(model, inputs, name, b, "cosine") for b in range(BLOCKS)]
     row = readout(name, inputs, maps[0].shape[-1])
     product = torch.einsum("bi,bij,bjk,bkl->bl", row, maps[2], maps[1], maps[0])
     prefix = product.shape[1] - 16 if "vit" in name else 0
-    found = whyformer.explain(model, inputs, "value_zeroing").scores
-    assert (found - product[:, prefix:]).abs().max() <= 1e-6 * product.max()
+    result = whyformer.explain(model, inputs, "value_zeroing").scores
+    assert (result - product[:, prefix:]).abs().max() <= 1e-6 * product.max()
     for b in range(BLOCKS):
-        found = whyformer.explain(model, inputs, "value_zeroing", block=b - BLOCKS).scores
-        wanted = torch.einsum("bi,bij->bj", row, maps[b])[:, prefix:]
-        assert (found - wanted).abs().max() <= 1e-6 * wanted.max()
+        result = whyformer.explain(model, inputs, "value_zeroing", block=b - BLOCKS).scores
+        expected = torch.einsum("bi,bij->bj", row, maps[b])[:, prefix:]
+        assert (result - expected).abs().max() <= 1e-6 * expected.max()
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "dot"])
-def test_other_distances(distance: str) -> None:
+def test_distances_equal_reference(distance: str) -> None:
     model, inputs = zoo.build("bert")
-    wanted = slow_map(model, inputs, "bert", 1, distance)[:, 0]
-    found = whyformer.explain(model, inputs, "value_zeroing", block=1, distance=distance).scores
-    assert (found - wanted).abs().max() <= 1e-9 * wanted.max()
+    expected = reference_map(model, inputs, "bert", 1, distance)[:, 0]
+    result = whyformer.explain(model, inputs, "value_zeroing", block=1, distance=distance).scores
+    assert (result - expected).abs().max() <= 1e-9 * expected.max()
 
 
 def test_rows_sum_to_one() -> None:
-    """So the readout row of any product, and any mean of rows, sums to 1 over all tokens (no special ones known here)."""
+    """So products and means of rows sum to 1 over all tokens; without a tokenizer no token is special."""
     model, inputs = zoo.build("bert")
     choices: list[dict[str, Any]] = [{}, {"block": 0}, {"block": 2, "aggregation": {"rows": "column_mean"}}]
     for settings in [*choices, {"aggregation": {"layers": [0, 2]}}]:
@@ -111,29 +111,29 @@ def test_rows_sum_to_one() -> None:
         assert torch.allclose(sums, torch.ones(2, dtype=sums.dtype), atol=1e-12)
 
 
-def test_aggregation_is_over_the_maps_of_all_blocks() -> None:
+def test_aggregation_combines_maps_of_all_blocks() -> None:
     model, inputs = zoo.build("hf_vit")
-    maps = [slow_map(model, inputs, "hf_vit", b, "cosine") for b in range(BLOCKS)]
+    maps = [reference_map(model, inputs, "hf_vit", b, "cosine") for b in range(BLOCKS)]
     mean = whyformer.explain(model, inputs, "value_zeroing", aggregation={"layers": "mean"}).scores
     assert torch.allclose(mean, sum(maps)[:, 0, 1:] / BLOCKS, atol=1e-9)
     column = whyformer.explain(model, inputs, "value_zeroing", block=1, aggregation={"rows": "column_max"}).scores
     assert torch.allclose(column, maps[1].amax(1)[:, 1:], atol=1e-9)
     identity = torch.eye(17, dtype=torch.float64)
-    rolled = identity
-    for one in maps:
-        rolled = (identity + one) / 2 @ rolled
+    expected_rollout = identity
+    for map_ in maps:
+        expected_rollout = (identity + map_) / 2 @ expected_rollout
     rollout = whyformer.explain(model, inputs, "value_zeroing", aggregation={"layers": "rollout"}).scores
-    assert torch.allclose(rollout, rolled[:, 0, 1:], atol=1e-9)
+    assert torch.allclose(rollout, expected_rollout[:, 0, 1:], atol=1e-9)
 
 
-def test_batch_size_changes_nothing() -> None:
+def test_batch_size_does_not_change_scores() -> None:
     model, inputs = zoo.build("bert")
-    one, many = (whyformer.explain(model, inputs, "value_zeroing", batch_size=k).scores for k in (1, 999))
-    assert torch.allclose(one, many, atol=1e-12)
+    single, batched = (whyformer.explain(model, inputs, "value_zeroing", batch_size=k).scores for k in (1, 999))
+    assert torch.allclose(single, batched, atol=1e-12)
 
 
-class Rows(TorchDispatchMode):
-    """Rows that went through the products with each of some weights, below vmap: what is really computed."""
+class RowCounter(TorchDispatchMode):
+    """Counts the rows in matrix products with some weights, below vmap, where the actual computation is visible."""
 
     def __init__(self, **weights: Tensor) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Rows(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# model -> (weight of a block that makes its values, a weight behind its attention)
+# model -> (weight of a block that computes its values, a weight after its attention)
 WEIGHTS = {
     "bert": ("bert.encoder.layer.1.attention.self.value.weight", "bert.encoder.layer.1.output.dense.weight"),
     "hf_vit": ("vit.layers.1.attention.v_proj.weight", "vit.layers.1.mlp.fc2.weight"),
@@ -165,47 +165,47 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_what_comes_before_the_attention_is_computed_once(name: str) -> None:
-    """Once, in the plain pass; what follows, once for each token too."""
+def test_operations_before_attention_are_computed_once(name: str) -> None:
+    """Only in the plain pass; the operations after attention run again for each token."""
     model, inputs = zoo.build(name)
     parameters = dict(model.named_parameters())
     before = snapshot(model)
-    whyformer.explain(model, inputs, "raw_attention")  # the structure is read off the first pass of all
-    with Rows(values=parameters[WEIGHTS[name][0]], behind=parameters[WEIGHTS[name][1]]) as counted:
+    whyformer.explain(model, inputs, "raw_attention")  # the first pass records the structure
+    with RowCounter(values=parameters[WEIGHTS[name][0]], after=parameters[WEIGHTS[name][1]]) as counter:
         result = whyformer.explain(model, inputs, "value_zeroing", batch_size=999)
     assert_unchanged(model, before)
     tokens = result.diagnostics["block_passes"] // BLOCKS
     assert tokens == (zoo.TOKENS if isinstance(inputs, dict) else 17)
-    assert counted.rows == {"values": 2 * tokens, "behind": 2 * tokens * (1 + tokens)}
+    assert counter.rows == {"values": 2 * tokens, "after": 2 * tokens * (1 + tokens)}
 
 
-class Block(nn.Module):
-    """A pre-norm block, written in ways that give the same and that vmap may not run."""
+class VmapTestBlock(nn.Module):
+    """A pre-norm block in equivalent implementations, some of which vmap cannot run."""
 
-    def __init__(self, manner: str) -> None:
+    def __init__(self, implementation: str) -> None:
         super().__init__()
-        self.manner, self.first, self.second = manner, nn.LayerNorm(12), nn.LayerNorm(12)
+        self.implementation, self.first, self.second = implementation, nn.LayerNorm(12), nn.LayerNorm(12)
         self.qkv, self.out, self.mlp = nn.Linear(12, 36), nn.Linear(12, 12), nn.Linear(12, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.first(x)).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        if self.manner == "in place":
+        if self.implementation == "in place":
             x += self.out(mixed)
             x += self.mlp(self.second(x)).tanh()
             return x
-        if self.manner == "asks for a value" and mixed.isnan().any().item():
+        if self.implementation == "asks for a value" and mixed.isnan().any().item():
             mixed = mixed.nan_to_num()
         x = x + self.out(mixed)
         return x + self.mlp(self.second(x)).tanh()
 
 
-class Written(nn.Module):
-    def __init__(self, manner: str) -> None:
+class VmapTestModel(nn.Module):
+    def __init__(self, implementation: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(zoo.VOCABULARY, 12)
-        self.blocks = nn.ModuleList(Block(manner) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(VmapTestBlock(implementation) for _ in range(BLOCKS))
         self.head = nn.Linear(12, 4)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -215,19 +215,19 @@ class Written(nn.Module):
         return self.head(x[:, 0])
 
 
-@pytest.mark.parametrize("manner", ["in place", "asks for a value"])
-def test_blocks_that_vmap_cannot_run(manner: str) -> None:
+@pytest.mark.parametrize("implementation", ["in place", "asks for a value"])
+def test_blocks_that_vmap_cannot_run_have_same_scores(implementation: str) -> None:
     ids = {"input_ids": zoo.text()["input_ids"]}
-    usual, other = (Written(m).double().eval() for m in ("", manner))
+    plain, variant = (VmapTestModel(m).double().eval() for m in ("", implementation))
     calls = []
-    other.blocks[0].register_forward_hook(lambda m, a, o: calls.append(o.shape))
-    maps = [whyformer.explain(m, ids, "value_zeroing").scores for m in (usual, other)]
-    assert (len(calls) > zoo.TOKENS) == (manner == "asks for a value")  # only where the model may decide otherwise it runs again
+    variant.blocks[0].register_forward_hook(lambda m, a, o: calls.append(o.shape))
+    maps = [whyformer.explain(m, ids, "value_zeroing").scores for m in (plain, variant)]
+    assert (len(calls) > zoo.TOKENS) == (implementation == "asks for a value")  # the block runs again only if its control flow depends on values
     assert torch.allclose(*maps, atol=1e-12)
 
 
-def test_tokens_before_batch_give_the_same() -> None:
-    """The same weights with ``[B, N, D]`` and with ``[N, B, D]`` inside."""
+def test_token_first_model_has_same_scores() -> None:
+    """The same weights with hidden states ``[B, N, D]`` and ``[N, B, D]``."""
     first, inputs = zoo.encoder(batch_first=True)
     second, _ = zoo.encoder(batch_first=False)
     second.load_state_dict(first.state_dict())
@@ -235,8 +235,8 @@ def test_tokens_before_batch_give_the_same() -> None:
     assert torch.allclose(*maps, atol=1e-12)
 
 
-def test_cosine_keeps_its_digits_near_zero() -> None:
-    """In float32 1 − cos of two vectors 1e-5 apart would be rounding alone."""
+def test_cosine_distance_is_accurate_near_zero() -> None:
+    """In float32, a naive 1 − cos of two vectors at distance 1e-5 would be only rounding error."""
     from whyformer.methods.vectors.value_zeroing import _distance
 
     v = torch.randn(1, 1, 64)
@@ -245,7 +245,7 @@ def test_cosine_keeps_its_digits_near_zero() -> None:
     assert torch.allclose(_distance(u, v, "cosine").double(), exact, rtol=0.05)
 
 
-def test_head_choices_are_refused() -> None:
+def test_invalid_heads_and_layers_raise() -> None:
     model, inputs = zoo.build("bert")
     with pytest.raises(InputError, match="omit heads in aggregation"):
         whyformer.explain(model, inputs, "value_zeroing", aggregation={"heads": 0})

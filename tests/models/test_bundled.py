@@ -1,4 +1,4 @@
-"""The bundled models load like any Hugging Face model and reach the accuracy that their cards state."""
+"""The bundled models load like any Hugging Face model and reach the accuracy of their cards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def held_out() -> list[Scene]:
 
 
 @torch.inference_mode()
-def told_digits(pictures: list) -> np.ndarray:
-    """Which digits the bundled model sees in each picture, as booleans."""
+def predicted_digits(pictures: list) -> np.ndarray:
+    """The digits that the bundled model predicts in each image, as booleans ``[B, 10]``."""
     model = AutoModelForImageClassification.from_pretrained(BUNDLED / "digits").eval()
     processor = AutoImageProcessor.from_pretrained(BUNDLED / "digits", backend="pil")
     parts = [pictures[start : start + 50] for start in range(0, len(pictures), 50)]
@@ -48,7 +48,7 @@ def test_folder_is_small_and_safe(name: str) -> None:
     assert (BUNDLED / name / "README.md").is_file()
 
 
-def test_digits_is_an_ordinary_vit() -> None:
+def test_digits_model_is_a_standard_vit() -> None:
     model = AutoModelForImageClassification.from_pretrained(BUNDLED / "digits")
     assert type(model).__name__ == "ViTForImageClassification"
     assert model.config.problem_type == "multi_label_classification"
@@ -56,25 +56,25 @@ def test_digits_is_an_ordinary_vit() -> None:
     assert (model.config.image_size, model.config.patch_size) == (112, 8)
 
 
-def test_digits_on_held_out_scenes() -> None:
-    told = told_digits([scene.image for scene in held_out()])
+def test_accuracy_of_digits_model_on_held_out_scenes() -> None:
+    predicted = predicted_digits([scene.image for scene in held_out()])
     truth = np.array([[digit in scene.digits for digit in range(10)] for scene in held_out()])
-    f1 = 2 * (told & truth).sum(axis=0) / (told.sum(axis=0) + truth.sum(axis=0))
-    assert (2 * (told & truth).sum() / (told.sum() + truth.sum())) >= 0.95
+    f1 = 2 * (predicted & truth).sum(axis=0) / (predicted.sum(axis=0) + truth.sum(axis=0))
+    assert (2 * (predicted & truth).sum() / (predicted.sum() + truth.sum())) >= 0.95
     assert f1.min() >= 0.88  # about fifty scenes for each digit
-    assert (told == truth).all(axis=1).mean() >= 0.85
+    assert (predicted == truth).all(axis=1).mean() >= 0.85
 
 
 @pytest.mark.parametrize(("name", "digits"), [("digits_37", {3, 7}), ("digits_258", {2, 5, 8})])
-def test_digits_on_the_example_pictures(name: str, digits: set[int]) -> None:
+def test_digits_model_on_example_images(name: str, digits: set[int]) -> None:
     from PIL import Image
 
     picture = Image.open(ROOT / f"examples/pictures/{name}.png")
     assert picture.size == (112, 112)
-    assert set(np.flatnonzero(told_digits([picture])[0]).tolist()) == digits
+    assert set(np.flatnonzero(predicted_digits([picture])[0]).tolist()) == digits
 
 
-def test_sst2_is_an_ordinary_bert() -> None:
+def test_sst2_model_is_a_standard_bert() -> None:
     model = AutoModelForSequenceClassification.from_pretrained(BUNDLED / "sst2")
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "sst2")
     assert type(model).__name__ == "BertForSequenceClassification"
@@ -86,19 +86,19 @@ def test_sst2_is_an_ordinary_bert() -> None:
 
 @torch.inference_mode()
 @pytest.mark.skipif(not (SST2 / "dev.tsv").is_file(), reason="the SST-2 sentences are not here")
-def test_sst2_on_development_sentences() -> None:
+def test_accuracy_of_sst2_model_on_development_sentences() -> None:
     model = AutoModelForSequenceClassification.from_pretrained(BUNDLED / "sst2").eval()
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "sst2")
     with (SST2 / "dev.tsv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert len(rows) == 872
-    right = 0
+    correct = 0
     for start in range(0, len(rows), 218):
         part = rows[start : start + 218]
         batch = tokenizer([row["sentence"] for row in part], padding=True, truncation=True, return_tensors="pt")
         labels = torch.tensor([int(row["label"]) for row in part])
-        right += int((model(**batch).logits.argmax(-1) == labels).sum())
-    assert right / len(rows) >= 0.80
+        correct += int((model(**batch).logits.argmax(-1) == labels).sum())
+    assert correct / len(rows) >= 0.80
 
 
 def test_splits_share_no_image() -> None:
@@ -112,17 +112,17 @@ def test_splits_share_no_image() -> None:
     assert np.bincount(data.target[parts["test"]]).min() >= 30
 
 
-def test_scenes_are_the_same_for_a_seed() -> None:
+def test_scenes_are_deterministic_for_a_seed() -> None:
     first, longer = held_out()[:3], list(digit_scenes(5, seed=12))
-    for one, other in zip(first, longer, strict=False):
-        assert one.digits == other.digits
-        assert one.image.tobytes() == other.image.tobytes()
-        assert np.array_equal(one.masks, other.masks)
+    for a, b in zip(first, longer, strict=False):
+        assert a.digits == b.digits
+        assert a.image.tobytes() == b.image.tobytes()
+        assert np.array_equal(a.masks, b.masks)
     assert next(digit_scenes(1, seed=13)).image.tobytes() != first[0].image.tobytes()
     assert next(digit_scenes(1, seed=12, split="train")).image.tobytes() != first[0].image.tobytes()
 
 
-def test_scenes_hold_what_was_asked_for() -> None:
+def test_scenes_have_the_documented_digits_and_masks() -> None:
     for scene in held_out():
         assert scene.image.mode == "RGB"
         assert scene.image.size == (112, 112)
@@ -134,28 +134,28 @@ def test_scenes_hold_what_was_asked_for() -> None:
     assert {len(scene.digits) for scene in held_out()} == {1, 2, 3, 4}
 
 
-def test_masks_are_where_the_ink_is() -> None:
+def test_masks_cover_the_strokes() -> None:
     for scene in held_out():
-        light = np.asarray(scene.image.convert("L"), dtype=float)
+        brightness = np.asarray(scene.image.convert("L"), dtype=float)
         for mask in scene.masks:
             rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
             assert 20 <= rows[-1] - rows[0] + 1 <= 60
             area = np.zeros_like(mask)
             area[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
             around = area & ~scene.masks.any(axis=0)
-            assert light[mask].mean() > light[around].mean() + 25
+            assert brightness[mask].mean() > brightness[around].mean() + 25
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"split": "dev"}, {"min_digits": 0}, {"min_digits": 3, "max_digits": 2}, {"max_digits": 9}, {"clutter": -1.0}],
 )
-def test_scenes_refuse_wrong_arguments(wrong: dict) -> None:
+def test_scenes_with_invalid_arguments_raise(wrong: dict) -> None:
     with pytest.raises(ValueError, match=r"must|need"):
         next(digit_scenes(1, **wrong))
 
 
-def test_scenes_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenes_without_scikit_learn_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from whyformer.datasets import scenes

@@ -1,4 +1,4 @@
-"""What is measured once per model is measured again after a module was replaced."""
+"""Measurements of a model are cached until one of its modules is replaced."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Model(nn.Module):
 IDS = torch.tensor([[1, 5, 2, 7]])
 
 
-def test_a_language_model_that_becomes_a_tagger() -> None:
+def test_replaced_modules_invalidate_the_cache() -> None:
     model = Model().eval()
-    assert len(whyformer.explain(model, IDS, "saliency").scores[0]) == 4  # of the next token
+    assert len(whyformer.explain(model, IDS, "saliency").scores[0]) == 4  # explains the next token
     assert len(find_blocks(model)) == 2
     model.layers = nn.ModuleList([Layer(False) for _ in range(3)]).eval()
     assert len(find_blocks(model)) == 3
-    with pytest.raises(WhyformerError, match="Token"):  # each token has logits of its own
+    with pytest.raises(WhyformerError, match="Token"):  # each token has its own logits
         whyformer.explain(model, IDS, "saliency")
 
 
-def test_an_explained_model_is_freed() -> None:
+def test_cache_does_not_keep_the_model_alive() -> None:
     model = Model().eval()
     whyformer.explain(model, IDS, "saliency")
     find_blocks(model)
-    freed = weakref.ref(model)
+    reference = weakref.ref(model)
     del model
     gc.collect()
-    assert freed() is None
+    assert reference() is None

@@ -1,4 +1,4 @@
-"""A folder of a model with damaged files: the model that was saved, or one sentence; no hang."""
+"""Model folders with damaged files load or raise WhyformerError, without hanging."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def saved(tmp_path_factory):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def written(folder, saved, **changed):
+def write_folder(folder, saved, **changed):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name, content in {**saved, **changed}.items():
@@ -37,22 +37,22 @@ def written(folder, saved, **changed):
 
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-def test_damaged_files_are_loaded_or_told(saved, data, tmp_path_factory):
+def test_damaged_model_files_load_or_raise(saved, data, tmp_path_factory):
     name = data.draw(st.sampled_from(sorted(saved)))
     if name.endswith(".json") and data.draw(st.booleans()):
         content = json.dumps(data.draw(mutated(json.loads(saved[name])))).encode()
     else:
         content = data.draw(damaged(saved[name]))
-    folder = written(tmp_path_factory.getbasetemp() / "damaged", saved, **{name: content})
+    folder = write_folder(tmp_path_factory.getbasetemp() / "damaged", saved, **{name: content})
     with contextlib.suppress(WhyformerError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what transformers says of odd settings
+        warnings.simplefilter("ignore")  # warnings of transformers about odd settings
         loaded = load(folder)
         e = whyformer.explain(loaded.model, "a good film", "rollout", processor=loaded.processor)
         assert e.scores.isfinite().all()
 
 
 @pytest.mark.parametrize("changed", [{"num_hidden_layers": 10**9}, {"num_hidden_layers": "two"}, {"hidden_size": -1}, {"num_attention_heads": 0}])
-def test_a_config_that_no_model_has_is_told(saved, changed, tmp_path):
+def test_impossible_config_raises(saved, changed, tmp_path):
     config = json.dumps({**json.loads(saved["config.json"]), **changed}).encode()
     with pytest.raises(LoadError, match=r"cannot load|the config has"):
-        load(written(tmp_path / "odd", saved, **{"config.json": config}))
+        load(write_folder(tmp_path / "odd", saved, **{"config.json": config}))

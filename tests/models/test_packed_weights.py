@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits, and weights that are put in place for each pass: the same scores as with ordinary weights, or a refusal."""
+"""Quantized weights (8 or 4 bits) and offloaded weights have the scores of ordinary weights, or raise."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zoo import build
 METHODS = ("attnlrp", "cp_lrp", "gim", "input_x_gradient", "gae", "transformer_attribution", "lrp", "rollout")
 
 
-class Packed(nn.Module):
-    """A linear layer whose weights are integers with a scale for each row, or for each group of a row."""
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weights are integers with a scale per row, or per group of a row."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Packed(nn.Module):
         return functional.linear(x, self.weight(), self.bias)
 
 
-class Eight(Packed):
+class Eight(QuantizedLinear):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)
         scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
@@ -44,15 +44,15 @@ class Eight(Packed):
 
 
 class EightBehind(Eight):
-    """The scale comes after the product."""
+    """The scale is applied after the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.linear(x, self.whole.to(x.dtype)) * self.scale.mT
         return y if self.bias is None else y + self.bias
 
 
-class Four(Packed):
-    """Two numbers in a byte, groups of four with a scale; a product with the transposed weights."""
+class Four(QuantizedLinear):
+    """Two numbers per byte, groups of four with a scale, and a product with the transposed weights."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)
@@ -71,27 +71,27 @@ class Four(Packed):
         return y if self.bias is None else y + self.bias
 
 
-def packed(kind: type[Packed]) -> tuple[nn.Module, nn.Module, Any]:
-    """(the model with packed weights, the same one with what they are unpacked to, inputs)."""
+def quantized(kind: type[QuantizedLinear]) -> tuple[nn.Module, nn.Module, Any]:
+    """(quantized model, equal model with dequantized weights, inputs)."""
     plain, inputs = build("llama")
     model = copy.deepcopy(plain)
-    for owner, own in zip(list(model.modules()), list(plain.modules()), strict=True):
+    for owner, plain_owner in zip(list(model.modules()), list(plain.modules()), strict=True):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, nn.Linear):
-                made = kind(layer)
-                setattr(owner, name, made)
-                getattr(own, name).weight = nn.Parameter(made.weight().clone(), requires_grad=False)
+                replacement = kind(layer)
+                setattr(owner, name, replacement)
+                getattr(plain_owner, name).weight = nn.Parameter(replacement.weight().clone(), requires_grad=False)
     return model, plain, inputs
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [Eight, EightBehind, Four])
-def test_packed_weights_give_the_scores_of_what_they_are_unpacked_to(kind: type[Packed], method: str) -> None:
-    model, plain, inputs = packed(kind)
+def test_quantized_weights_have_the_scores_of_dequantized_weights(kind: type[QuantizedLinear], method: str) -> None:
+    model, plain, inputs = quantized(kind)
     before = {n: b.clone() for n, b in model.named_buffers()}
-    found, wanted = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9 * float(wanted.abs().max()))
+    actual, expected = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
 
 
@@ -100,8 +100,8 @@ def integer_product(x: Tensor, whole: Tensor, scale: Tensor) -> Tensor:
     return x @ (whole.to(scale.dtype) * scale).mT
 
 
-class Product(torch.autograd.Function):
-    """A kernel of integers with a derivative of its own, as bitsandbytes' 8-bit layers have on a GPU."""
+class IntegerProduct(torch.autograd.Function):
+    """An integer kernel with a custom derivative, like the 8-bit layers of bitsandbytes on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, whole: Tensor, scale: Tensor) -> Tensor:
@@ -113,80 +113,80 @@ class Product(torch.autograd.Function):
         return flows[0] @ ctx.weight, None, None
 
 
-class Kernel(Eight):
+class KernelLinear(Eight):
     def forward(self, x: Tensor) -> Tensor:
         assert self.bias is None
-        return Product.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
+        return IntegerProduct.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "cp_lrp", "lrp_ah_ln"])
-def test_the_way_out_of_a_kernel_with_a_derivative_is_exact(method: str) -> None:
-    model, plain, inputs = packed(Kernel)
+def test_kernel_with_derivative_is_exact_under_adjoint_rule(method: str) -> None:
+    model, plain, inputs = quantized(KernelLinear)
     with pytest.raises(ModelError, match="integer_product"):
         whyformer.explain(model, inputs, method, 1)
-    found = whyformer.explain(model, inputs, method, 1, rules={Product: "adjoint"}).scores
-    wanted = whyformer.explain(plain, inputs, method, 1).scores
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+    actual = whyformer.explain(model, inputs, method, 1, rules={IntegerProduct: "adjoint"}).scores
+    expected = whyformer.explain(plain, inputs, method, 1).scores
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
 
-def test_methods_of_relevance_name_the_ways_out_of_a_kernel() -> None:
-    model, _, inputs = packed(Kernel)
+def test_relevance_methods_name_remedies_for_a_kernel() -> None:
+    model, _, inputs = quantized(KernelLinear)
     with pytest.raises(ModelError, match="integer_product"):
         whyformer.explain(model, inputs, "lrp", 1)
-    with pytest.raises(UnknownOperation, match=r'register\(Product, like="linear"\).* multipliers.*; or explain the model before'):
-        whyformer.explain(model, inputs, "lrp", 1, rules={Product: "adjoint"})
+    with pytest.raises(UnknownOperation, match=r'register\(IntegerProduct, like="linear"\).* multipliers.*; or explain the model before'):
+        whyformer.explain(model, inputs, "lrp", 1, rules={IntegerProduct: "adjoint"})
 
 
 RULES = [("transformer_attribution", {}), ("partial_lrp", {}), *(("lrp", {"rule": rule}) for rule in ("separate", "alpha_beta", "epsilon", "gamma"))]
 
 
 @pytest.mark.part
-@pytest.mark.parametrize(("kind", "declared"), [(Kernel, Product), (EightBehind, EightBehind)], ids=["kernel", "module"])
+@pytest.mark.parametrize(("kind", "declared"), [(KernelLinear, IntegerProduct), (EightBehind, EightBehind)], ids=["kernel", "module"])
 @pytest.mark.parametrize(("method", "settings"), RULES, ids=[" ".join((m, *s.values())) for m, s in RULES])
-def test_the_weights_of_what_is_declared_linear_are_read_off_what_it_does(kind: type[Packed], declared: Any, method: str, settings: dict[str, Any]) -> None:
-    """Rules of layers split the weights by sign: the derivative alone gave a ``lrp`` that was 99 % off."""
-    model, plain, inputs = packed(kind)
-    found = whyformer.explain(model, inputs, method, 1, rules={declared: "linear"}, **settings).scores
-    wanted = whyformer.explain(plain, inputs, method, 1, **settings).scores
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+def test_weights_of_declared_linear_operations_are_measured(kind: type[QuantizedLinear], declared: Any, method: str, settings: dict[str, Any]) -> None:
+    """Rules of layers split the weights by sign, which the derivative alone does not give."""
+    model, plain, inputs = quantized(kind)
+    actual = whyformer.explain(model, inputs, method, 1, rules={declared: "linear"}, **settings).scores
+    expected = whyformer.explain(plain, inputs, method, 1, **settings).scores
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
 
-class Rounding(Product):
-    """A kernel that rounds what enters it, too."""
+class RoundingProduct(IntegerProduct):
+    """A kernel that also rounds its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, whole: Tensor, scale: Tensor) -> Tensor:
         steps = 7 / x.abs().amax(-1, keepdim=True)
-        return Product.forward(ctx, (x * steps).round() / steps, whole, scale)
+        return IntegerProduct.forward(ctx, (x * steps).round() / steps, whole, scale)
 
 
-class RoundingKernel(Eight):
+class RoundingLinear(Eight):
     def forward(self, x: Tensor) -> Tensor:
-        return Rounding.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
+        return RoundingProduct.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
 
 
-class Mixing(Eight):
-    """Its weights mix the tokens: no rows of a layer."""
+class TokenMixingLinear(Eight):
+    """A layer that mixes the tokens, so that it is not a linear layer on single tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 0.1 * super().forward(x).cumsum(-2)
 
 
-@pytest.mark.parametrize(("kind", "declared"), [(RoundingKernel, Rounding), (Mixing, Mixing)], ids=["rounding", "mixing"])
-def test_weights_that_cannot_be_read_off_are_refused_with_what_holds(kind: type[Packed], declared: Any) -> None:
-    model, _, inputs = packed(kind)
+@pytest.mark.parametrize(("kind", "declared"), [(RoundingLinear, RoundingProduct), (TokenMixingLinear, TokenMixingLinear)], ids=["rounding", "mixing"])
+def test_unmeasurable_weights_of_declared_linear_operations_raise(kind: type[QuantizedLinear], declared: Any) -> None:
+    model, _, inputs = quantized(kind)
     for method in ("lrp", "transformer_attribution"):
         with pytest.raises(UnknownOperation, match=rf"'{declared.__name__}' is registered as linear.*like=\"adjoint\" suffices \(attnlrp"):
             whyformer.explain(model, inputs, method, 1, rules={declared: "linear"})
-    found, wanted = (whyformer.explain(model, inputs, "attnlrp", 1, rules={declared: like}).scores for like in ("linear", "adjoint"))
-    assert torch.equal(found, wanted)
+    actual, expected = (whyformer.explain(model, inputs, "attnlrp", 1, rules={declared: like}).scores for like in ("linear", "adjoint"))
+    assert torch.equal(actual, expected)
 
 
-class Wrapped(Tensor):
-    """Weights as a class of tensors that unpacks itself where it is used, as torchao and quanto have them."""
+class DequantizedOnUse(Tensor):
+    """A tensor subclass of quantized weights that dequantizes on use, as in torchao and quanto."""
 
     @staticmethod
-    def __new__(cls, whole: Tensor, scale: Tensor, rounds: bool) -> Wrapped:
+    def __new__(cls, whole: Tensor, scale: Tensor, rounds: bool) -> DequantizedOnUse:
         return Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype, device=whole.device)
 
     def __init__(self, whole: Tensor, scale: Tensor, rounds: bool) -> None:
@@ -211,48 +211,48 @@ class Wrapped(Tensor):
         raise NotImplementedError(f"{func} of packed weights")
 
 
-def wrapped(rounds: bool) -> tuple[nn.Module, nn.Module, Any]:
-    model, plain, inputs = packed(Eight)
-    for owner, own in zip(list(model.modules()), list(plain.modules()), strict=False):
+def with_tensor_subclass(rounds: bool) -> tuple[nn.Module, nn.Module, Any]:
+    model, plain, inputs = quantized(Eight)
+    for owner, plain_owner in zip(list(model.modules()), list(plain.modules()), strict=False):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, Eight):
-                made = copy.deepcopy(getattr(own, name))
-                made.weight = nn.Parameter(Wrapped(layer.whole, layer.scale, rounds), requires_grad=False)
-                setattr(owner, name, made)
+                replacement = copy.deepcopy(getattr(plain_owner, name))
+                replacement.weight = nn.Parameter(DequantizedOnUse(layer.whole, layer.scale, rounds), requires_grad=False)
+                setattr(owner, name, replacement)
     return model, plain, inputs
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "cp_lrp", "input_x_gradient", "transformer_attribution", "lrp"])
-def test_weights_of_a_class_of_their_own(method: str) -> None:
-    model, plain, inputs = wrapped(rounds=False)
-    found, wanted = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9 * float(wanted.abs().max()))
+def test_tensor_subclass_weights_have_the_scores_of_dequantized_weights(method: str) -> None:
+    model, plain, inputs = with_tensor_subclass(rounds=False)
+    actual, expected = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
 
-def test_rules_are_refused_where_activations_are_rounded_with_the_weights() -> None:
-    model, _, inputs = wrapped(rounds=True)
+def test_relevance_rules_raise_with_quantized_activations() -> None:
+    model, _, inputs = with_tensor_subclass(rounds=True)
     with pytest.raises(UnknownOperation, match=r"module 'score'.*divisor carries relevance.*or occlusion"):
         whyformer.explain(model, inputs, "lrp", 1)
     assert whyformer.explain(model, inputs, "occlusion", 1).scores.any()
 
 
-# -- weights that are there for the length of a pass --------------------------------------------------------------------
+# -- offloaded weights --------------------------------------------------------------------------------------------------
 class Execution:
-    """What accelerate leaves at a module, which says where it is run."""
+    """A stub of the hook of accelerate, which has the device of a module."""
 
     execution_device = torch.device("cpu")
 
 
 def offloaded(model: nn.Module, *, by: str) -> Callable[[], bool]:
-    """Take all weights out; each module puts its own in for the length of its forward. Returns whether all are out."""
+    """Offload all weights; each module loads its weights during its forward. Returns a check that all are offloaded."""
     owners = [m for m in model.modules() if m._parameters]
-    kept = {id(m): dict(m._parameters) for m in owners}
+    weights = {id(m): dict(m._parameters) for m in owners}
 
     def load(module: nn.Module) -> None:
-        module._parameters.update({n: nn.Parameter(p.detach().clone(), False) for n, p in kept[id(module)].items() if p is not None})
+        module._parameters.update({n: nn.Parameter(p.detach().clone(), False) for n, p in weights[id(module)].items() if p is not None})
 
     def unload(module: nn.Module) -> None:
-        empty = {n: nn.Parameter(torch.empty_like(p, device="meta"), False) for n, p in kept[id(module)].items() if p is not None}
+        empty = {n: nn.Parameter(torch.empty_like(p, device="meta"), False) for n, p in weights[id(module)].items() if p is not None}
         module._parameters.update(empty)
 
     def around(module: nn.Module) -> Callable[..., Any]:
@@ -281,33 +281,33 @@ def offloaded(model: nn.Module, *, by: str) -> Callable[[], bool]:
 @pytest.mark.part
 @pytest.mark.parametrize("by", ["forward", "hooks"])
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_that_are_put_in_for_each_pass(method: str, by: str) -> None:
+def test_offloaded_weights_have_the_scores_of_loaded_weights(method: str, by: str) -> None:
     plain, inputs = build("llama")
     model = copy.deepcopy(plain)
-    out = offloaded(model, by=by)
+    is_offloaded = offloaded(model, by=by)
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.forward) for m in model.modules()]
-    found, wanted = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
-    assert torch.equal(found, wanted)
-    assert out()
+    actual, expected = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
+    assert torch.equal(actual, expected)
+    assert is_offloaded()
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks), m.forward) for m in model.modules()] == hooks
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "input_x_gradient"])
-def test_blocks_that_are_run_again_have_their_weights_put_in_again(method: str) -> None:
+def test_offloaded_weights_with_checkpointing(method: str) -> None:
     plain, inputs = build("llama_lm")
     model = copy.deepcopy(plain)
-    out = offloaded(model, by="forward")
-    found = whyformer.explain(model, inputs, method, 1, checkpoint=True).scores
-    assert torch.equal(found, whyformer.explain(plain, inputs, method, 1).scores)
-    assert out()
+    is_offloaded = offloaded(model, by="forward")
+    actual = whyformer.explain(model, inputs, method, 1, checkpoint=True).scores
+    assert torch.equal(actual, whyformer.explain(plain, inputs, method, 1).scores)
+    assert is_offloaded()
 
 
-def test_an_answer_of_a_model_whose_weights_are_out() -> None:
+def test_generation_with_offloaded_weights() -> None:
     plain, _ = build("llama_lm")
     model = copy.deepcopy(plain)
-    out = offloaded(model, by="forward")
+    is_offloaded = offloaded(model, by="forward")
     for settings in ({}, {"checkpoint": True}):
-        found, wanted = (whyformer.explain_generation(m, [5, 9, 7, 4], max_new_tokens=3, **settings) for m in (model, plain))
-        assert found.ids == wanted.ids
-        assert torch.equal(found.matrix, wanted.matrix)
-    assert out()
+        actual, expected = (whyformer.explain_generation(m, [5, 9, 7, 4], max_new_tokens=3, **settings) for m in (model, plain))
+        assert actual.ids == expected.ids
+        assert torch.equal(actual.matrix, expected.matrix)
+    assert is_offloaded()

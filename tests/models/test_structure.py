@@ -1,4 +1,4 @@
-"""What is read off a model instead of being asked of its user."""
+"""The structure of a model that is detected automatically: blocks, readout and modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whyformer.models.walking import modules, named_modules
 from whyformer.tape.walking import GRADIENT
 from zoo import WINDOWED, ZOO, build
 
-# rows of the last block that feed the logits, of a sample with all ten tokens or of a picture
+# tokens of the last block that the logits depend on, for a sample of ten tokens or an image
 READOUT = {
     "hf_vit": [0], "hf_vit_wide": [0], "hf_deit": [0], "hf_deit_teacher": [0, 1], "hf_dinov2": list(range(17)), "timm_vit": [0],
     "timm_vit_mean": list(range(16)), "timm_deit": [0, 1], "torchvision_vit": [0], "bert": [0], "roberta": [0], "distilbert": [0],
@@ -25,7 +25,7 @@ READOUT = {
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_blocks_are_found(name: str) -> None:
+def test_number_of_blocks(name: str) -> None:
     model, _ = build(name)
     assert len(find_blocks(model)) == 3
 
@@ -38,8 +38,8 @@ LAST_BLOCK = {
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_the_blocks_of_stages_are_the_blocks(name: str) -> None:
-    """Not the stages: two blocks in each of two stages, in order."""
+def test_blocks_of_all_stages_are_found(name: str) -> None:
+    """Two blocks in each of two stages, in order, and not the stages."""
     model, _ = build(name)
     blocks = find_blocks(model)
     assert len(blocks) == 4
@@ -48,26 +48,26 @@ def test_the_blocks_of_stages_are_the_blocks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_grad_cam_of_a_model_of_stages_by_hand(name: str) -> None:
-    """(Σ_k w_k F_k)⁺ of the last block's first norm, with a hook on it and autograd."""
+def test_grad_cam_of_hierarchical_model_by_hand(name: str) -> None:
+    """(Σ_k w_k F_k)⁺ at the first norm of the last block, by a hook and autograd."""
     model, x = build(name)
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
     norm = model.get_submodule(".".join(LAST_BLOCK[name]))
-    handle = norm.register_forward_hook(lambda m, a, out: kept.append(out))
+    handle = norm.register_forward_hook(lambda m, a, out: outputs.append(out))
     out = model(x)
     logit = getattr(out, "logits", out)[:, 2]
     handle.remove()
-    (gradient,) = torch.autograd.grad(logit.sum(), kept[0])
-    features, gradient = (t.detach().reshape(2, -1, t.shape[-1]) for t in (kept[0], gradient))
-    wanted = torch.einsum("bnd,bd->bn", features, gradient.mean(1)).clamp(min=0)
-    got = whyformer.explain(model, x, method="gradcam", target=2)
-    assert got.grid == (8, 8)
-    assert wanted.max() > 0
-    assert torch.allclose(got.scores, wanted, atol=1e-10)
+    (gradient,) = torch.autograd.grad(logit.sum(), outputs[0])
+    features, gradient = (t.detach().reshape(2, -1, t.shape[-1]) for t in (outputs[0], gradient))
+    expected = torch.einsum("bnd,bd->bn", features, gradient.mean(1)).clamp(min=0)
+    actual = whyformer.explain(model, x, method="gradcam", target=2)
+    assert actual.grid == (8, 8)
+    assert expected.max() > 0
+    assert torch.allclose(actual.scores, expected, atol=1e-10)
 
 
-def test_what_is_a_stage_and_what_is_not() -> None:
-    """Experts of a block, or heads written as a list, are no blocks; attention outside of them tells."""
+def test_stages_are_distinguished_from_experts_and_heads() -> None:
+    """Lists of experts or heads inside a block are no blocks, because the attention is outside of them."""
 
     class Attention(nn.Module):
         def __init__(self, heads: int = 0) -> None:
@@ -97,34 +97,34 @@ def test_what_is_a_stage_and_what_is_not() -> None:
     assert find_blocks(hybrid) == [*stages[0].blocks, *stages[1].blocks]
 
 
-def test_a_model_without_blocks_has_none() -> None:
+def test_model_without_blocks() -> None:
     assert find_blocks(nn.Linear(2, 2)) == []
     assert find_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
 
 
-def test_one_block_is_found_too() -> None:
-    class Model(nn.Module):
+def test_single_block_is_found() -> None:
+    class SingleBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(4, 2)])
 
-    assert len(find_blocks(Model())) == 1
+    assert len(find_blocks(SingleBlock())) == 1
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_readout_rows(name: str) -> None:
-    """From the gradient at the last block's output: CLS, CLS and distillation token, last token, or all."""
+def test_readout_tokens(name: str) -> None:
+    """By the gradient at the output of the last block: CLS, CLS and distillation token, last token, or all."""
     model, inputs = build(name)
     ready = open_model(model).prepare(inputs)
     row = ready.task(ready.resolver(1), "gae").walk(GRADIENT, MapWatch(range(3), lambda *_: None)).row
     assert torch.allclose(row.sum(-1), torch.ones(2, dtype=row.dtype))
     assert row[0].gt(1e-12).nonzero()[:, 0].tolist() == READOUT[name]
-    if isinstance(inputs, dict):  # the second sample has seven tokens: its readout leaves padding alone
+    if isinstance(inputs, dict):  # the second sample has seven tokens, and its readout excludes padding
         padded = inputs["attention_mask"][1] == 0
         assert row[1, padded].abs().max() < 1e-12
 
 
-def test_the_first_parameter_that_is_not_finite() -> None:
+def test_first_non_finite_parameter() -> None:
     model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert first_bad_parameter(model) is None
     with torch.no_grad():
@@ -132,24 +132,24 @@ def test_the_first_parameter_that_is_not_finite() -> None:
     assert first_bad_parameter(model) == "1.weight"
 
 
-def test_carrying_a_row_equals_the_product_of_matrices() -> None:
-    """r Ā_L ⋯ Ā_1 without the matrices: O(L N²)."""
+def test_carried_row_equals_product_of_matrices() -> None:
+    """r Ā_L ⋯ Ā_1 without matrix products, in O(L N²)."""
     maps = [torch.rand(2, 5, 5, dtype=torch.float64) for _ in range(3)]
     row = torch.rand(2, 5, dtype=torch.float64)
     identity = torch.eye(5, dtype=torch.float64)
     for with_identity in (True, False):
         for normalised in (True, False):
             product: Tensor = identity.expand(2, 5, 5)
-            for one in maps:
-                whole = one + identity if with_identity else one
+            for attention in maps:
+                whole = attention + identity if with_identity else attention
                 product = (whole / whole.sum(-1, keepdim=True) if normalised else whole) @ product
-            wanted = torch.einsum("bn,bnm->bm", row, product)
+            expected = torch.einsum("bn,bnm->bm", row, product)
             key = frozenset({"x"})
             carried = Paths([{(key, key): fused} for fused in maps], {key: row}).carry(identity=with_identity, normalize_rows=normalised)
-            assert torch.allclose(carried[key], wanted)
+            assert torch.allclose(carried[key], expected)
 
 
-def test_blocks_are_looked_for_again_when_the_model_has_others() -> None:
+def test_changed_blocks_invalidate_the_cache() -> None:
     import gc
     import weakref
 
@@ -164,17 +164,17 @@ def test_blocks_are_looked_for_again_when_the_model_has_others() -> None:
     assert len(find_blocks(model)) == 4
     model.layers[0] = block()
     assert find_blocks(model) == list(model.layers)
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     del model, first
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_modules_are_walked_in_torchs_order_and_each_once() -> None:
+def test_modules_are_ordered_and_unique_as_in_torch() -> None:
     shared = nn.Linear(2, 2)
     inner = nn.Sequential(shared, nn.GELU(), nn.Sequential(nn.LayerNorm(2), shared))
     model = nn.ModuleDict({"a": inner, "b": shared, "c": nn.ModuleList([inner, nn.Identity()])})
     model.register_module("none", None)
-    for one in (model, inner, shared, build("bert")[0], build("hf_vit")[0]):
-        assert named_modules(one) == list(one.named_modules())
-        assert modules(one) == list(one.modules())
+    for module in (model, inner, shared, build("bert")[0], build("hf_vit")[0]):
+        assert named_modules(module) == list(module.named_modules())
+        assert modules(module) == list(module.modules())

@@ -1,4 +1,4 @@
-"""Every table of rules on every operation it knows: same value, right gradient, relevance kept where it should be."""
+"""Every composite on every operation that it supports: value, gradient and conservation of relevance."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from whyformer.tape.walking import GRADIENT, Composite
 B, N, D = 2, 4, 6
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class One(nn.Module):
-    """A model of one operation, with parameters of its own."""
+class OneOperation(nn.Module):
+    """A model that consists of one operation, with parameters."""
 
-    def __init__(self, operation: Callable[[One, Tensor], Tensor]) -> None:
+    def __init__(self, operation: Callable[[OneOperation, Tensor], Tensor]) -> None:
         super().__init__()
         self.operation = operation
-        self.weight = nn.Parameter(random(5, D, seed=1))
-        self.bias = nn.Parameter(random(5, seed=2))
-        self.scale = nn.Parameter(1 + random(D, seed=3) / 10)
-        self.shift = nn.Parameter(random(D, seed=4))
-        self.positions = nn.Parameter(random(N, D, seed=5))
-        self.kernel = nn.Parameter(random(3, N, 2, 3, seed=6))
+        self.weight = nn.Parameter(random_tensor(5, D, seed=1))
+        self.bias = nn.Parameter(random_tensor(5, seed=2))
+        self.scale = nn.Parameter(1 + random_tensor(D, seed=3) / 10)
+        self.shift = nn.Parameter(random_tensor(D, seed=4))
+        self.positions = nn.Parameter(random_tensor(N, D, seed=5))
+        self.kernel = nn.Parameter(random_tensor(3, N, 2, 3, seed=6))
         self.register_buffer("running", torch.ones(N, dtype=torch.float64))
         self.eval()
 
@@ -52,16 +52,16 @@ def _is_function(name: str) -> bool:
     return name not in ("prelu", "rrelu_with_noise", "logaddexp", "logaddexp2") and (hasattr(F, name) or hasattr(torch, name))
 
 
-# operation -> what calls it on x [B, N, D]
-EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
+# operation -> function of a model and x [B, N, D] that calls it
+EXAMPLES: dict[str, Callable[[OneOperation, Tensor], Tensor]] = {
     "linear": lambda m, x: F.linear(x, m.weight, m.bias),
     "linear, no bias": lambda m, x: F.linear(x, m.weight),
     "addmm": lambda m, x: torch.addmm(m.bias, x.flatten(0, 1), m.weight.T).unflatten(0, (B, N)),
     "matmul, parameter": lambda m, x: x @ m.weight.T,
     "matmul": lambda m, x: x @ (2 * x).mT,
-    "matmul, constant": lambda m, x: x @ random(B, D, 3, seed=7),
+    "matmul, constant": lambda m, x: x @ random_tensor(B, D, 3, seed=7),
     "bmm": lambda m, x: torch.bmm(x, x.mT),
-    "baddbmm": lambda m, x: torch.baddbmm(random(B, N, N, seed=8), x, x.mT, beta=0.5, alpha=2),
+    "baddbmm": lambda m, x: torch.baddbmm(random_tensor(B, N, N, seed=8), x, x.mT, beta=0.5, alpha=2),
     "einsum": lambda m, x: torch.einsum("bnd,od->bno", x, m.weight),
     "einsum, two branches": lambda m, x: torch.einsum("bnd,bmd->bnm", x, x.tanh()),
     "einsum, list": lambda m, x: torch.einsum("bnd,bmd->bnm", [x, x.tanh()]),
@@ -153,7 +153,7 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "in place div": lambda m, x: x.clone().div_(2),
     "in place activation": lambda m, x: x.clone().relu_(),
     "in place after linear": lambda m, x: F.linear(x, m.weight, m.bias).relu_(),
-    "in place add after linear": lambda m, x: _grow(F.linear(x, m.weight, m.bias), x[..., :5]),
+    "in place add after linear": lambda m, x: _add_in_place(F.linear(x, m.weight, m.bias), x[..., :5]),
     "in place argument": lambda m, x: F.relu(F.linear(x, m.weight, m.bias), inplace=True),
     "in place argument, smooth": lambda m, x: F.silu(x * 1, inplace=True),
     "in place item": lambda m, x: _assign(x),
@@ -161,7 +161,7 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "in place slice": lambda m, x: _add_to_slice(x),
     "multi_head_attention_forward": lambda m, x: _multi_head(m, x),
     **{
-        name: (lambda m, x, _name=name: _activation(_name)(_within(_name, x)))
+        name: (lambda m, x, _name=name: _activation(_name)(_in_domain(_name, x)))
         for name in sorted(name for name, kind in KINDS.items() if kind == "activation" and _is_function(name))
     },
     "prelu": lambda m, x: F.prelu(x, torch.full((1,), 0.2, dtype=x.dtype)),
@@ -240,15 +240,15 @@ MULTIPLIER: dict[str, Composite] = {
     "ah with secants": WITH_SECANTS["ah"],
     "ln with secants": WITH_SECANTS["ln"],
 }
-# values made of pieces that no rule of relevance covers; an error names them
+# operations without a rule of relevance, which raise an error
 REFUSED = {
     "rdiv", "reciprocal", "pow, of another", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
     "linalg_vector_norm", "log_softmax", "quotient",
 }  # fmt: skip
 
 
-def _within(name: str, x: Tensor) -> Tensor:
-    """x in the range where a function has real values."""
+def _in_domain(name: str, x: Tensor) -> Tensor:
+    """Map x to the domain of a function."""
     return x.abs() + 0.5 if name.startswith("log") or name == "sqrt" else x.tanh() if name in ("acos", "asin") else x
 
 
@@ -260,58 +260,58 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _assign(x: Tensor) -> Tensor:
-    whole = torch.zeros(B, N + 1, D, dtype=x.dtype)
-    whole[:, 1:] = x
-    whole[:, 0] = x.tanh()[:, 1]
-    return whole
+    output = torch.zeros(B, N + 1, D, dtype=x.dtype)
+    output[:, 1:] = x
+    output[:, 0] = x.tanh()[:, 1]
+    return output
 
 
-def _grow(x: Tensor, other: Tensor) -> Tensor:
-    x += other
+def _add_in_place(x: Tensor, increment: Tensor) -> Tensor:
+    x += increment
     return x
 
 
-def _first(found: Any) -> Tensor:
-    return found[0] if isinstance(found, tuple) else found
+def _first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _add_to_slice(x: Tensor) -> Tensor:
-    whole = x * 1
-    whole[:, 1:3] += x.tanh()[:, 1:3]
-    return whole
+    output = x * 1
+    output[:, 1:3] += x.tanh()[:, 1:3]
+    return output
 
 
-def _multi_head(m: One, x: Tensor) -> Tensor:
+def _multi_head(m: OneOperation, x: Tensor) -> Tensor:
     inner = nn.MultiheadAttention(D, 2, batch_first=True, dtype=torch.float64).eval()
     with torch.no_grad():
-        inner.in_proj_weight.copy_(random(3 * D, D, seed=10))
-        inner.out_proj.weight.copy_(random(D, D, seed=11))
-    m.inner = [inner]  # kept alive, and out of the module tree
+        inner.in_proj_weight.copy_(random_tensor(3 * D, D, seed=10))
+        inner.out_proj.weight.copy_(random_tensor(D, D, seed=11))
+    m.inner = [inner]  # keeps a reference outside the module tree
     return inner(x, x, x, need_weights=False)[0]
 
 
-def passed(name: str, composite: Composite) -> tuple[Tensor, Tensor]:
-    """(value, what arrives at x)."""
-    return walked(One(EXAMPLES[name]), random(B, N, D), composite)
+def propagate(name: str, composite: Composite) -> tuple[Tensor, Tensor]:
+    """(value, gradient or relevance of x)."""
+    return walked(OneOperation(EXAMPLES[name]), random_tensor(B, N, D), composite)
 
 
-def plain(name: str) -> tuple[Tensor, Tensor]:
-    """The same by autograd."""
-    x = random(B, N, D).requires_grad_()
-    value = One(EXAMPLES[name])(x)
-    seed = torch.randn(value.shape, generator=torch.Generator().manual_seed(20), dtype=value.dtype)
-    return value.detach(), torch.autograd.grad(value, x, seed)[0]
+def by_autograd(name: str) -> tuple[Tensor, Tensor]:
+    """(value, gradient of x) by autograd."""
+    x = random_tensor(B, N, D).requires_grad_()
+    output = OneOperation(EXAMPLES[name])(x)
+    seed = torch.randn(output.shape, generator=torch.Generator().manual_seed(20), dtype=output.dtype)
+    return output.detach(), torch.autograd.grad(output, x, seed)[0]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_empty_table_is_the_gradient(name: str) -> None:
-    value, flow = passed(name, GRADIENT)
-    wanted, gradient = plain(name)
-    assert torch.allclose(value, wanted, rtol=0, atol=1e-14)
-    assert torch.allclose(flow, gradient, rtol=1e-10, atol=1e-12)
+def test_gradient_composite_equals_autograd(name: str) -> None:
+    value, result = propagate(name, GRADIENT)
+    expected, gradient = by_autograd(name)
+    assert torch.allclose(value, expected, rtol=0, atol=1e-14)
+    assert torch.allclose(result, gradient, rtol=1e-10, atol=1e-12)
 
 
-# nothing is left of a value that is held constant
+# these are constant under rules that hold their kind, so no relevance remains
 HELD = {
     "softmax": {"softmax", "softmax, function", "logsumexp"},
     "norm": {"std", "var", "norm", "linalg_norm", "linalg_vector_norm"},
@@ -321,78 +321,78 @@ HELD = {
 @pytest.mark.part
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("composite", MULTIPLIER)
-def test_tables_of_multipliers_take_every_operation(composite: str, name: str) -> None:
-    value, flow = passed(name, MULTIPLIER[composite])
-    assert torch.allclose(value, plain(name)[0], rtol=0, atol=1e-14)
-    assert flow.isfinite().all()
-    held = [own for kind, own in HELD.items() if MULTIPLIER[composite].rules.get(kind) is not None and MULTIPLIER[composite].rules[kind].hold]
-    assert bool(flow.any()) == (not any(name in own for own in held))
+def test_multiplier_composites_support_every_operation(composite: str, name: str) -> None:
+    value, multipliers = propagate(name, MULTIPLIER[composite])
+    assert torch.allclose(value, by_autograd(name)[0], rtol=0, atol=1e-14)
+    assert multipliers.isfinite().all()
+    constant = [names for kind, names in HELD.items() if MULTIPLIER[composite].rules.get(kind) is not None and MULTIPLIER[composite].rules[kind].hold]
+    assert bool(multipliers.any()) == (not any(name in names for names in constant))
 
 
 @pytest.mark.parametrize("composite", RELEVANCE)
-def test_what_no_rule_covers_is_refused_by_name(composite: str) -> None:
+def test_relevance_composites_refuse_operations_without_rule(composite: str) -> None:
     for name in REFUSED:
         with pytest.raises(UnknownOperation):
-            passed(name, RELEVANCE[composite])
+            propagate(name, RELEVANCE[composite])
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in REFUSED])
 @pytest.mark.parametrize("composite", RELEVANCE)
-def test_tables_of_relevance_take_every_other_operation(composite: str, name: str) -> None:
-    assert passed(name, RELEVANCE[composite])[1].isfinite().all()
+def test_relevance_composites_support_every_other_operation(composite: str, name: str) -> None:
+    assert propagate(name, RELEVANCE[composite])[1].isfinite().all()
 
 
-# what each operation gives up in the deep Taylor table, besides nothing: its constant operand's share
+# operations that lose the share of a constant operand in deep Taylor
 CONSTANT_SHARE = {"add, positions", "matmul, constant", "baddbmm", "where"}
-# what one sample tells another
+# operations that mix samples
 MIXED = {"msort", "linear, weights of its own", "layer_norm, scale of its own"}
-# relevance goes to the values that are kept; dropped values have none, copied values the sum
+# operations that drop values
 LOSSY = {"view: masked_fill", "view: tril", "in place fill", "view: pad"}
-# units without a positive product lose theirs (methods.md §8 #8); the mixed values of a token happen to be all negative here
-DYING = {"multi_head_attention_forward", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+# units without a positive product lose relevance (methods.md §8 #8); here the mixed values of a token are all negative
+LOSING_UNITS = {"multi_head_attention_forward", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in REFUSED])
-def test_relevance_is_conserved_by_every_operation(name: str) -> None:
-    """Σ R of each sample at the input = Σ R at the output, for every operation that shares with no constant."""
-    if name in CONSTANT_SHARE | LOSSY | DYING | MIXED:
+def test_operation_conserves_relevance(name: str) -> None:
+    """Σ R of each sample at the input = Σ R at the output, for every operation without a constant share."""
+    if name in CONSTANT_SHARE | LOSSY | LOSING_UNITS | MIXED:
         pytest.skip("shares with a constant, or drops values, or has units that lose theirs")
-    value, flow = passed(name, RELEVANCE["deep Taylor"])
+    value, relevance = propagate(name, RELEVANCE["deep Taylor"])
     seed = torch.randn(value.shape, generator=torch.Generator().manual_seed(20), dtype=value.dtype)
-    found, wanted = flow.flatten(1).sum(1), seed.flatten(1).sum(1)
-    assert torch.allclose(found, wanted, rtol=1e-8, atol=1e-8), f"{found.tolist()} of {wanted.tolist()}"
+    result, expected = relevance.flatten(1).sum(1), seed.flatten(1).sum(1)
+    assert torch.allclose(result, expected, rtol=1e-8, atol=1e-8), f"{result.tolist()} of {expected.tolist()}"
 
 
-# kinds that users give operations of their own (tests/rules/test_registered.py); and those that are refused either way
-SAID = {"identity", "adjoint", "hidden layer", "quotient", "other"}
+# kinds of custom operations (tests/rules/test_registered.py), and kinds that are refused in any case
+WITHOUT_EXAMPLE = {"identity", "adjoint", "hidden layer", "quotient", "other"}
 
 
-def flow_of(name: str, composite: Composite) -> Tensor | None:
+def relevance_or_none(name: str, composite: Composite) -> Tensor | None:
     try:
-        return passed(name, composite)[1]
+        return propagate(name, composite)[1]
     except UnknownOperation:
         return None
 
 
 @pytest.mark.parametrize("composite", {**RELEVANCE, **MULTIPLIER})
-def test_every_row_of_a_table_matters(composite: str) -> None:
-    """Without it some example is refused or gets another answer."""
+def test_every_rule_of_a_composite_matters(composite: str) -> None:
+    """Without any rule of a composite, some example raises or changes its result."""
     table = {**RELEVANCE, **MULTIPLIER}[composite]
-    found = {name: flow_of(name, table) for name in EXAMPLES}
+    results = {name: relevance_or_none(name, table) for name in EXAMPLES}
 
     def matters(kind: str) -> bool:
-        rest = replace(table, rules={k: rule for k, rule in table.rules.items() if k != kind})
-        return any(differ(flow, flow_of(name, rest)) for name, flow in found.items())
+        reduced = replace(table, rules={k: rule for k, rule in table.rules.items() if k != kind})
+        return any(differ(result, relevance_or_none(name, reduced)) for name, result in results.items())
 
-    assert [kind for kind in table.rules if kind not in SAID and not matters(kind)] == []
+    assert [kind for kind in table.rules if kind not in WITHOUT_EXAMPLE and not matters(kind)] == []
 
 
 def differ(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not b if a is None or b is None else not torch.allclose(a, b, rtol=1e-6, atol=1e-9)
 
 
-# -- the standard deviation that a norm divides by -------------------------------------------------------------------
+# -- implementations of the standard deviation in a norm -------------------------------------------------------------
 EPS = 1e-5
 
 
@@ -405,7 +405,7 @@ def squares(x: Tensor) -> Tensor:
 
 
 # x -> 1 / √(variance + ε)
-WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": lambda x: squares(x).rsqrt(),
     "sqrt": lambda x: 1 / torch.sqrt(variance(x)),
     "reciprocal of sqrt": lambda x: variance(x).sqrt().reciprocal(),
@@ -426,28 +426,28 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.part
 @pytest.mark.parametrize("composite", MULTIPLIER)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_norm_written_out_is_the_norm(way: str, composite: str) -> None:
-    """With LN its deviation is held constant however the root is taken; without, all have the ordinary gradient."""
-    EXAMPLES["written"] = lambda m, x: (x - x.mean(-1, keepdim=True)) * WAYS[way](x) * m.scale + m.shift
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decomposed_norm_equals_layer_norm(variant: str, composite: str) -> None:
+    """With LN the deviation is constant for any implementation of the root; without, all have the ordinary gradient."""
+    EXAMPLES["written"] = lambda m, x: (x - x.mean(-1, keepdim=True)) * VARIANTS[variant](x) * m.scale + m.shift
     EXAMPLES["function"] = lambda m, x: F.layer_norm(x, (D,), m.scale, m.shift, EPS)
     try:
-        got, wanted = (passed(name, MULTIPLIER[composite])[1] for name in ("written", "function"))
+        result, expected = (propagate(name, MULTIPLIER[composite])[1] for name in ("written", "function"))
     finally:
         del EXAMPLES["written"], EXAMPLES["function"]
-    assert torch.allclose(got, wanted, rtol=1e-7, atol=1e-9)
+    assert torch.allclose(result, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_relevance_by_hand_through_a_small_network(biased: bool) -> None:
-    """relu(x W₁ᵀ) W₂ᵀ + skip: the same numbers as the rules chained by hand.
+def test_deep_taylor_of_small_network_by_hand(biased: bool) -> None:
+    """relu(x W₁ᵀ) W₂ᵀ + skip, compared with the rules applied by hand.
 
     x = (1, 2), W₁ = ((1, 1), (−2, 1)), hidden (3, 0), relu (3, 0); W₂ = (2, 5): y = 6, plus Σ... the skip adds x₁ = 1:
     logit 7, R = 1. Add (normalised): 6/7 and 1/7, both sums positive, so unchanged. Linear 2: the positive product 6 takes
     6/7. Linear 1, first unit: 1/3 and 2/3 of 6/7 = 2/7 and 4/7. With the skip: x₁ = 3/7, x₂ = 4/7.
     """
 
-    class Small(nn.Module):
+    class SkipNetwork(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Linear(2, 2, bias=biased)
@@ -456,13 +456,13 @@ def test_relevance_by_hand_through_a_small_network(biased: bool) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(torch.relu(self.first(x))) + x[:, :1]
 
-    model = Small().double().eval()
+    model = SkipNetwork().double().eval()
     with torch.no_grad():
         model.first.weight.copy_(torch.tensor([[1.0, 1.0], [-2.0, 1.0]]))
         model.second.weight.copy_(torch.tensor([[2.0, 5.0]]))
         if biased:
             model.first.bias.zero_()
     x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    value, flow = walked(model, x, deep_taylor(), torch.ones(1, 1, dtype=torch.float64))
+    value, relevance = walked(model, x, deep_taylor(), torch.ones(1, 1, dtype=torch.float64))
     assert value.item() == pytest.approx(7)
-    assert flow[0].tolist() == pytest.approx([3 / 7, 4 / 7])
+    assert relevance[0].tolist() == pytest.approx([3 / 7, 4 / 7])

@@ -1,4 +1,4 @@
-"""Hand-written normalisations and activations are known by what they compute, never by their name."""
+"""Decomposed norms are recognised by their computation, not by their class name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WIDTH = 8
 HELD = COMPOSITES["ah_ln"]
 
 
-def drawn(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, of norms above all: with the initial ones (w = 1, or 0 where 1 + w is meant) a misreading hides."""
+def randomise_norms(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Randomise all weights, because initial norm weights (1, or 0 for 1 + w) would hide errors."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -35,7 +35,7 @@ _SMALL: dict[str, Any] = {
     "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _FULL = {"layer_types": ["full_attention"] * 2}
-# family -> (class before "ForCausalLM", configuration, settings); the weight stands for 1 + w, or for w
+# family -> (class before "ForCausalLM", configuration, settings); some norms scale by w, some by 1 + w
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("Gemma", "GemmaConfig", {}),
     "gemma3": ("Gemma3", "Gemma3TextConfig", {"query_pre_attn_scalar": 8}),
@@ -50,40 +50,40 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 IDS = torch.randint(4, 50, (2, 6), generator=torch.Generator().manual_seed(0))
 
 
-def family(name: str) -> nn.Module:
+def build_family(name: str) -> nn.Module:
     import transformers
 
     kind, configuration, settings = FAMILIES[name]
     config = getattr(transformers, configuration)(**_SMALL, **settings)
-    return drawn(getattr(transformers, f"{kind}ForCausalLM")(config))
+    return randomise_norms(getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_statistic_of_every_norm_is_held_constant(name: str) -> None:
-    """LRP(LN) by hand: where the root mean square is a constant, y = x ⊙ (y / x) with y / x a constant."""
-    model, given = family(name), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-    got = whyformer.explain(model, given, method="lrp_ln", target=1).scores
+def test_statistics_of_norms_are_constant_in_lrp_ln(name: str) -> None:
+    """LRP(LN) against autograd of y = x ⊙ (y / x) with constant y / x, which makes the root mean square constant."""
+    model, inputs = build_family(name), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    result = whyformer.explain(model, inputs, method="lrp_ln", target=1).scores
     leaves: list[Tensor] = []
 
-    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make_leaf(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves.append(args[0].detach().clone().requires_grad_())
         return (leaves[0].clone(), *args[1:]), kwargs
 
-    find_blocks(model)[0].register_forward_pre_hook(begin, with_kwargs=True)
+    find_blocks(model)[0].register_forward_pre_hook(make_leaf, with_kwargs=True)
     norms = [m for m in model.modules() if "Norm" in type(m).__name__]
     for norm in norms:
-        norm.forward = lambda x, own=norm.forward: x * (own(x) / x).detach()  # type: ignore[method-assign,misc]
-    logits = model(**given, use_cache=False).logits[:, -1, 1]
+        norm.forward = lambda x, forward=norm.forward: x * (forward(x) / x).detach()  # type: ignore[method-assign,misc]
+    logits = model(**inputs, use_cache=False).logits[:, -1, 1]
     (gradient,) = torch.autograd.grad(logits.sum(), leaves[0])
-    wanted = (leaves[0].detach() * gradient).sum(-1)
+    expected = (leaves[0].detach() * gradient).sum(-1)
     assert len(norms) >= 5
-    assert torch.allclose(got, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))  # these norms work in float32
+    assert torch.allclose(result, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))  # these norms compute in float32
 
 
 # -- single modules ------------------------------------------------------------------------------------------------
 
-class Odd(nn.Module):
-    """A norm whose name says nothing; with a bias, and a power other than ½ where asked for."""
+class UnnamedModule(nn.Module):
+    """A norm with an uninformative class name, with a bias, and optionally with a power other than ½."""
 
     def __init__(self, power: float = 0.5, centred: bool = True) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Odd(nn.Module):
         return x / (x.square().mean(-1, keepdim=True) + self.small) ** self.power * self.scale + self.shift
 
 
-class Chain(nn.Module):
+class NormChain(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.first, self.inner, self.second = nn.Linear(WIDTH, WIDTH), inner, nn.Linear(WIDTH, 3)
@@ -104,54 +104,54 @@ class Chain(nn.Module):
         return self.second(self.inner(self.first(x))).flatten(1)
 
 
-def flow(model: nn.Module, composite: Any) -> Tensor:
+def propagate(model: nn.Module, composite: Any) -> Tensor:
     x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return walked(model, x, composite, torch.ones(2, 12, dtype=torch.float64))[1]
 
 
 @pytest.mark.parametrize("carrier", ["multiplier", "relevance"])
 @pytest.mark.parametrize("centred", [True, False])
-def test_a_norm_without_a_telling_name(centred: bool, carrier: str) -> None:
-    """Also where it is written with a power, which no rule knows."""
+def test_norm_is_recognised_without_its_name(centred: bool, carrier: str) -> None:
+    """Also if it is implemented with a power, which has no rule."""
     composite = HELD if carrier == "multiplier" else deep_taylor()
-    model = drawn(Chain(Odd(centred=centred)))
+    model = randomise_norms(NormChain(UnnamedModule(centred=centred)))
     inner: Any = model.inner
 
-    class Plain(nn.Module):
+    class FunctionNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if centred:
                 return F.layer_norm(x, (WIDTH,), inner.scale, inner.shift, 1e-3)
-            # a bias after an RMSNorm takes no relevance
+            # a bias after an RMSNorm receives no relevance
             return F.rms_norm(x, (WIDTH,), inner.scale, 1e-3) + inner.shift.detach()
 
-    plain = Chain(Plain())
+    plain = NormChain(FunctionNorm())
     plain.first, plain.second = model.first, model.second
-    got, wanted = flow(model, composite), flow(plain.eval(), composite)
-    assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
+    result, expected = propagate(model, composite), propagate(plain.eval(), composite)
+    assert torch.allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_norm_that_works_in_place() -> None:
+def test_in_place_norm_equals_rms_norm() -> None:
     class InPlaceNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.mul_(torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
 
-    class Plain(nn.Module):
+    class FunctionRMSNorm(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.rms_norm(x, (WIDTH,), None, 1e-6)
 
     for composite in (HELD, deep_taylor()):
-        got, wanted = (flow(drawn(Chain(inner)), composite) for inner in (InPlaceNorm(), Plain()))
-        assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
+        result, expected = (propagate(randomise_norms(NormChain(inner)), composite) for inner in (InPlaceNorm(), FunctionRMSNorm()))
+        assert torch.allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_what_a_users_hook_adds_to_a_norm_is_seen_by_itself() -> None:
-    model, written = drawn(Chain(Odd())), drawn(Chain(Odd()))
+def test_user_hook_on_norm_is_a_separate_operation() -> None:
+    model, reference = randomise_norms(NormChain(UnnamedModule())), randomise_norms(NormChain(UnnamedModule()))
     model.inner.register_forward_hook(lambda m, args, out: out * 2)
-    written.inner = nn.Sequential(written.inner, Double())
+    reference.inner = nn.Sequential(reference.inner, DoubleModule())
     for composite in (HELD, deep_taylor()):
-        assert torch.allclose(flow(model, composite), flow(written.eval(), composite))
+        assert torch.allclose(propagate(model, composite), propagate(reference.eval(), composite))
 
 
-class Double(nn.Module):
+class DoubleModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2

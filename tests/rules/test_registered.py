@@ -1,4 +1,4 @@
-"""Rules that users give operations of their own: by name, of torch.library, autograd functions, modules."""
+"""Rules that users register for custom operations: torch.library operators, autograd functions and modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zoo import GeluInNumpy, WrittenGelu, gelu_backward, unseen
 WIDTH, TOKENS = 6, 4
 MULTIPLIERS = ["lrp_ah_ln", "lrp_ln"]
 METHODS = ["transformer_attribution", "lrp", *MULTIPLIERS]
-LEAVING = ["autograd function", "context apart"]  # their forward leaves torch
+OUTSIDE_TORCH = ["autograd function", "context apart"]  # their forward is computed outside torch
 
 
 @torch.library.custom_op("whyformer_tests::soft", mutates_args=())
@@ -60,8 +60,8 @@ def _scaled_context(ctx: Any, inputs: Any, output: Any) -> None:
 scaled.register_autograd(_scaled_backward, setup_context=_scaled_context)
 
 
-class SoftInTwo(torch.autograd.Function):
-    """With the context set up apart."""
+class SoftWithSetupContext(torch.autograd.Function):
+    """GELU with a separate setup_context."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class SoftInTwo(torch.autograd.Function):
         return gelu_backward(ctx, flows[0])
 
 
-EARLY = GeluInNumpy.apply  # a name taken before anything is registered
+EARLY = GeluInNumpy.apply  # a reference from before any registration
 
 
-class OwnNorm(nn.Module):
+class CustomNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(1 + torch.randn(WIDTH, generator=torch.Generator().manual_seed(5)) / 10)
@@ -89,8 +89,8 @@ class OwnNorm(nn.Module):
         return scaled(x, self.scale, self.tiny)
 
 
-class Block(nn.Module):
-    """An attention block whose branch goes through a function."""
+class FunctionBlock(nn.Module):
+    """An attention block with a function in its MLP branch."""
 
     def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module) -> None:
         super().__init__()
@@ -103,18 +103,18 @@ class Block(nn.Module):
         return x + self.second(self.function(self.first(x)))
 
 
-class WrittenBlock(Block):
-    """The same with its attention written out."""
+class DecomposedBlock(FunctionBlock):
+    """The same block with decomposed attention."""
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self.attention
-        q, k, v = F.linear(x, own.in_proj_weight, own.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        x = x + own.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        attention = self.attention
+        q, k, v = F.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        x = x + attention.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.second(self.function(self.first(x)))
 
 
-class Model(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module, block: type[Block] = Block) -> None:
+class CustomFunctionModel(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module, block: type[FunctionBlock] = FunctionBlock) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([block(function) for _ in range(2)])
         self.head = nn.Linear(WIDTH, 3)
@@ -135,24 +135,24 @@ X = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1), dt
 
 
 def scores(function: Any, method: str, **options: Any) -> Tensor:
-    return whyformer.explain(Model(function), X, method, **options).scores
+    return whyformer.explain(CustomFunctionModel(function), X, method, **options).scores
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
+def _restore_registry() -> Iterator[None]:
     before = dict(registered._registered)
     yield
     registered._registered.clear()
     registered._registered.update(before)
 
 
-# what is registered, what the model calls
+# name -> (registered key, function that the model calls)
 SOFT: dict[str, tuple[Any, Any]] = {
     "name": ("whyformer_tests::soft", soft),
     "packet": (torch.ops.whyformer_tests.soft, torch.ops.whyformer_tests.soft),
     "definition": (soft, soft),
     "autograd function": (GeluInNumpy, EARLY),
-    "context apart": (SoftInTwo, lambda x: SoftInTwo.apply(x)),
+    "context apart": (SoftWithSetupContext, lambda x: SoftWithSetupContext.apply(x)),
     "module": (WrittenGelu, WrittenGelu()),
     "torch function": (torch.special.erf, lambda x: 0.5 * x * (1 + torch.special.erf(x / 2**0.5))),
 }
@@ -160,71 +160,71 @@ SOFT: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", [w for w in SOFT if w != "torch function"])
-def test_one_line_gives_it_the_rule(way: str, method: str) -> None:
-    key, function = SOFT[way]
-    wanted = scores(F.gelu, method)
+@pytest.mark.parametrize("variant", [w for w in SOFT if w != "torch function"])
+def test_registered_rule_applies_to_custom_operation(variant: str, method: str) -> None:
+    key, function = SOFT[variant]
+    expected = scores(F.gelu, method)
 
-    def without_a_rule() -> None:
-        if method in MULTIPLIERS and way not in LEAVING:  # its own derivative is the rule
-            assert torch.allclose(scores(function, method), wanted, rtol=1e-9, atol=1e-12)
-        elif way != "module":
+    def assert_result_without_rule() -> None:
+        if method in MULTIPLIERS and variant not in OUTSIDE_TORCH:  # the derivative is the rule
+            assert torch.allclose(scores(function, method), expected, rtol=1e-9, atol=1e-12)
+        elif variant != "module":
             with pytest.raises((UnknownOperation, ModelError), match=r"whyformer\.rules\.register"):
                 scores(function, method)
 
-    without_a_rule()
-    assert torch.allclose(scores(function, method, rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
-    without_a_rule()  # it was for that call only
+    assert_result_without_rule()
+    assert torch.allclose(scores(function, method, rules={key: "gelu"}), expected, rtol=1e-9, atol=1e-12)
+    assert_result_without_rule()  # the rule applied to that call only
     whyformer.rules.register(key, like="gelu")
-    assert torch.allclose(scores(function, method), wanted, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(scores(function, method, rules={key: "activation"}), wanted, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, method), expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, method, rules={key: "activation"}), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_with_the_secant(way: str) -> None:
-    key, function = SOFT[way]
-    wanted = scores(F.gelu, "lrp_ah_ln", secant=True)
-    assert torch.allclose(scores(function, "lrp_ah_ln", secant=True, rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_registered_rule_with_secant(variant: str) -> None:
+    key, function = SOFT[variant]
+    expected = scores(F.gelu, "lrp_ah_ln", secant=True)
+    assert torch.allclose(scores(function, "lrp_ah_ln", secant=True, rules={key: "gelu"}), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", list(SOFT))
-def test_gradient_methods_need_no_rule(way: str) -> None:
-    key, function = SOFT[way]
-    wanted = scores(F.gelu, "input_x_gradient")
-    if way in LEAVING:
+@pytest.mark.parametrize("variant", list(SOFT))
+def test_gradient_methods_need_no_rule(variant: str) -> None:
+    key, function = SOFT[variant]
+    expected = scores(F.gelu, "input_x_gradient")
+    if variant in OUTSIDE_TORCH:
         with pytest.raises(ModelError, match="outside of torch"):
             scores(function, "input_x_gradient")
     else:
-        assert torch.allclose(scores(function, "input_x_gradient"), wanted, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(scores(function, "input_x_gradient", rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(scores(function, "input_x_gradient"), expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, "input_x_gradient", rules={key: "gelu"}), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("like", ["rms_norm", "layer_norm"])
-def test_a_norm_is_known_by_its_values(like: str, method: str) -> None:
-    module = OwnNorm()
-    wanted = scores(lambda x: F.rms_norm(x, (WIDTH,), module.scale.detach().double(), module.tiny), method)
-    for key in (OwnNorm, "whyformer_tests::scaled"):
-        assert torch.allclose(scores(module, method, rules={key: like}), wanted, rtol=1e-6, atol=1e-9)
+def test_custom_operation_registered_as_norm(like: str, method: str) -> None:
+    module = CustomNorm()
+    expected = scores(lambda x: F.rms_norm(x, (WIDTH,), module.scale.detach().double(), module.tiny), method)
+    for key in (CustomNorm, "whyformer_tests::scaled"):
+        assert torch.allclose(scores(module, method, rules={key: like}), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_what_is_no_norm_is_not_taken_for_one() -> None:
+def test_registering_other_function_as_norm_raises() -> None:
     with pytest.raises(ModelError, match="registered as a norm"):
         scores(WrittenGelu(), "lrp_ln", rules={WrittenGelu: "layer_norm"})
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_its_own_adjoint(way: str) -> None:
-    """For multipliers the ordinary derivative; where relevance flows it says nothing, and the refusal stays."""
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_adjoint_rule_applies_to_multipliers_only(variant: str) -> None:
+    """For multipliers it is the ordinary derivative; for relevance it is refused."""
+    key, function = SOFT[variant]
     assert torch.allclose(scores(function, "lrp_ah", rules={key: "adjoint"}), scores(F.gelu, "lrp_ah"), rtol=1e-9, atol=1e-12)
     with pytest.raises(UnknownOperation):
         scores(function, "lrp", rules={key: "adjoint"})
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_a_rule_of_ones_own(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_user_defined_rule(variant: str) -> None:
+    key, function = SOFT[variant]
 
     def twice(call: Call, flow: Tensor) -> list[Tensor]:
         return [2 * flow]
@@ -235,31 +235,31 @@ def test_a_rule_of_ones_own(way: str) -> None:
     for method in ("lrp", "transformer_attribution"):
         assert torch.allclose(scores(function, method, rules={key: Rule("mine", same)}), scores(F.gelu, method), rtol=1e-9, atol=1e-12)
         assert not torch.allclose(scores(function, method, rules={key: Rule("mine", twice)}), scores(F.gelu, method))
-    wanted = scores(straight, "lrp_ah")
-    assert torch.allclose(scores(function, "lrp_ah", rules={key: Rule("mine", gradient=same)}), wanted, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(scores(function, "lrp_ah", rules={key: "identity"}), wanted, rtol=1e-9, atol=1e-12)
+    expected = scores(straight, "lrp_ah")
+    assert torch.allclose(scores(function, "lrp_ah", rules={key: Rule("mine", gradient=same)}), expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, "lrp_ah", rules={key: "identity"}), expected, rtol=1e-9, atol=1e-12)
     for method, rule in {"lrp": Rule("mine", gradient=same), "lrp_ah": Rule("mine", same)}.items():
         with pytest.raises(UnknownOperation):
             scores(function, method, rules={key: rule})
 
 
 @pytest.mark.parametrize(("composite", "method"), [("ah", "lrp_ah"), ("deep_taylor", "lrp")])
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_a_record_follows_it_too(way: str, composite: str, method: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_record_uses_registered_rule(variant: str, composite: str, method: str) -> None:
+    key, function = SOFT[variant]
     rule = Rule("mine", lambda call, flow: [3 * flow], lambda call, flow: [2 * flow])
     whyformer.rules.register(key, rule=rule)
-    wanted = scores(function, method, **({"rule": "shared"} if method == "lrp" else {}))
-    r = whyformer.record(Model(function), X)
-    (vectors,) = r.roots
-    target = Model(function)(X).argmax(-1).tolist()
-    found = torch.stack([r.relevance(vectors, t, composite)[i] for i, t in enumerate(target)]).sum(-1)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
-    assert not torch.allclose(scores(F.gelu, method, **({"rule": "shared"} if method == "lrp" else {})), found)
+    expected = scores(function, method, **({"rule": "shared"} if method == "lrp" else {}))
+    record = whyformer.record(CustomFunctionModel(function), X)
+    (vectors,) = record.roots
+    target = CustomFunctionModel(function)(X).argmax(-1).tolist()
+    result = torch.stack([record.relevance(vectors, t, composite)[i] for i, t in enumerate(target)]).sum(-1)
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(scores(F.gelu, method, **({"rule": "shared"} if method == "lrp" else {})), result)
 
 
 def test_like_linear_is_the_z_rule() -> None:
-    """An operation that is linear in what carries: R_i = x_i Σ_o W_oi R_o / y_o, as of a weighted sum."""
+    """For an operation that is linear in the input: R_i = x_i Σ_o W_oi R_o / y_o, as for a weighted sum."""
     constant = torch.randn(TOKENS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
     class Mix(nn.Module):
@@ -274,16 +274,16 @@ def test_like_linear_is_the_z_rule() -> None:
         return [constant.mT @ flow]
 
     for method in METHODS:
-        wanted = scores(Mix(), method, rules={Mix: Rule("z", z, gradient)})
-        assert torch.allclose(scores(Mix(), method, rules={Mix: "linear"}), wanted, rtol=1e-9, atol=1e-12)
+        expected = scores(Mix(), method, rules={Mix: Rule("z", z, gradient)})
+        assert torch.allclose(scores(Mix(), method, rules={Mix: "linear"}), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_like_linear_of_a_layer_whose_weights_are_not_seen_is_the_layer_s_rule(method: str, bias: bool) -> None:
+def test_like_linear_with_hidden_weights_equals_layer_rule(method: str, bias: bool) -> None:
     layer = nn.Linear(WIDTH, WIDTH, bias=bias).double().requires_grad_(False)
 
-    class Hidden(torch.autograd.Function):
+    class HiddenLinear(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             return layer(x)
@@ -292,12 +292,12 @@ def test_like_linear_of_a_layer_whose_weights_are_not_seen_is_the_layer_s_rule(m
         def backward(ctx: Any, *flows: Tensor) -> Tensor:
             return flows[0] @ layer.weight
 
-    wanted = scores(layer, method)
-    found = scores(lambda x: Hidden.apply(x), method, rules={Hidden: "linear"})  # type: ignore[no-untyped-call]
-    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-9 * float(wanted.abs().max()))
+    expected = scores(layer, method)
+    result = scores(lambda x: HiddenLinear.apply(x), method, rules={HiddenLinear: "linear"})  # type: ignore[no-untyped-call]
+    assert torch.allclose(result, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max()))
 
 
-class Together(nn.Module):
+class SumOfTwo(nn.Module):
     def __init__(self, sign: int) -> None:
         super().__init__()
         self.sign = sign
@@ -306,29 +306,29 @@ class Together(nn.Module):
         return torch.func.vmap(lambda u, v: u + self.sign * v)(x, y)
 
 
-class WithItsTangent(nn.Module):
-    def __init__(self, together: nn.Module) -> None:
+class SumWithTanh(nn.Module):
+    def __init__(self, sum_of_two: nn.Module) -> None:
         super().__init__()
-        self.together = together
+        self.sum_of_two = sum_of_two
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.together(x, x.tanh().roll(1, -1))
+        return self.sum_of_two(x, x.tanh().roll(1, -1))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("like", "sign"), [("add", 1), ("sub", -1)])
-def test_like_a_sum_of_two_branches(like: str, sign: int, method: str) -> None:
-    """Each gets what the rule of sums gives it, not the half that factors get."""
-    module = WithItsTangent(Together(sign))
-    wanted = scores(lambda x: torch.add(x, x.tanh().roll(1, -1)) if sign == 1 else torch.sub(x, x.tanh().roll(1, -1)), method)
-    assert torch.allclose(scores(module, method, rules={Together: like}), wanted, rtol=1e-9, atol=1e-12)
-    other = {"add": "sub", "sub": "add"}[like]
+def test_operation_registered_as_sum_of_two_branches(like: str, sign: int, method: str) -> None:
+    """Each branch receives the share of the sum rule, not half as for factors."""
+    module = SumWithTanh(SumOfTwo(sign))
+    expected = scores(lambda x: torch.add(x, x.tanh().roll(1, -1)) if sign == 1 else torch.sub(x, x.tanh().roll(1, -1)), method)
+    assert torch.allclose(scores(module, method, rules={SumOfTwo: like}), expected, rtol=1e-9, atol=1e-12)
+    wrong = {"add": "sub", "sub": "add"}[like]
     if method in ("lrp", "transformer_attribution"):
-        with pytest.raises(ModelError, match=f"registered as {other}, but gives other values"):
-            scores(module, method, rules={Together: other})
+        with pytest.raises(ModelError, match=f"registered as {wrong}, but gives other values"):
+            scores(module, method, rules={SumOfTwo: wrong})
 
 
-def test_wrong_registrations_are_refused() -> None:
+def test_invalid_registrations_raise() -> None:
     with pytest.raises(InputError, match="Did you mean 'gelu'"):
         scores(F.gelu, "lrp", rules={"my_ns::op": "gellu"})
     with pytest.raises(InputError, match="is not an operation"):
@@ -338,20 +338,20 @@ def test_wrong_registrations_are_refused() -> None:
             whyformer.rules.register("my_ns::op", **bad)
 
 
-@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
-def test_the_audit_shows_them(way: str) -> None:
-    key, function = SOFT[way]
+@pytest.mark.parametrize("variant", ["name", "autograd function", "module"])
+def test_audit_lists_registered_operations(variant: str) -> None:
+    key, function = SOFT[variant]
     whyformer.rules.register(key, like="gelu")
-    operations = whyformer.audit(Model(function), X).operations
-    shown = [o for o in operations if o.kind == "activation"]
-    assert [o.count for o in shown] == [2]
-    assert set(shown[0].rules.values()) == {"identity", "adjoint"}
+    operations = whyformer.audit(CustomFunctionModel(function), X).operations
+    activations = [o for o in operations if o.kind == "activation"]
+    assert [o.count for o in activations] == [2]
+    assert set(activations[0].rules.values()) == {"identity", "adjoint"}
 
 
-def test_rules_of_a_call_are_its_threads_alone() -> None:
+def test_rules_of_a_call_do_not_apply_to_other_threads() -> None:
     outcome: list[str] = []
 
-    def other() -> None:
+    def explain_in_thread() -> None:
         try:
             scores(soft, "lrp")
             outcome.append("explained")
@@ -359,7 +359,7 @@ def test_rules_of_a_call_are_its_threads_alone() -> None:
             outcome.append("refused")
 
     with registered.custom_rules({"whyformer_tests::soft": "gelu"}):
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=explain_in_thread)
         thread.start()
         thread.join()
         scores(soft, "lrp")
@@ -367,9 +367,9 @@ def test_rules_of_a_call_are_its_threads_alone() -> None:
 
 
 @pytest.mark.parametrize("rule", ["separate", "shared", "alpha_beta", "epsilon", "gamma"])
-def test_attention_in_one_call_gets_the_scores_of_its_parts(rule: str) -> None:
-    """The rule of the input layer is for the projections that read the input, not for that of what they gave."""
-    models = [Model(WrittenGelu(), block) for block in (Block, WrittenBlock)]
+def test_multihead_attention_has_scores_of_its_parts(rule: str) -> None:
+    """The rule of the input layer applies to the projections of the input, not to the output projection."""
+    models = [CustomFunctionModel(WrittenGelu(), block) for block in (FunctionBlock, DecomposedBlock)]
     rules = {WrittenGelu: "gelu"}
-    fused, written = (whyformer.explain(m, X, "lrp", rules=rules, rule=rule).scores for m in models)
-    torch.testing.assert_close(fused, written, rtol=1e-8, atol=1e-10)
+    fused, decomposed = (whyformer.explain(m, X, "lrp", rules=rules, rule=rule).scores for m in models)
+    torch.testing.assert_close(fused, decomposed, rtol=1e-8, atol=1e-10)

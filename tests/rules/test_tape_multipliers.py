@@ -1,4 +1,4 @@
-"""Rules of multipliers over a tape, against the published form: autograd of a model with some tensors detached."""
+"""Multiplier rules on a tape against the published form, which is autograd of a model with detached tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def half(t: Tensor) -> Tensor:
+def half_gradient(t: Tensor) -> Tensor:
     """The same value with half the gradient."""
     return t / 2 + (t / 2).detach()
 
@@ -42,12 +42,12 @@ class WarmSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Tensor:
-        (p,), (flow,) = ctx.saved_tensors, flows
-        return p * (flow - (p * flow).sum(-1, keepdim=True))
+        (p,), (gradient,) = ctx.saved_tensors, flows
+        return p * (gradient - (p * gradient).sum(-1, keepdim=True))
 
 
-class Model(nn.Module):
-    """A block of attention and a gated MLP, written plainly or with what the parts detach."""
+class DetachableModel(nn.Module):
+    """An attention block with a gated MLP, plain or with the detached tensors that ``parts`` selects."""
 
     def __init__(self, norm: str = "layer", fused: bool = False, grouped: bool = False) -> None:
         super().__init__()
@@ -71,21 +71,21 @@ class Model(nn.Module):
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         scores = q @ k.mT * (D // H) ** -0.5
-        scores = (half(scores) if HALVES in parts and AH not in parts else scores).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        scores = (half_gradient(scores) if HALVES in parts and AH not in parts else scores).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
         a = WarmSoftmax.apply(scores) if WARM in parts else scores.softmax(-1)
         mixed = a.detach() @ v if AH in parts else a @ v
-        return half(mixed) if HALVES in parts and AH not in parts else mixed
+        return half_gradient(mixed) if HALVES in parts and AH not in parts else mixed
 
     def forward(self, x: Tensor, parts: tuple[str, ...] = ()) -> Tensor:
         x = x + F.linear(self.attention(self.normed(x, parts), parts).transpose(1, 2).flatten(2), self.o, self.bias)
         h = self.normed(x, parts)
         gate, up = self.activated(F.linear(h, self.gate), parts), F.linear(h, self.up)
         product = gate.detach() * up if GATE in parts else gate * up
-        x = x + F.linear(half(product) if HALVES in parts and GATE not in parts else product, self.down)
+        x = x + F.linear(half_gradient(product) if HALVES in parts and GATE not in parts else product, self.down)
         return F.linear(self.normed(x, parts)[:, 0], self.head)
 
 
-def by_tape(model: Any, x: Tensor, composite: str) -> Tensor:
+def multipliers(model: Any, x: Tensor, composite: str) -> Tensor:
     tape, out = record(model, x)
     end, root = tape.number(out), tape.number(x)
     program = read_program(tape, [root], end)
@@ -96,26 +96,26 @@ def by_tape(model: Any, x: Tensor, composite: str) -> Tensor:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("composite", PARTS)
-def test_a_composite_is_autograd_of_the_detached_model(composite: str, norm: str, fused: bool) -> None:
+def test_composite_equals_autograd_of_detached_model(composite: str, norm: str, fused: bool) -> None:
     torch.manual_seed(0)
-    plain = Model(norm, fused)
-    reference = Model(norm)
+    plain = DetachableModel(norm, fused)
+    reference = DetachableModel(norm)
     reference.load_state_dict(plain.state_dict())
     x = torch.randn(B, N, D, dtype=torch.float64)
     leaf = x.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(reference(leaf, PARTS[composite] or ("none",)).sum(), leaf)
-    assert torch.allclose(by_tape(plain, x, composite), wanted, atol=1e-10)
+    (expected,) = torch.autograd.grad(reference(leaf, PARTS[composite] or ("none",)).sum(), leaf)
+    assert torch.allclose(multipliers(plain, x, composite), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("composite", ["ah_ln", "libra", "cp_lrp"])
 def test_relevance_is_conserved_without_biases(composite: str) -> None:
     torch.manual_seed(1)
-    model = Model("rms")
+    model = DetachableModel("rms")
     with torch.no_grad():
         model.bias.zero_()
     x = torch.randn(B, N, D, dtype=torch.float64)
-    total = (x * by_tape(model, x, composite)).sum()
-    if composite != "ah_ln":  # there activations keep their derivative
+    total = (x * multipliers(model, x, composite)).sum()
+    if composite != "ah_ln":  # activations keep their derivative in ah_ln
         assert torch.allclose(total, model(x).sum(), atol=1e-9)
 
 
@@ -127,18 +127,18 @@ FUNCTIONS = {
 
 @settings(max_examples=40)
 @given(name=st.sampled_from(sorted(FUNCTIONS)), seed=st.integers(0, 1000), zeros=st.booleans())
-def test_a_secant_goes_through_the_origin_of_the_function(name: str, seed: int, zeros: bool) -> None:
+def test_secant_multiplies_to_difference_from_origin(name: str, seed: int, zeros: bool) -> None:
     """m · x = g(x) − g(0), and no NaN at 0."""
     g = FUNCTIONS[name]
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     x[0, 0] = 0.0 if zeros else 1e-11
-    flow = by_tape(g, x, "libra")
-    assert flow.isfinite().all()
-    assert torch.allclose(flow * x, g(x) - g(torch.zeros_like(x)), atol=1e-9)
-    assert torch.allclose(flow[0, 0], torch.func.grad(g)(torch.zeros((), dtype=torch.float64)), atol=1e-5)
+    result = multipliers(g, x, "libra")
+    assert result.isfinite().all()
+    assert torch.allclose(result * x, g(x) - g(torch.zeros_like(x)), atol=1e-9)
+    assert torch.allclose(result[0, 0], torch.func.grad(g)(torch.zeros((), dtype=torch.float64)), atol=1e-5)
 
 
-def test_a_scale_of_a_norm_that_depends_on_the_input_gets_its_flow() -> None:
+def test_input_dependent_scale_of_norm_has_gradient() -> None:
     x = torch.randn(B, N, D, dtype=torch.float64)
 
     def function(x: Tensor) -> Tensor:
@@ -149,27 +149,27 @@ def test_a_scale_of_a_norm_that_depends_on_the_input_gets_its_flow() -> None:
         return c / (c.square().mean(-1, keepdim=True) + 1e-5).sqrt().detach() * x[0, 0].tanh()
 
     leaf = x.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(detached(leaf).sum(), leaf)
-    assert torch.allclose(by_tape(function, x, "ln"), wanted, atol=1e-10)
+    (expected,) = torch.autograd.grad(detached(leaf).sum(), leaf)
+    assert torch.allclose(multipliers(function, x, "ln"), expected, atol=1e-10)
 
 
-def test_bounds_that_depend_on_the_input() -> None:
+def test_clamp_with_input_dependent_bounds_is_finite() -> None:
     x = torch.randn(B, N, D, dtype=torch.float64)
-    flow = by_tape(lambda x: torch.clamp(x, min=x.mean(1, keepdim=True)), x, "libra")
-    assert flow.isfinite().all()
+    result = multipliers(lambda x: torch.clamp(x, min=x.mean(1, keepdim=True)), x, "libra")
+    assert result.isfinite().all()
 
 
-def test_composites_of_one_name_are_not_taken_for_each_other() -> None:
+def test_composites_with_same_name_keep_their_rules() -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
     tape, out = record(torch.tanh, x)
     end, root = tape.number(out), tape.number(x)
     program, seed = read_program(tape, [root], end), {end: torch.ones_like(out)}
-    held, plain = Composite("mine", {"activation": Rule(hold=(0,))}), Composite("mine", {})
-    assert not walk_back(program, tape, [(held, seed)], wanted=[root])[0][root].any()
+    constant, plain = Composite("mine", {"activation": Rule(hold=(0,))}), Composite("mine", {})
+    assert not walk_back(program, tape, [(constant, seed)], wanted=[root])[0][root].any()
     assert walk_back(program, tape, [(plain, seed)], wanted=[root])[0][root].all()
 
 
-def test_a_cache_keeps_what_was_used_last() -> None:
+def test_cache_evicts_least_recently_used() -> None:
     cache = Recent[str](2)
     cache.put("a", "first")
     cache.put("b", "second")

@@ -1,4 +1,4 @@
-"""The page of heads has the values of the maps, and requests nothing."""
+"""The page of attention heads has the values of the maps, and loads nothing."""
 
 import base64
 import re
@@ -20,26 +20,26 @@ def maps():
     return whyformer.attention_maps("bundled:sst2", [SENTENCE, "Dull."])
 
 
-def held(page, tokens):
-    """``[blocks, H, N, N]`` from the page."""
-    found = re.findall(r'data-heads="(\d+)" data-largest="([^"]+)" value="([^"]+)"', page)
-    return [np.frombuffer(base64.b64decode(b), "<u2").reshape(int(h), tokens, tokens) / 65535 * float(top) for h, top, b in found]
+def read_blocks(page, tokens):
+    """Read the attention maps ``[blocks, H, N, N]`` from the page."""
+    blocks = re.findall(r'data-heads="(\d+)" data-largest="([^"]+)" value="([^"]+)"', page)
+    return [np.frombuffer(base64.b64decode(b), "<u2").reshape(int(h), tokens, tokens) / 65535 * float(top) for h, top, b in blocks]
 
 
 @pytest.mark.parametrize("sample", [0, 1, -1])
-def test_it_holds_the_shares_of_its_sample(maps, sample):
+def test_page_has_attention_of_sample(maps, sample):
     names = maps.tokens[sample]
     page = show.heads(maps, sample)
     assert re.findall(r'data-token="\d+"><bdi>([^<]*)</bdi>', page) == [*names, *names]
-    blocks = held(page, len(names))
+    blocks = read_blocks(page, len(names))
     assert len(blocks) == maps.blocks
-    for own, there in zip(maps.maps, blocks, strict=True):
-        own = own[sample, :, : len(names), : len(names)].numpy()
-        assert np.abs(own - there).max() <= 0.51 / 65535 * own.max()
-        np.testing.assert_allclose(there.sum(-1), 1, atol=1e-3)  # nothing is left to padding
+    for expected, result in zip(maps.maps, blocks, strict=True):
+        expected = expected[sample, :, : len(names), : len(names)].numpy()
+        assert np.abs(expected - result).max() <= 0.51 / 65535 * expected.max()
+        np.testing.assert_allclose(result.sum(-1), 1, atol=1e-3)  # padding has no share
 
 
-def test_it_asks_for_nothing_and_escapes(maps):
+def test_page_loads_nothing_and_is_escaped(maps):
     attack = "</script><img src=x onerror=alert(1)>\u202e"
     page = show.heads(whyformer.attention_maps("bundled:sst2", attack + SENTENCE), title=attack)
     assert "<img" not in page
@@ -49,14 +49,14 @@ def test_it_asks_for_nothing_and_escapes(maps):
     assert "default-src 'none'" in page
 
 
-def test_weighted_by_a_gradient_it_speaks_of_a_class():
+def test_gradient_weighted_page_names_class():
     plain, weighted = (show.heads(whyformer.attention_maps("bundled:sst2", SENTENCE, gradient=g, target="negative" if g else None)) for g in (False, True))
     assert "for no class" in plain
     assert "for no class" not in weighted
     assert "gradient of <bdi>negative" in weighted
 
 
-def test_what_it_refuses(maps, monkeypatch):
+def test_invalid_maps_raise(maps, monkeypatch):
     with pytest.raises(InputError, match="no sample 2"):
         show.heads(maps, 2)
     with pytest.raises(InputError, match="for text"):

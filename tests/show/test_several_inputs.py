@@ -1,4 +1,4 @@
-"""Drawings of models of several inputs show each input with its share of all scores."""
+"""Drawings of models with several inputs show each input with its share of all scores."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def labels(e: Any) -> list[str]:
     return [f"{name} {100 * float(e.part(name).scores.abs().sum()) / total:.0f} %" for name in e.inputs]
 
 
-def test_each_input_is_named_with_its_share(explained: Any) -> None:
+def test_each_input_is_labelled_with_its_share(explained: Any) -> None:
     assert len(explained.inputs) == 2
-    found = layout.by_input(explained[0])
-    assert [words.method_name(one).split(" · ")[1] for one in found] == labels(explained)
-    assert [words.is_further(one) for one in found] == [False, True]
+    parts = layout.by_input(explained[0])
+    assert [words.method_name(e).split(" · ")[1] for e in parts] == labels(explained)
+    assert [words.is_further(e) for e in parts] == [False, True]
 
 
 def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
@@ -72,22 +72,22 @@ def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
     file = tmp_path / "explained.json"
     file.write_text(json.dumps(explained.to_dict()))
     saved = reading.read([file], tmp_path / "report.html", lambda files, *_: files).saved
-    assert [words.method_name(one.e).split(" · ")[1] for one in saved] == labels(explained)
+    assert [words.method_name(item.e).split(" · ")[1] for item in saved] == labels(explained)
 
 
 class Session:
-    """As the page's: what was drawn is made once."""
+    """A stand-in for the page's session, without a cache."""
 
     def once(self, key: str, make: Any) -> Any:
         return make()
 
 
-def test_the_model_says_its_classes_once(explained: Any) -> None:
+def test_classes_are_listed_once(explained: Any) -> None:
     assert str(explained).count(" classes:") == 1
     assert show.page([explained]).count("The model says") == 1
 
 
-def test_a_figure_of_texts_has_all_of_them() -> None:
+def test_figure_of_texts_names_all_inputs() -> None:
     e = choices()
     figure = show.figure([e])
     try:
@@ -97,7 +97,7 @@ def test_a_figure_of_texts_has_all_of_them() -> None:
         pyplot.close(figure)
 
 
-def test_a_figure_of_a_picture_says_that_it_is_not_all() -> None:
+def test_figure_of_picture_states_its_share() -> None:
     e = prompt()
     figure = show.figure([e])
     try:

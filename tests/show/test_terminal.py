@@ -6,25 +6,25 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
-from show.made import ATTACK, picture, sentence
+from show.builders import ATTACK, picture, sentence
 from whyformer.show import terminal
 
 
-def shown(e, colours=None, width=80, **options):
+def print_to_terminal(e, colours=None, width=80, **options):
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=colours, force_terminal=colours is not None, highlight=False, **options)
     console.print(terminal.render(e))
     return stream.getvalue()
 
 
-def test_top_classes_read_like_the_founding_article():
+def test_format_of_top_classes():
     lines = terminal.plain(picture(labels={0: "cat", 1: "bull mastiff", 2: "emu"})).splitlines()
     assert lines[0] == "Top 3 classes:"
     assert lines[1] == "  1 : bull mastiff  value =  3.000  prob =  90.9%"
     assert lines[3] == "  2 : emu           value = -1.000  prob =   1.7%"
 
 
-def test_top_patches_are_named_by_row_and_column():
+def test_top_patches_have_row_and_column():
     assert "2  ████████████████  patch in row 1, column 4" in terminal.plain(picture())
     assert "patch 10" in terminal.plain(picture(grid=None))
 
@@ -35,18 +35,18 @@ def test_plain_text_lists_words_in_order():
     assert re.search(r"-1 +-{8} +bad", text)
 
 
-def test_long_texts_are_cut_to_their_strongest_words():
+def test_long_text_shows_strongest_words():
     text = terminal.plain(sentence(" ".join(f"w{i}" for i in range(100))))
     assert "(24 of 100 words shown)" in text
 
 
-def test_printing_is_plain_text():
+def test_str_is_plain_text():
     assert str(sentence()) == terminal.plain(sentence())
 
 
-def test_all_zero():
+def test_zero_scores_are_reported():
     assert "all scores are 0" in terminal.plain(picture(torch.zeros(4, 6)))
-    assert "all scores are 0" in shown(picture(torch.zeros(4, 6)), "truecolor")
+    assert "all scores are 0" in print_to_terminal(picture(torch.zeros(4, 6)), "truecolor")
 
 
 @pytest.mark.part(times=2)
@@ -60,13 +60,13 @@ def test_all_zero():
         picture(labels={0: "c" * 300, 1: "字" * 200, 2: "e"}),
     ],
 )  # fmt: skip
-def test_every_line_fits(e, system, width):
-    for line in re.sub(r"\x1b\[[\d;]*m", "", shown(e, system, width)).splitlines():
+def test_every_line_fits_width(e, system, width):
+    for line in re.sub(r"\x1b\[[\d;]*m", "", print_to_terminal(e, system, width)).splitlines():
         assert cell_len(line.rstrip()) <= width
 
 
-def test_colours_are_signed():
-    # not from what is printed: rich keeps the codes of a style as another test's console had them
+def test_positive_and_negative_words_have_different_colours():
+    # segments instead of printed output, because rich caches the codes of a style for the first console that uses it
     console = Console(file=io.StringIO(), color_system="truecolor", force_terminal=True, no_color=False)
     segments = console.render(terminal.render(sentence("good bad", [0, 2.0, -2.0, 0])))
     cells = [s.style.bgcolor.get_truecolor() for s in segments if s.style is not None and s.style.bgcolor is not None]
@@ -74,64 +74,64 @@ def test_colours_are_signed():
     assert any(b > r + 50 for r, _, b in cells)
 
 
-def test_without_colour_there_are_bars_and_shades():
-    assert "\x1b" not in shown(sentence())
-    assert "█" in shown(sentence())
-    assert "██" in shown(picture())
-    assert "-" in shown(picture(-torch.eye(4), grid=(4, 4)))
+def test_colourless_terminal_shows_bars_and_shades():
+    assert "\x1b" not in print_to_terminal(sentence())
+    assert "█" in print_to_terminal(sentence())
+    assert "██" in print_to_terminal(picture())
+    assert "-" in print_to_terminal(picture(-torch.eye(4), grid=(4, 4)))
 
 
-def test_a_console_that_knows_ascii_alone_gets_ascii():
+def test_ascii_console_receives_ascii():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     Console(file=stream, width=80, color_system=None).print(terminal.render([picture(), sentence()]))
     stream.flush()
 
 
 @pytest.mark.parametrize("system", ["truecolor", None])
-def test_no_token_or_name_can_steer_the_terminal(system):
+def test_control_characters_of_tokens_and_names_are_escaped(system):
     labels = {0: ATTACK, 1: ATTACK + "1", 2: "x"}
     tokens = [["[CLS]", ATTACK, "[SEP]"]]
-    attacked = [
+    explanations = [
         sentence(ATTACK, labels=labels, method=ATTACK),
         sentence("x", [0, 1.0, 0], tokens=tokens, offsets=None, texts=None, labels=labels),
         picture(labels=labels, method=ATTACK),
     ]
-    for e in attacked:
-        output = shown(e, system)
-        ours = re.sub(r"\x1b\[[\d;]*m", "", output)
-        assert "\x1b" not in ours
-        assert "\u202e" not in ours
-        assert "\\x1b[31m" in ours.replace("\n", "").replace(" ", "")
-        assert "[bold]b[/bold]" in ours.replace("\n", "")
+    for e in explanations:
+        output = print_to_terminal(e, system)
+        without_colours = re.sub(r"\x1b\[[\d;]*m", "", output)
+        assert "\x1b" not in without_colours
+        assert "\u202e" not in without_colours
+        assert "\\x1b[31m" in without_colours.replace("\n", "").replace(" ", "")
+        assert "[bold]b[/bold]" in without_colours.replace("\n", "")
         assert "\x1b[31m" not in output
         assert "\x1b" not in terminal.plain(e)
 
 
-def test_two_small_maps_stand_side_by_side():
-    output = shown([picture(torch.rand(14, 14), grid=(14, 14), target=t) for t in (0, 1)], "truecolor")
+def test_small_maps_are_side_by_side():
+    output = print_to_terminal([picture(torch.rand(14, 14), grid=(14, 14), target=t) for t in (0, 1)], "truecolor")
     line = next(x for x in output.splitlines() if "cat" in x and "%" in x and "value" not in x)
     assert "dog" in line
 
 
-def test_a_class_agnostic_map_is_shown_once():
+def test_class_agnostic_map_is_printed_once():
     maps = [picture(method="rollout", target=t, diagnostics={"class_specific": False}) for t in (0, 1)]
-    assert shown(maps).count("any class") == 1
+    assert print_to_terminal(maps).count("any class") == 1
 
 
 @pytest.mark.parametrize("make", [sentence, picture])
-def test_what_a_run_warns_of_is_printed_and_safe(make):
+def test_warnings_of_run_are_printed_and_escaped(make):
     e = make(diagnostics={"warnings": [["the map is constant\x1b[31m"]]})
-    for output in (shown(e), shown(e, "truecolor"), terminal.plain(e)):
+    for output in (print_to_terminal(e), print_to_terminal(e, "truecolor"), terminal.plain(e)):
         assert "warning: the map is constant\\x1b[31m" in output
     two = [make(target=t, diagnostics={"warnings": [["odd"]]} if t else {}) for t in (0, 1)]
-    assert shown(two).count("transformer_attribution, " + ("dog" if make is picture else "positive") + ": odd") == 1
+    assert print_to_terminal(two).count("transformer_attribution, " + ("dog" if make is picture else "positive") + ": odd") == 1
 
 
-def test_the_question_is_first_and_the_method_behind():
+def test_title_has_question_before_method():
     e = sentence(method="auto", diagnostics={"auto": {"method": "libragrad"}})
     title = next(line for line in terminal.plain(e).splitlines() if "Why" in line)
     assert title == "Why “positive”? 97.1 % (libragrad · chosen automatically):"
-    lines = shown(e).splitlines()
+    lines = print_to_terminal(e).splitlines()
     assert lines.index("libragrad · chosen automatically") == lines.index("Why “positive”? 97.1 %") + 1
-    lines = shown(picture()).splitlines()
+    lines = print_to_terminal(picture()).splitlines()
     assert [line.strip() for line in lines if "Why" in line or "transformer_attribution" in line] == ["Why “dog”? 90.9 %", "transformer_attribution"]

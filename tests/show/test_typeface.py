@@ -1,4 +1,4 @@
-"""The typeface: in every figure and page, and with every sign that these write."""
+"""The typeface is used in every figure and page, and has every character that they contain."""
 
 import re
 
@@ -10,22 +10,22 @@ from fontTools.ttLib import TTFont
 from matplotlib.text import Text
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer import show
 from whyformer.show import html, paper, typeface
 
 PAGES = sorted(html._environment().list_templates(extensions=["html"]))
 
 
-def test_its_faces_have_the_letters_and_the_signs_of_figures():
-    signs = "äßéøŁ Ωμέγα Σσα Привет Ђ − × ÷ ± → ← ↑ ↓ ≥ ≤ ≈ ≠ … “ ” ‘ ’ – — · • ° ² ³ ⏎ ⇥ ⚠ ▲ ▼ □ √ ∞ %"
+def test_faces_have_all_characters():
+    characters = "äßéøŁ Ωμέγα Σσα Привет Ђ − × ÷ ± → ← ↑ ↓ ≥ ≤ ≈ ≠ … “ ” ‘ ’ – — · • ° ² ³ ⏎ ⇥ ⚠ ▲ ▼ □ √ ∞ %"
     for face in typeface.FACES.values():
         letters = TTFont(face.with_suffix(".ttf")).getBestCmap()
-        assert [sign for sign in signs if ord(sign) not in letters] == []
+        assert [character for character in characters if ord(character) not in letters] == []
         assert face.with_suffix(".woff2").read_bytes()[:4] == b"wOF2"
 
 
-DRAWN = {
+FIGURES = {
     "grid": lambda: show.figure([picture(target=0), picture(target=1, method="rollout")]),
     "panels": lambda: show.panels([picture(target=0), picture(target=1, method="rollout")]),
     "listing": lambda: show.figure(sentence("good bad", [0, 2.0, -1.0, 0])),
@@ -35,22 +35,22 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_all_text_of_figures_is_in_it(name):
-    figure = DRAWN[name]()
-    show.encode(figure)  # ticks are made at last
-    text = [one for one in figure.findobj(Text) if one.get_text()]
+@pytest.mark.parametrize("name", FIGURES)
+def test_all_text_of_figures_uses_typeface(name):
+    figure = FIGURES[name]()
+    show.encode(figure)  # tick labels are created during rendering
+    text = [item for item in figure.findobj(Text) if item.get_text()]
     assert len(text) > 1
-    assert [one.get_text() for one in text if one.get_fontfamily()[0] != "Inter"] == []
+    assert [item.get_text() for item in text if item.get_fontfamily()[0] != "Inter"] == []
 
 
 @pytest.mark.parametrize("kind", paper.FORMATS)
-def test_files_hold_letters_of_any_script(kind):
+def test_text_in_any_script_is_encoded(kind):
     figure = show.matrix(np.eye(2), ["Привет → “x”", "جميل 很好 ∈"], title="Ωμέγα ≥ 3 × 2")
     assert len(show.encode(figure, kind)) > 1000
 
 
-def test_the_settings_of_matplotlib_stay_as_they_are():
+def test_matplotlib_settings_are_unchanged():
     before = dict(matplotlib.rcParams)
     typeface.families.cache_clear()
     show.encode(show.matrix(torch.eye(2), title="a title"))
@@ -58,14 +58,14 @@ def test_the_settings_of_matplotlib_stay_as_they_are():
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_with_a_policy_let_their_typeface_in(name):
+def test_content_security_policy_allows_fonts(name):
     source = html._environment().loader.get_source(html._environment(), name)[0]
     for policy in re.findall(r'Content-Security-Policy" content="([^"]*)"', source):
         assert "font-src data:;" in policy
         assert 'asset("claims.css")' in source
 
 
-def test_a_page_holds_its_faces_and_a_card_does_not():
+def test_pages_embed_typeface_and_fragments_do_not():
     assert html.page(sentence()).count("@font-face") == len(typeface.FACES)
     assert "@font-face" not in html.fragment(sentence())
     assert "font-family:Inter,system-ui" in html.fragment(sentence())

@@ -2,80 +2,80 @@ import pytest
 import torch
 
 import whyformer
-from show.made import picture, sentence
+from show.builders import picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import words as w
 from whyformer.show.colours import scale_of
 
 
-def merged(text, pieces, scores=None):
-    """Words of a text whose tokens are given as (begin, end)."""
+def merged_words(text, pieces, scores=None):
+    """Words of a text whose tokens have the offsets ``pieces``, as pairs (begin, end)."""
     tokens = [[text[a:b] for a, b in pieces]]
     e = sentence(text, scores or [float(i + 1) for i in range(len(pieces))], tokens=tokens, offsets=[pieces])
     return w.words(e)
 
 
-def test_word_pieces_become_words_with_the_sum_of_their_scores():
-    found, rest = merged("unforgivable film.", [(0, 2), (2, 9), (9, 12), (13, 17), (17, 18)], [1.0, -4.5, 2.0, 0.5, 0.1])
-    assert [(x.text, x.score) for x in found] == [("unforgivable", -1.5), ("film", 0.5), (".", pytest.approx(0.1))]
-    assert found[0].parts == (("un", 1.0), ("forgiva", -4.5), ("ble", 2.0))
+def test_word_pieces_are_merged_to_words_with_sum_of_scores():
+    result, rest = merged_words("unforgivable film.", [(0, 2), (2, 9), (9, 12), (13, 17), (17, 18)], [1.0, -4.5, 2.0, 0.5, 0.1])
+    assert [(x.text, x.score) for x in result] == [("unforgivable", -1.5), ("film", 0.5), (".", pytest.approx(0.1))]
+    assert result[0].parts == (("un", 1.0), ("forgiva", -4.5), ("ble", 2.0))
     assert rest == ""
 
 
-def test_an_emoji_has_what_its_bytes_add_up_to():
-    """Each byte of one sign for it, the others against it: the word is against."""
+def test_emoji_has_sum_of_scores_of_its_bytes():
+    """One byte has a positive score and the others negative ones; the sum is negative."""
     pieces = [(0, 4), (5, 6), (5, 6), (5, 6), (5, 6)]
-    found, _ = merged("good 😀", pieces, [0.5, 0.67, -0.6, -0.5, -0.27])
-    assert [x.score for x in found] == pytest.approx([0.5, -0.7])
-    assert [x.hue for x in found] == ["for", "against"] and found[1].unit == -1
+    result, _ = merged_words("good 😀", pieces, [0.5, 0.67, -0.6, -0.5, -0.27])
+    assert [x.score for x in result] == pytest.approx([0.5, -0.7])
+    assert [x.hue for x in result] == ["for", "against"] and result[1].unit == -1
     assert scale_of(sentence("good 😀", [0.5, 0.67, -0.6, -0.5, -0.27], tokens=[list("gabcd")], offsets=[pieces])).limit == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("method", ["lrp_ah_ln", "rollout", "saliency", "occlusion"])
-def test_the_words_of_a_text_add_up_to_its_scores_of_any_method(method):
+def test_words_add_up_to_scores_for_any_method(method):
     e = whyformer.explain("bundled:sst2", "Unforgivably overlong 😀 yet charmingly acted.", method)
-    found, _ = w.words(e)
-    assert any(len(x.parts) > 1 for x in found)
-    assert [(x.text, x.score) for x in found] == e.words()
-    aside = w.special_tokens(e)
-    assert sum(x.score for x in found) + (aside.score if aside else 0) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
-    assert max(abs(x.unit) for x in found) == pytest.approx(1)
+    result, _ = w.words(e)
+    assert any(len(x.parts) > 1 for x in result)
+    assert [(x.text, x.score) for x in result] == e.words()
+    specials = w.special_tokens(e)
+    assert sum(x.score for x in result) + (specials.score if specials else 0) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
+    assert max(abs(x.unit) for x in result) == pytest.approx(1)
 
 
-def test_the_sentence_can_be_put_together_again():
+def test_words_reconstruct_text():
     text = "  Well,\tit's   fine —\nreally?  "
     e = sentence(text)
-    found, rest = w.words(e)
-    assert "".join(x.gap + x.text for x in found) + rest == text
+    result, rest = w.words(e)
+    assert "".join(x.gap + x.text for x in result) + rest == text
 
 
-def test_chinese_tokens_stay_by_themselves():
-    found, _ = merged("这部电影", [(0, 1), (1, 2), (2, 3), (3, 4)])
-    assert len(found) == 4
+def test_chinese_tokens_are_not_merged():
+    result, _ = merged_words("这部电影", [(0, 1), (1, 2), (2, 3), (3, 4)])
+    assert len(result) == 4
 
 
-def test_tokens_that_share_one_character_are_one_word():
-    """A byte-level tokenizer cuts an emoji into bytes, all with the offsets of the whole character."""
-    found, _ = merged("a 😀", [(0, 1), (2, 3), (2, 3), (2, 3)])
-    assert [x.text for x in found] == ["a", "😀"]
+def test_tokens_of_same_character_are_merged():
+    """Byte-level tokenizers split an emoji into bytes, all with the offsets of the whole character."""
+    result, _ = merged_words("a 😀", [(0, 1), (2, 3), (2, 3), (2, 3)])
+    assert [x.text for x in result] == ["a", "😀"]
 
 
-def test_a_combining_mark_is_never_split_off():
-    found, _ = merged("नमस्ते", [(0, 3), (3, 6)])
-    assert len(found) == 1
+def test_combining_mark_is_not_split_off():
+    result, _ = merged_words("नमस्ते", [(0, 3), (3, 6)])
+    assert len(result) == 1
 
 
-def test_the_space_that_byte_level_tokenizers_count_in_is_no_part_of_the_word():
-    found, _ = merged("a film", [(0, 1), (1, 6)])
-    assert [(x.gap, x.text) for x in found] == [("", "a"), (" ", "film")]
+def test_leading_space_of_byte_level_token_is_not_part_of_word():
+    result, _ = merged_words("a film", [(0, 1), (1, 6)])
+    assert [(x.gap, x.text) for x in result] == [("", "a"), (" ", "film")]
 
 
-def test_what_the_model_did_not_read_is_kept_apart():
+def test_truncated_text_is_returned_separately():
     e = sentence("good film", [0, 1.0, 0], tokens=[["[CLS]", "good", "[SEP]"]], offsets=[[(0, 0), (0, 4), (0, 0)]])
     assert w.words(e)[1] == " film"
 
 
-def test_without_offsets_tokens_are_shown_and_padding_is_not():
+def test_tokens_without_padding_are_shown_if_offsets_are_missing():
     e = sentence("a", [0, 1.0, 0, 0], tokens=[["[CLS]", "a", "[PAD]", "[PAD]"]], offsets=None, texts=None)
     assert [x.text for x in w.words(e)[0]] == ["[CLS]", "a"]
 
@@ -93,7 +93,7 @@ def test_without_offsets_tokens_are_shown_and_padding_is_not():
         ("", ""),
     ],
 )
-def test_visible(raw, shown):
+def test_visible_escapes_control_characters(raw, shown):
     assert w.visible(raw) == shown
 
 
@@ -112,25 +112,25 @@ def test_headings():
 
 
 @pytest.mark.parametrize("limit", [12, 20, 30, 60])
-def test_a_long_name_is_cut_and_its_figure_never(limit):
-    said = w.heading(picture(labels={0: "cat", 1: "Greater Swiss Mountain dog", 2: "emu"}), limit=limit)
-    assert said.startswith("Why “Gre")
-    assert said.endswith("”? 90.9 %")
-    assert len(said) <= max(limit, len("Why “Gre…”? 90.9 %"))
+def test_heading_shortens_long_name_but_not_probability(limit):
+    heading = w.heading(picture(labels={0: "cat", 1: "Greater Swiss Mountain dog", 2: "emu"}), limit=limit)
+    assert heading.startswith("Why “Gre")
+    assert heading.endswith("”? 90.9 %")
+    assert len(heading) <= max(limit, len("Why “Gre…”? 90.9 %"))
 
 
-def test_bfloat16_scores_can_be_read():
+def test_bfloat16_scores_are_converted():
     assert w.array(torch.tensor([0.5], dtype=torch.bfloat16)).tolist() == [0.5]
 
 
-def test_tokens_that_do_not_fit_their_scores_are_refused():
+def test_tokens_and_scores_of_different_length_raise():
     for change in ({"tokens": [["too", "few"]]}, {"offsets": [[(0, 1)]]}, {"tokens": [["a"]], "offsets": None}):
         with pytest.raises(InputError, match="do not fit together"):
             w.words(sentence("good film", **change))
 
 
-def test_a_word_knows_its_place_in_the_sequence_and_on_the_scale():
-    found, _ = merged("unforgivable film", [(0, 2), (2, 12), (13, 17)], [1.0, -4.0, 2.0])
-    assert [x.places for x in found] == [(0, 1), (2,)]
-    assert [x.unit for x in found] == pytest.approx([-1.0, 2 / 3])
-    assert (found[0].value, found[0].sum, found[1].sum) == ("-3", "un (1) + forgivable (-4)", "")
+def test_word_has_positions_unit_score_and_texts():
+    result, _ = merged_words("unforgivable film", [(0, 2), (2, 12), (13, 17)], [1.0, -4.0, 2.0])
+    assert [x.places for x in result] == [(0, 1), (2,)]
+    assert [x.unit for x in result] == pytest.approx([-1.0, 2 / 3])
+    assert (result[0].value, result[0].sum, result[1].sum) == ("-3", "un (1) + forgivable (-4)", "")

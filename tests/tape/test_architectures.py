@@ -1,4 +1,4 @@
-"""The gradient by walking a tape equals autograd's, on every family of architectures."""
+"""Gradients computed by walking a tape equal autograd, for every family of architectures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
 from whyformer.tape.walking import GRADIENT, walk_back
 
-# a few that differ in what they compute; all of them on request: -m whole
-FEW = {
+# architectures with different operations; -m whole runs all
+DEFAULT_FAMILIES = {
     "image classification/vit", "image classification/swinv2", "image classification/cvt", "image classification/levit",
     "sequence classification/bert", "sequence classification/deberta-v2", "sequence classification/xlnet",
     "sequence classification/longformer", "causal language model/mamba2", "causal language model/gpt2",
@@ -22,7 +22,7 @@ FEW = {
     "sequence to sequence/t5", "sequence to sequence/bart", "two towers/clip", "audio classification/wav2vec2",
     "object detection/detr", "vision and language/llava", "video classification/timesformer",
 }  # fmt: skip
-# the tape differentiates what the forward pass computes, autograd what the model says
+# the tape differentiates the forward pass; autograd uses the model's own backward
 OTHER_BACKWARD = {
     **dict.fromkeys(("hrm_text", "blt"), "runs a part under no_grad"),
     "yoso": "has a backward function of its own",
@@ -45,86 +45,86 @@ def output_of(output: Any) -> Tensor:
     return output
 
 
-def compare(architecture: Architecture) -> None:
-    """In the dtype that the model runs in: some kernels of experts have no float64."""
+def assert_gradient_equals_autograd(architecture: Architecture) -> None:
+    """Compare in float64, or in float32 if a kernel does not support float64."""
     model, inputs = architecture.build()
     for dtype in (torch.float64, torch.float32):
         model = model.to(dtype).eval().requires_grad_(False)
-        fed = {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
+        inputs_ = {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
         try:
             with torch.no_grad():
-                wanted = output_of(model(**fed))
+                expected_output = output_of(model(**inputs_))
         except RuntimeError:
             continue
         break
     else:
         pytest.fail("runs in neither dtype")
     tolerance = 1e-6 if dtype == torch.float64 else 1e-3
-    tape, raw = record(model, **fed)
+    tape, raw = record(model, **inputs_)
     output = output_of(raw)
-    assert torch.allclose(output, wanted, rtol=tolerance, atol=tolerance * float(wanted.nan_to_num().abs().max()), equal_nan=True)
+    assert torch.allclose(output, expected_output, rtol=tolerance, atol=tolerance * float(expected_output.nan_to_num().abs().max()), equal_nan=True)
     end, roots = tape.number(output), roots_of(tape)
     seed = torch.zeros_like(output)
     seed[(slice(None), *[0] * (output.dim() - 2), -1)] = 1
-    flows = walk_back(read_program(tape, roots, end), tape, [(GRADIENT, {end: seed})], wanted=roots)[0]
-    assert all(flows[n].shape == tape.shapes[n] for n in roots)
+    gradients = walk_back(read_program(tape, roots, end), tape, [(GRADIENT, {end: seed})], wanted=roots)[0]
+    assert all(gradients[n].shape == tape.shapes[n] for n in roots)
     if architecture.family in OTHER_BACKWARD:
         return
-    expected = by_autograd(model, fed, tape, roots, seed)
+    expected = autograd_gradients(model, inputs_, tape, roots, seed)
     for n in roots:
         size = float(expected[n].nan_to_num().abs().max())
-        assert torch.allclose(flows[n], expected[n], rtol=0, atol=tolerance * size + 1e-30, equal_nan=True), tape.maker.get(n)
+        assert torch.allclose(gradients[n], expected[n], rtol=0, atol=tolerance * size + 1e-30, equal_nan=True), tape.maker.get(n)
 
 
 def roots_of(tape: Any) -> list[int]:
-    """Inputs of floating-point numbers, and what is looked up by ids."""
+    """Floating-point inputs, or else the embeddings of ids."""
     inputs = sorted(n for n in tape.inputs if tape.floating(n))
-    looked_up = [c.results[0] for c in tape.calls if c.name == "embedding"]
-    return inputs or looked_up
+    embeddings = [c.results[0] for c in tape.calls if c.name == "embedding"]
+    return inputs or embeddings
 
 
-def by_autograd(model: Any, fed: dict[str, Any], tape: Any, roots: list[int], seed: Tensor) -> dict[int, Tensor]:
-    """The gradient at the roots: those that are inputs as leaves; looked-up vectors through what replaces them."""
+def autograd_gradients(model: Any, inputs: dict[str, Any], tape: Any, roots: list[int], seed: Tensor) -> dict[int, Tensor]:
+    """Gradient at the roots, which are either inputs, or embeddings that are replaced by leaves."""
     if all(n in tape.inputs for n in roots):
-        leaves = {id(v): v.clone().requires_grad_() for v in fed.values() if isinstance(v, Tensor) and v.is_floating_point()}
-        names = {k: leaves.get(id(v), v) for k, v in fed.items()}
+        leaves = {id(v): v.clone().requires_grad_() for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point()}
+        names = {k: leaves.get(id(v), v) for k, v in inputs.items()}
         output = output_of(model(**names))
-        order = sorted(tape.number(v) for v in fed.values() if isinstance(v, Tensor) and v.is_floating_point())
-        by_number = {tape.number(v): leaves[id(v)] for v in fed.values() if isinstance(v, Tensor) and v.is_floating_point()}
-        found = torch.autograd.grad(output, [by_number[n] for n in order], seed, allow_unused=True)
-        return {n: torch.zeros_like(by_number[n]) if g is None else g for n, g in zip(order, found, strict=True)}
+        order = sorted(tape.number(v) for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point())
+        by_number = {tape.number(v): leaves[id(v)] for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point()}
+        gradients = torch.autograd.grad(output, [by_number[n] for n in order], seed, allow_unused=True)
+        return {n: torch.zeros_like(by_number[n]) if g is None else g for n, g in zip(order, gradients, strict=True)}
     leaves_of: dict[int, Tensor] = {}
     original = torch.nn.functional.embedding
     numbers = iter(roots)
 
-    def looked_up(*args: Any, **kwargs: Any) -> Tensor:
+    def leaf_embedding(*args: Any, **kwargs: Any) -> Tensor:
         leaf = original(*args, **kwargs).detach().clone().requires_grad_()
         leaves_of[next(numbers)] = leaf
         return leaf
 
-    torch.nn.functional.embedding = looked_up
+    torch.nn.functional.embedding = leaf_embedding
     try:
-        output = output_of(model(**fed))
+        output = output_of(model(**inputs))
     finally:
         torch.nn.functional.embedding = original
-    found = torch.autograd.grad(output, [leaves_of[n] for n in roots], seed, allow_unused=True)
-    return {n: torch.zeros_like(leaves_of[n]) if g is None else g for n, g in zip(roots, found, strict=True)}
+    gradients = torch.autograd.grad(output, [leaves_of[n] for n in roots], seed, allow_unused=True)
+    return {n: torch.zeros_like(leaves_of[n]) if g is None else g for n, g in zip(roots, gradients, strict=True)}
 
 
 def cases() -> list[Any]:
-    found = []
-    for one in listed():
-        if one.family in NO_AUTOGRAD:
+    parameters = []
+    for architecture in listed():
+        if architecture.family in NO_AUTOGRAD:
             continue
-        found.append(pytest.param(one, id=one.name, marks=() if one.name in FEW else pytest.mark.whole))
-    return found
+        parameters.append(pytest.param(architecture, id=architecture.name, marks=() if architecture.name in DEFAULT_FAMILIES else pytest.mark.whole))
+    return parameters
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("architecture", cases())
-def test_the_gradient_is_that_of_autograd(architecture: Architecture) -> None:
-    compare(architecture)
+def test_gradient_equals_autograd(architecture: Architecture) -> None:
+    assert_gradient_equals_autograd(architecture)
 
 
-def test_the_few_are_architectures_of_the_list() -> None:
-    assert {a.name for a in listed()} >= FEW
+def test_default_families_are_known_architectures() -> None:
+    assert {a.name for a in listed()} >= DEFAULT_FAMILIES

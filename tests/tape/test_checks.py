@@ -1,4 +1,4 @@
-"""Values that torch does not see are found."""
+"""Detection of values computed outside torch and of changed parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo import ZOO
 
 
 def doubled_by_address(x: Tensor) -> Tensor:
-    """As a kernel of Triton does: memory from ``empty``, filled through addresses."""
+    """Like a Triton kernel: fills memory from ``empty`` through its address."""
     out = torch.empty(x.shape, dtype=x.dtype)
     x = x.contiguous()
     source = (ctypes.c_float * x.numel()).from_address(x.data_ptr())
@@ -27,8 +27,8 @@ def doubled_by_address(x: Tensor) -> Tensor:
     return out
 
 
-class Layers(nn.Module):
-    """Two layers with something in between."""
+class LayersWithFunction(nn.Module):
+    """Two layers with a function between them."""
 
     def __init__(self, between: Any) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ def as_list(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("between", [doubled_by_address, through_numpy, as_list])
-def test_values_from_nowhere_are_refused_by_name(between: Any) -> None:
+def test_values_computed_outside_torch_are_refused(between: Any) -> None:
     with pytest.raises(ModelError, match="outside of torch"):
-        whyformer.record(Layers(between).eval(), torch.randn(2, 3, 4))
+        whyformer.record(LayersWithFunction(between).eval(), torch.randn(2, 3, 4))
 
 
-def test_constants_are_no_values_from_nowhere() -> None:
-    scale = torch.rand(4)  # no buffer, but the same in every pass
-    whyformer.record(Layers(lambda x: x * scale).eval(), torch.randn(2, 3, 4))
-    whyformer.record(Layers(lambda x: x + torch.empty(4).fill_(2) + torch.zeros(4)).eval(), torch.randn(2, 3, 4))
+def test_constants_are_allowed() -> None:
+    scale = torch.rand(4)  # not a buffer, but equal in every pass
+    whyformer.record(LayersWithFunction(lambda x: x * scale).eval(), torch.randn(2, 3, 4))
+    whyformer.record(LayersWithFunction(lambda x: x + torch.empty(4).fill_(2) + torch.zeros(4)).eval(), torch.randn(2, 3, 4))
 
 
-def test_constants_of_a_pass_that_takes_another_way() -> None:
-    """As a loop over the experts that some token chose."""
+def test_constants_in_data_dependent_control_flow_are_allowed() -> None:
+    """For example a loop over the experts that tokens are routed to."""
 
     def between(x: Tensor) -> Tensor:
         for _ in range(1 + int(x.abs().sum() * 1000) % 5):
@@ -67,7 +67,7 @@ def test_constants_of_a_pass_that_takes_another_way() -> None:
         return x + torch.tensor(0.5)
 
     for seed in range(8):
-        whyformer.record(Layers(between).eval(), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed)))
+        whyformer.record(LayersWithFunction(between).eval(), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -79,7 +79,7 @@ def test_healthy_models_pass_all_checks(name: str) -> None:
     assert not altered(tape)
 
 
-def test_a_model_that_was_trained_since_the_pass() -> None:
+def test_parameter_changed_after_pass_is_reported() -> None:
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     tape, _ = record(model, x)
     assert not altered(tape)
@@ -88,8 +88,8 @@ def test_a_model_that_was_trained_since_the_pass() -> None:
     assert altered(tape) == [tape.number(model.weight)]
 
 
-def test_memory_that_is_filled_row_by_row_is_set() -> None:
-    """As experts put their tokens back in order."""
+def test_memory_filled_by_index_is_set() -> None:
+    """As experts write their tokens back in the original order."""
 
     def reordered(x: Tensor) -> Tensor:
         order = torch.tensor([2, 0, 3, 1])
@@ -97,10 +97,10 @@ def test_memory_that_is_filled_row_by_row_is_set() -> None:
         out[order] = x
         return out * 2
 
-    def half(x: Tensor) -> Tensor:
+    def half_filled(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
         out[torch.tensor([0, 2])] = x[:2]
         return out * 2
 
     assert unset(record(reordered, torch.randn(4, 3))[0]) == []
-    assert unset(record(half, torch.randn(4, 3))[0]) != []
+    assert unset(record(half_filled, torch.randn(4, 3))[0]) != []

@@ -1,4 +1,4 @@
-"""Custom operations count as one call each, and the classes that they belong to are left as they were."""
+"""Custom operations are recorded as one call each, and their classes stay unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo import GeluInNumpy, WrittenGelu, unseen
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-class Net(nn.Module):
+class SmallNet(nn.Module):
     def __init__(self, middle: Any) -> None:
         super().__init__()
         self.first, self.middle, self.last = nn.Linear(4, 4), middle, nn.Linear(4, 2)
@@ -40,25 +40,25 @@ def gradient(model: nn.Module, custom_ops: dict[Any, str]) -> tuple[Tape, list[t
     tape, output = record_call(model, (X,), custom_ops=custom_ops)
     out, root = tape.number(output), tape.number(X)
     program = read_program(tape, [root], out)
-    (found,) = walk_back(program, tape, [(GRADIENT, {out: torch.eye(2)[[0, 0]].double()})], wanted=[root])
-    return tape, [(u.kind, u.name) for u in program.units], found[root]
+    (gradients,) = walk_back(program, tape, [(GRADIENT, {out: torch.eye(2)[[0, 0]].double()})], wanted=[root])
+    return tape, [(u.kind, u.name) for u in program.units], gradients[root]
 
 
 @pytest.mark.parametrize("middle", [WrittenGelu(), GeluInNumpy.apply, lambda x: GeluInNumpy.apply(x.clone()).clone()])
-def test_one_unit_of_the_kind_that_was_said_with_the_derivative_of_its_own(middle: Any) -> None:
+def test_custom_op_is_one_unit_with_its_own_derivative(middle: Any) -> None:
     key = WrittenGelu if isinstance(middle, WrittenGelu) else GeluInNumpy
-    wanted = gradient(Net(nn.GELU()), {})[2]
-    _, units, found = gradient(Net(middle), {key: "gelu"})
+    expected = gradient(SmallNet(nn.GELU()), {})[2]
+    _, units, result = gradient(SmallNet(middle), {key: "gelu"})
     assert units.count(("activation", key.__name__)) == 1
     assert [name for kind, name in units if kind == "activation"] == [key.__name__]
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_classes_are_left_as_they_were() -> None:
+def test_classes_of_custom_ops_are_restored() -> None:
     before = dict(vars(GeluInNumpy))
     for middle in (GeluInNumpy.apply, lambda x: 1 / 0):
         try:
-            gradient(Net(middle), {GeluInNumpy: "gelu"})
+            gradient(SmallNet(middle), {GeluInNumpy: "gelu"})
         except ZeroDivisionError:
             pass
         assert dict(vars(GeluInNumpy)) == before
@@ -68,41 +68,41 @@ def test_classes_are_left_as_they_were() -> None:
     assert not module._global_forward_pre_hooks
 
 
-def test_another_thread_that_runs_the_model_meanwhile_is_not_recorded() -> None:
-    inside, outside = Net(GeluInNumpy.apply), Net(GeluInNumpy.apply)
-    wanted, seen = outside(X), []
+def test_forward_in_other_thread_is_not_recorded() -> None:
+    recorded_model, other_model = SmallNet(GeluInNumpy.apply), SmallNet(GeluInNumpy.apply)
+    expected, outputs = other_model(X), []
 
     class Waiting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            thread = threading.Thread(target=lambda: seen.append(outside(X)))
+            thread = threading.Thread(target=lambda: outputs.append(other_model(X)))
             thread.start()
             thread.join()
             return GeluInNumpy.apply(x)
 
-    inside.middle = Waiting()
-    _, units, _ = gradient(inside, {GeluInNumpy: "gelu"})
+    recorded_model.middle = Waiting()
+    _, units, _ = gradient(recorded_model, {GeluInNumpy: "gelu"})
     assert units.count(("activation", "GeluInNumpy")) == 1
-    assert torch.equal(seen[0], wanted)
+    assert torch.equal(outputs[0], expected)
 
 
-def test_what_hands_on_its_input_takes_nothing_from_others_that_read_it() -> None:
-    class Same(nn.Module):
+def test_custom_op_that_returns_its_input_keeps_gradient_of_other_readers() -> None:
+    class IdentityModule(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    class Twice(nn.Module):
+    class IdentityTwice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.same = Same()
+            self.same = IdentityModule()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.same(x) * 3 + x
 
-    found = gradient(Net(Twice()), {Same: "view"})[2]
-    torch.testing.assert_close(found, 4 * gradient(Net(nn.Identity()), {})[2], rtol=1e-12, atol=1e-12)
+    result = gradient(SmallNet(IdentityTwice()), {IdentityModule: "view"})[2]
+    torch.testing.assert_close(result, 4 * gradient(SmallNet(nn.Identity()), {})[2], rtol=1e-12, atol=1e-12)
 
 
-def test_a_declared_module_within_a_declared_module() -> None:
+def test_nested_custom_ops_are_one_unit() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -111,20 +111,20 @@ def test_a_declared_module_within_a_declared_module() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x).tanh()
 
-    _, units, found = gradient(Net(Outer()), {WrittenGelu: "gelu", Outer: "activation"})
+    _, units, result = gradient(SmallNet(Outer()), {WrittenGelu: "gelu", Outer: "activation"})
     assert [name for kind, name in units if kind == "activation"] == ["Outer"]
-    wanted = gradient(Net(nn.Sequential(nn.GELU(), nn.Tanh())), {})[2]
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    expected = gradient(SmallNet(nn.Sequential(nn.GELU(), nn.Tanh())), {})[2]
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_what_it_reads_without_being_given_it_is_refused() -> None:
+def test_custom_op_that_reads_other_tensor_is_refused() -> None:
     class Gate(nn.Module):
         other: Tensor
 
         def forward(self, x: Tensor) -> Tensor:
             return x * self.other
 
-    class Both(nn.Module):
+    class GateCaller(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.gate = Gate()
@@ -133,37 +133,37 @@ def test_what_it_reads_without_being_given_it_is_refused() -> None:
             self.gate.other = x.sigmoid()
             return self.gate(x)
 
-    gradient(Net(Both()), {})
+    gradient(SmallNet(GateCaller()), {})
     with pytest.raises(ModelError, match="not one of its arguments"):
-        gradient(Net(Both()), {Gate: "gelu"})
-    constant = Both()
+        gradient(SmallNet(GateCaller()), {Gate: "gelu"})
+    constant = GateCaller()
     constant.forward = lambda x: constant.gate(x)  # type: ignore[method-assign]
     constant.gate.other = torch.full((4,), 2.0, dtype=torch.float64)
-    gradient(Net(constant), {Gate: "scale"})
+    gradient(SmallNet(constant), {Gate: "scale"})
 
 
 @pytest.mark.parametrize(("change", "words"), [(lambda x: x.mul_(2), "in place"), (lambda x: (x, x), "returns a tuple")])
-def test_what_cannot_be_one_call_is_refused(change: Any, words: str) -> None:
-    class Odd(nn.Module):
+def test_custom_op_in_place_or_with_tuple_output_is_refused(change: Any, words: str) -> None:
+    class ChangingModule(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return change(x)
 
-    class First(nn.Module):
+    class CustomOpCaller(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.odd = Odd()
+            self.odd = ChangingModule()
 
         def forward(self, x: Tensor) -> Tensor:
-            made = self.odd(x)
-            return made if isinstance(made, Tensor) else made[0]
+            output = self.odd(x)
+            return output if isinstance(output, Tensor) else output[0]
 
     with pytest.raises(ModelError, match=words):
-        gradient(Net(First()), {Odd: "gelu"})
+        gradient(SmallNet(CustomOpCaller()), {ChangingModule: "gelu"})
 
 
 @pytest.mark.parametrize("name", ["cosine_similarity", F.pairwise_distance, F.linear])
-def test_what_torch_makes_of_others_is_refused_with_the_way_out(name: Any) -> None:
-    model, x = Net(WrittenGelu()), X
+def test_composite_torch_functions_are_refused_as_custom_ops(name: Any) -> None:
+    model, x = SmallNet(WrittenGelu()), X
     with pytest.raises(InputError, match="name the class of the module"):
         whyformer.explain(model, x, "lrp", rules={name: "gelu"})
     assert whyformer.explain(model, x, "lrp", rules={WrittenGelu: "gelu"}).scores.any()
@@ -171,18 +171,18 @@ def test_what_torch_makes_of_others_is_refused_with_the_way_out(name: Any) -> No
 
 @pytest.mark.parametrize("name", ["gelu", F.gelu, "aten::gelu", torch.ops.aten.gelu])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_operators_of_torch_have_many_names(name: Any, in_place: bool) -> None:
+def test_rule_for_torch_operator_accepts_each_of_its_names(name: Any, in_place: bool) -> None:
     middle = (lambda x: torch.ops.aten.gelu_(x)) if in_place else F.gelu
-    scores = whyformer.explain(Net(middle), X, "lrp_ah", rules={name: "identity"}).scores
-    straight = whyformer.explain(Net(F.gelu), X, "input_x_gradient").scores
-    assert not torch.allclose(scores, straight)
-    assert torch.allclose(whyformer.explain(Net(middle), X, "input_x_gradient", rules={name: "identity"}).scores, straight)
+    scores = whyformer.explain(SmallNet(middle), X, "lrp_ah", rules={name: "identity"}).scores
+    gradient_scores = whyformer.explain(SmallNet(F.gelu), X, "input_x_gradient").scores
+    assert not torch.allclose(scores, gradient_scores)
+    assert torch.allclose(whyformer.explain(SmallNet(middle), X, "input_x_gradient", rules={name: "identity"}).scores, gradient_scores)
 
 
-def test_a_composite_says_what_it_is_given_by_the_kind() -> None:
-    """An activation that is declared opens a gate as any other does."""
+def test_composite_applies_rule_of_custom_kind() -> None:
+    """A gate with a custom activation has the rule of gates."""
 
-    class Gated(nn.Module):
+    class GatedActivation(nn.Module):
         def __init__(self, function: Any) -> None:
             super().__init__()
             self.function = function
@@ -190,16 +190,16 @@ def test_a_composite_says_what_it_is_given_by_the_kind() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.function(x) * x.roll(1, -1)
 
-    own, plain = Net(Gated(WrittenGelu())), Net(Gated(nn.GELU()))
-    wanted = whyformer.explain(plain, X, "cp_lrp").scores
-    torch.testing.assert_close(whyformer.explain(own, X, "cp_lrp", rules={WrittenGelu: "gelu"}).scores, wanted, rtol=1e-9, atol=1e-10)
+    custom, plain = SmallNet(GatedActivation(WrittenGelu())), SmallNet(GatedActivation(nn.GELU()))
+    expected = whyformer.explain(plain, X, "cp_lrp").scores
+    torch.testing.assert_close(whyformer.explain(custom, X, "cp_lrp", rules={WrittenGelu: "gelu"}).scores, expected, rtol=1e-9, atol=1e-10)
     assert "identity" in COMPOSITES["attnlrp"].rules
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("plus_one", [False, True])
-def test_norms_are_recorded_as_norms(bias: bool, centred: bool, plus_one: bool) -> None:
+def test_custom_norm_has_scores_of_written_norm(bias: bool, centred: bool, plus_one: bool) -> None:
     class Norm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -210,7 +210,7 @@ def test_norms_are_recorded_as_norms(bias: bool, centred: bool, plus_one: bool) 
             x = x / (x.square().mean(-1, keepdim=True) + self.tiny).sqrt() * (self.w + plus_one)
             return x + self.b if bias else x
 
-    class Apart(torch.autograd.Function):
+    class NormFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
             return unseen(norm(x))
@@ -220,41 +220,41 @@ def test_norms_are_recorded_as_norms(bias: bool, centred: bool, plus_one: bool) 
             raise NotImplementedError
 
     norm = Norm()
-    model = Net(norm)
-    wanted = whyformer.explain(model, X, "lrp_ln").scores
-    apart = Net(lambda x: Apart.apply(x, norm.w, norm.b, norm.tiny))
-    for key, net in ((Norm, model), (Apart, apart)):
-        found = whyformer.explain(net, X, "lrp_ln", rules={key: "layer_norm" if centred else "rms_norm"}).scores
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+    model = SmallNet(norm)
+    expected = whyformer.explain(model, X, "lrp_ln").scores
+    function_model = SmallNet(lambda x: NormFunction.apply(x, norm.w, norm.b, norm.tiny))
+    for key, net in ((Norm, model), (NormFunction, function_model)):
+        result = whyformer.explain(net, X, "lrp_ln", rules={key: "layer_norm" if centred else "rms_norm"}).scores
+        torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_declared_operation_of_two_branches_has_no_rule_of_one() -> None:
-    class Mixed(nn.Module):
+def test_custom_op_of_two_branches_needs_rule_for_two() -> None:
+    class VmapProduct(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.func.vmap(torch.mul)(x, y)
 
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mixed = Mixed()
+            self.mixed = VmapProduct()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.mixed(x, x.roll(1, -1))
 
     with pytest.raises(UnknownOperation):
-        whyformer.explain(Net(Two()), X, "lrp", rules={Mixed: "gelu"})
-    found = whyformer.explain(Net(Two()), X, "lrp", rules={Mixed: "mul"}).scores
-    wanted = whyformer.explain(Net(lambda x: x * x.roll(1, -1)), X, "lrp").scores
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+        whyformer.explain(SmallNet(Two()), X, "lrp", rules={VmapProduct: "gelu"})
+    result = whyformer.explain(SmallNet(Two()), X, "lrp", rules={VmapProduct: "mul"}).scores
+    expected = whyformer.explain(SmallNet(lambda x: x * x.roll(1, -1)), X, "lrp").scores
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("like", ["gelu", "layer_norm"])
-def test_an_intervention_at_what_a_declared_operation_returns(like: str) -> None:
+def test_intervention_on_output_of_custom_op(like: str) -> None:
     middle, key = (WrittenGelu(), WrittenGelu) if like == "gelu" else (nn.LayerNorm(4), nn.LayerNorm)
-    model = Net(middle)
+    model = SmallNet(middle)
     tape, _ = record_call(model, (X,), custom_ops={key: like}, names=True)
     ((number,),) = tape.outputs["middle"]
     changed, output = record_call(model, (X,), custom_ops={key: like}, change={number: lambda t: 2 * t})
-    torch.testing.assert_close(output, Net(lambda x: 2 * middle(x))(X))
+    torch.testing.assert_close(output, SmallNet(lambda x: 2 * middle(x))(X))
     torch.testing.assert_close(changed[number], 2 * tape[number])
     assert changed.signature == tape.signature

@@ -1,4 +1,4 @@
-"""Calls that stand for others are recorded as these: the same values, the same gradient, and units that rules know."""
+"""Composite calls are recorded as their elementary operations, with the same values, gradients and unit kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whyformer.tape.recording import record, record_call
 from whyformer.tape.walking import GRADIENT, replay, walk_back
 
 TABLE = torch.randn(5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
+VARIANTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
     "glu": (functional.glu, lambda x: x[..., :3] * torch.sigmoid(x[..., 3:]), "activated gate"),
     "glu along another axis": (lambda x: functional.glu(x, 1), lambda x: x[:, :2] * torch.sigmoid(x[:, 2:]), "activated gate"),
     "addcmul": (
@@ -39,52 +39,52 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], st
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_is_what_it_stands_for(way: str) -> None:
-    function, written, kind = WAYS[way]
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_composite_call_equals_its_decomposition(variant: str) -> None:
+    function, written, kind = VARIANTS[variant]
     x = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = []
+    results = []
     for f in (function, written):
         tape, y = record(f, x)
         root, end = tape.number(x), tape.number(y)
         program, seed = read_program(tape, [root], end), torch.ones_like(y)
         runs = [(composite, {end: seed}) for composite in (GRADIENT, COMPOSITES["attnlrp"], COMPOSITES["cp_lrp"])]
-        flows = walk_back(program, tape, runs, wanted=[root])
+        gradients = walk_back(program, tape, runs, wanted=[root])
         assert kind in {u.kind for u in program.units}
-        found.append((y, *(flow[root] for flow in flows)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
-    free = x.clone().requires_grad_()
-    torch.testing.assert_close(found[0][1], torch.autograd.grad(written(free).sum(), free)[0])
+        results.append((y, *(gradients_[root] for gradients_ in gradients)))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(results[0][1], torch.autograd.grad(written(leaf).sum(), leaf)[0])
 
 
-def test_a_product_of_more_than_two_has_its_own_derivative() -> None:
+def test_gradient_of_product_over_axis() -> None:
     x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tape, y = record(lambda x: x.prod(1), x)
     root, end = tape.number(x), tape.number(y)
-    (flow,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], wanted=[root])
-    torch.testing.assert_close(flow[root], y[:, None] / x)
+    (gradients,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], wanted=[root])
+    torch.testing.assert_close(gradients[root], y[:, None] / x)
 
 
-OPENED: dict[str, Callable[[Tensor], Tensor]] = {
+DECOMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: functional.scaled_dot_product_attention(x, x.sin(), x.cos()).exp(),
     "attention of fewer keys": lambda x: functional.scaled_dot_product_attention(x, x[:, :1], x[:, 1:2], enable_gqa=True).exp(),
-    **{way: (lambda x, f=functions[0]: f(x).exp()) for way, functions in WAYS.items()},  # type: ignore[misc]
+    **{variant: (lambda x, f=functions[0]: f(x).exp()) for variant, functions in VARIANTS.items()},  # type: ignore[misc]
 }
 
 
-@pytest.mark.parametrize("way", OPENED)
-def test_an_intervention_at_a_value_that_the_kernel_did_not_compute(way: str) -> None:
-    """Each value inside of a call is replaced as if the parts had been written: the pass is the replay."""
+@pytest.mark.parametrize("variant", DECOMPOSED)
+def test_intervention_on_inner_value_of_composite_call(variant: str) -> None:
+    """An intervention on each inner value of a composite call equals the replay of its parts."""
     x = torch.randn(2, 4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tape, y = record(OPENED[way], x)
+    tape, y = record(DECOMPOSED[variant], x)
     root, end = tape.number(x), tape.number(y)
     program = read_program(tape, [root], end)
-    inside = [u.exit for u in program.units if u.exit != end]
-    assert len(inside) > 2
-    for n in inside:
-        (wanted,) = replay(tape, {n: tape[n] * 1.5}, [end])
-        again, found = record_call(OPENED[way], (x,), change={n: lambda t: t * 1.5})
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(again[n], tape[n] * 1.5)
-        torch.testing.assert_close(again[end], found)
+    inner = [u.exit for u in program.units if u.exit != end]
+    assert len(inner) > 2
+    for n in inner:
+        (expected,) = replay(tape, {n: tape[n] * 1.5}, [end])
+        changed, result = record_call(DECOMPOSED[variant], (x,), change={n: lambda t: t * 1.5})
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(changed[n], tape[n] * 1.5)
+        torch.testing.assert_close(changed[end], result)

@@ -1,4 +1,4 @@
-"""A model that works in place gets the relevance of the same model written out of place."""
+"""Models with in-place operations have the relevance of equivalent out-of-place models."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ COMPOSITES = {
 }
 
 
-class Model(nn.Module):
-    """Two linear layers with a norm between them, and what a case does on the way."""
+class InPlaceTestModel(nn.Module):
+    """Two linear layers and a norm, combined by the function ``case``."""
 
     def __init__(self, case: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -45,34 +45,34 @@ class Model(nn.Module):
         return self.second(self.case(self, x)).flatten(1)
 
 
-def put(x: Tensor, part: Any, value: Tensor | float) -> Tensor:
-    """A copy with one part replaced."""
+def replaced(x: Tensor, part: Any, value: Tensor | float) -> Tensor:
+    """Copy of x with one part replaced."""
     copy = x.clone()
     copy[part] = value
     return copy
 
 
-def _shifted_norm(m: Model, x: Tensor) -> Tensor:
+def _shifted_norm(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.norm(m.first(x))
     y += 1
     return y
 
 
-def _scaled_norm_part(m: Model, x: Tensor) -> Tensor:
+def _scaled_norm_part(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.norm(m.first(x))
     y[..., :2] = 0.5
     y.mul_(2)
     return y
 
 
-def _linear_changed_through_a_view(m: Model, x: Tensor) -> Tensor:
+def _linear_changed_through_a_view(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     y.view(-1).mul_(2)
     y.transpose(1, 2)[:, :2].add_(1)
     return m.norm(y)
 
 
-def _linear_read_then_changed(m: Model, x: Tensor) -> Tensor:
+def _linear_read_then_changed(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     z = y + 0.5 * x
     y.mul_(3)
@@ -80,13 +80,13 @@ def _linear_read_then_changed(m: Model, x: Tensor) -> Tensor:
     return m.norm(torch.cat([z, y], 1))[:, :TOKENS]
 
 
-def _activation_shifted(m: Model, x: Tensor) -> Tensor:
+def _activation_shifted(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = F.gelu(m.first(x))
     y += 1
     return y
 
 
-def _fresh_buffer(m: Model, x: Tensor) -> Tensor:
+def _fresh_buffer(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     buffer = torch.zeros_like(y)
     buffer[..., :3] = y[..., 3:]
@@ -95,7 +95,7 @@ def _fresh_buffer(m: Model, x: Tensor) -> Tensor:
     return m.norm(buffer.view(len(x), -1).view_as(buffer))
 
 
-def _view_of_a_fresh_buffer(m: Model, x: Tensor) -> Tensor:
+def _view_of_a_fresh_buffer(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     buffer = y.new_zeros(y.shape)
     left, right = buffer[..., :3], buffer[..., 3:]
@@ -105,29 +105,29 @@ def _view_of_a_fresh_buffer(m: Model, x: Tensor) -> Tensor:
     return m.norm(buffer)
 
 
-def _two_halves(m: Model, x: Tensor) -> Tensor:
+def _two_halves(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     buffer = torch.empty(y.shape, dtype=y.dtype)
     for part in buffer.unbind(1):
         part.zero_()
     halves = torch.zeros(2, *y.shape, dtype=y.dtype)
-    one = halves[0]
-    one.add_(y)
-    halves[1].copy_(one)
+    first = halves[0]
+    first.add_(y)
+    halves[1].copy_(first)
     return m.norm(halves.sum(0) + buffer)
 
 
-def _residual_in_place(m: Model, x: Tensor) -> Tensor:
+def _residual_in_place(m: InPlaceTestModel, x: Tensor) -> Tensor:
     y = m.first(x)
     z = F.gelu(y)
     z += m.norm(y)
     return z
 
 
-# name -> (in place, out of place); each maps (model, input) to what enters the last layer
-CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], Callable[[Model, Tensor], Tensor]]] = {
+# name -> (in place, out of place); each maps (model, input) to the input of the last layer
+CASES: dict[str, tuple[Callable[[InPlaceTestModel, Tensor], Tensor], Callable[[InPlaceTestModel, Tensor], Tensor]]] = {
     "norm, then +=": (_shifted_norm, lambda m, x: m.norm(m.first(x)) + 1),
-    "norm, then a part": (_scaled_norm_part, lambda m, x: put(m.norm(m.first(x)), (..., slice(2)), 0.5) * 2),
+    "norm, then a part": (_scaled_norm_part, lambda m, x: replaced(m.norm(m.first(x)), (..., slice(2)), 0.5) * 2),
     "linear, through views": (
         _linear_changed_through_a_view,
         lambda m, x: m.norm(torch.cat([m.first(x)[..., :2] * 2 + 1, m.first(x)[..., 2:] * 2], -1)),
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], Callable[[Model, Tenso
 
 def flows(case: Callable[..., Tensor], composite: str) -> tuple[Tensor, Tensor]:
     x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return walked(Model(case), x, COMPOSITES[composite])
+    return walked(InPlaceTestModel(case), x, COMPOSITES[composite])
 
 
 @pytest.mark.part
@@ -157,17 +157,17 @@ def flows(case: Callable[..., Tensor], composite: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_in_place_equals_out_of_place(case: str, composite: str) -> None:
     in_place, out_of_place = CASES[case]
-    logits, got = flows(in_place, composite)
-    wanted_logits, wanted = flows(out_of_place, composite)
-    assert torch.allclose(logits, wanted_logits)
-    assert torch.allclose(got, wanted, rtol=1e-8, atol=1e-8 * float(wanted.abs().max()))
-    assert got.abs().max() > 0
+    logits, result = flows(in_place, composite)
+    expected_logits, expected = flows(out_of_place, composite)
+    assert torch.allclose(logits, expected_logits)
+    assert torch.allclose(result, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+    assert result.abs().max() > 0
 
 
 @pytest.mark.parametrize("exponent", [-0.5, torch.tensor(-0.5, dtype=torch.float64)])
-def test_a_power_in_place_is_repeated_on_other_numbers(exponent: float | Tensor) -> None:
-    x, other = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64)
+def test_replayed_in_place_power_uses_new_operand(exponent: float | Tensor) -> None:
+    x, operand = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64)
     tape, _ = record(lambda x: x.exp().pow_(exponent), x)
     call = tape.calls[-1]
-    (made,) = call([other, *(tape[o] for o in call.operands[1:])])
-    torch.testing.assert_close(made, other.pow(exponent))
+    (result,) = call([operand, *(tape[o] for o in call.operands[1:])])
+    torch.testing.assert_close(result, operand.pow(exponent))

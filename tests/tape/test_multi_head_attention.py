@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` with every kind of mask, and functions of torch that are made of several operations."""
+"""``nn.MultiheadAttention`` with every kind of mask, and torch functions that consist of several operations."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ MASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("mask", MASKS)
-def test_value_and_gradient_are_those_of_torch(mask: str, batch_first: bool, need_weights: bool) -> None:
+def test_multihead_attention_value_and_gradient_equal_torch(mask: str, batch_first: bool, need_weights: bool) -> None:
     attention = nn.MultiheadAttention(E, H, batch_first=batch_first, dtype=torch.float64).eval()
-    keys = random(B, N, E, seed=1) if batch_first else random(N, B, E, seed=1)
+    keys = random_tensor(B, N, E, seed=1) if batch_first else random_tensor(N, B, E, seed=1)
 
     def attend(x: Tensor) -> Tensor:
         return attention(x, keys, keys * 2, need_weights=need_weights, **MASKS[mask])[0]
 
-    x = random(*keys.shape).requires_grad_()
-    seed = random(*keys.shape, seed=2)
-    wanted = attend(x)
-    (gradient,) = torch.autograd.grad(wanted, x, seed)
-    value, flow = walked(attend, x.detach(), GRADIENT, seed)
-    assert torch.allclose(value, wanted, atol=1e-12)
-    assert torch.allclose(flow, gradient, atol=1e-12)
-    if batch_first:  # relevance is shared within each sample, along the first axis here
+    x = random_tensor(*keys.shape).requires_grad_()
+    seed = random_tensor(*keys.shape, seed=2)
+    expected = attend(x)
+    (gradient,) = torch.autograd.grad(expected, x, seed)
+    value, result = walked(attend, x.detach(), GRADIENT, seed)
+    assert torch.allclose(value, expected, atol=1e-12)
+    assert torch.allclose(result, gradient, atol=1e-12)
+    if batch_first:  # deep_taylor needs the samples along the first axis
         assert walked(attend, x.detach(), deep_taylor(), seed)[1].isfinite().all()
 
 
 @pytest.mark.parametrize("composite", [deep_taylor(), COMPOSITES["ah_ln"], COMPOSITES["libra"]], ids=lambda c: c.name)
-def test_glu_and_prelu_are_what_they_are_written_out(composite: Composite) -> None:
-    linear, slopes = nn.Linear(E, 2 * E, dtype=torch.float64), random(E).abs()
+def test_glu_and_prelu_equal_their_decompositions(composite: Composite) -> None:
+    linear, slopes = nn.Linear(E, 2 * E, dtype=torch.float64), random_tensor(E).abs()
 
-    def written(x: Tensor) -> Tensor:
+    def decomposed(x: Tensor) -> Tensor:
         left, right = linear(x).chunk(2, -1)
         return F.prelu(left * torch.sigmoid(right), slopes)
 
-    found, wanted = (walked(f, random(B, E), composite)[1] for f in (lambda x: F.prelu(F.glu(linear(x)), slopes), written))
-    assert torch.allclose(found, wanted)
-    assert found.any()
+    result, expected = (walked(f, random_tensor(B, E), composite)[1] for f in (lambda x: F.prelu(F.glu(linear(x)), slopes), decomposed))
+    assert torch.allclose(result, expected)
+    assert result.any()

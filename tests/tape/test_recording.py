@@ -1,4 +1,4 @@
-"""A recorded pass: same output, same values when repeated, nothing left behind."""
+"""Recorded passes: same output, same values in a replay, and no side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whyformer.tape.walking import GRADIENT, replay, walk_back
 from zoo import ZOO, to
 
 
-def tensors(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(inputs)) if isinstance(inputs, dict) else ((inputs,), {})
 
 
@@ -41,17 +41,17 @@ def gradient(function: Callable[[Tensor], Tensor], x: Tensor, seed: Tensor | Non
     return out, walk_back(program, tape, [(GRADIENT, {end: seed})], wanted=[root])[0][root]
 
 
-def by_autograd(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def autograd_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     leaf = x.clone().requires_grad_()
     out = function(leaf)
     return out.detach(), torch.autograd.grad(out.sum(), leaf)[0]
 
 
-# -- the pass itself -------------------------------------------------------------------------------------------------
+# -- outputs and values ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "bert", "gpt2", "llama"])
-def test_the_output_is_that_of_the_model_and_every_value_can_be_computed_again(name: str) -> None:
+def test_output_equals_model_and_values_can_be_recomputed(name: str) -> None:
     model, inputs = ZOO[name]()
-    args, kwargs = tensors(inputs)
+    args, kwargs = arguments_of(inputs)
     with torch.no_grad():
         plain = logits_of(model(*args, **kwargs))
     tape, output = record(model, *args, **kwargs)
@@ -66,7 +66,7 @@ def test_the_output_is_that_of_the_model_and_every_value_can_be_computed_again(n
             assert tape[n].dtype == tape.dtypes[n]
 
 
-def test_half_precision_keeps_the_models_own_kernels() -> None:
+def test_half_precision_output_equals_model() -> None:
     model, inputs = ZOO["hf_vit"]()
     model, inputs = model.bfloat16(), to(inputs, torch.bfloat16)
     with torch.no_grad():
@@ -74,37 +74,37 @@ def test_half_precision_keeps_the_models_own_kernels() -> None:
     assert torch.equal(record(model, inputs)[1].logits, plain)
 
 
-def test_a_fused_attention_is_recorded_as_the_calls_that_it_stands_for() -> None:
+def test_fused_attention_is_recorded_as_its_decomposition() -> None:
     q, k, v = (torch.randn(2, 4, 5, 8, dtype=torch.float64) for _ in range(3))
     mask = torch.randn(2, 1, 5, 5, dtype=torch.float64)
     for options in ({}, {"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask > 0}, {"scale": 0.3}):
         tape, out = record(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q)
         (maps,) = [c.results[0] for c in tape.calls if c.name in ("_softmax", "_safe_softmax")]
         assert torch.allclose(tape[maps] @ v, out, atol=1e-12)
-        got, wanted = gradient(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q), None
-        wanted = by_autograd(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q)
-        assert torch.allclose(got[1], wanted[1].nan_to_num(), atol=1e-12)
+        result, expected = gradient(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q), None
+        expected = autograd_gradient(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q)
+        assert torch.allclose(result[1], expected[1].nan_to_num(), atol=1e-12)
 
 
-def test_heads_that_share_keys_and_values() -> None:
+def test_gradient_of_grouped_query_attention() -> None:
     k, v = (torch.randn(2, 2, 5, 8, dtype=torch.float64) for _ in range(2))
     function = lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
     q = torch.randn(2, 6, 5, 8, dtype=torch.float64)
-    assert torch.allclose(gradient(function, q)[1], by_autograd(function, q)[1], atol=1e-12)
+    assert torch.allclose(gradient(function, q)[1], autograd_gradient(function, q)[1], atol=1e-12)
 
 
-def test_a_tape_holds_less_than_all_values() -> None:
+def test_tape_stores_less_than_half_of_all_values() -> None:
     model, inputs = ZOO["bert"]()
     tape, _ = record(model, **inputs)
-    everything, _ = record_call(model, (), inputs, hold=frozenset(range(len(tape))))
-    assert len(everything) == len(tape)
-    held, values = ([n for n in range(len(t)) if t.holds(n) and n not in t.leaves] for t in (tape, everything))
-    assert 2 * sum(tape.shapes[n].numel() for n in held) < sum(tape.shapes[n].numel() for n in values)
+    full, _ = record_call(model, (), inputs, hold=frozenset(range(len(tape))))
+    assert len(full) == len(tape)
+    held, full_held = ([n for n in range(len(t)) if t.holds(n) and n not in t.leaves] for t in (tape, full))
+    assert 2 * sum(tape.shapes[n].numel() for n in held) < sum(tape.shapes[n].numel() for n in full_held)
 
 
-# -- writes in place -------------------------------------------------------------------------------------------------
-def a_program(choices: random.Random) -> Callable[[Tensor], Tensor]:
-    """A random function of ``[4, 3]`` with views and writes in place."""
+# -- in-place writes -------------------------------------------------------------------------------------------------
+def random_program(choices: random.Random) -> Callable[[Tensor], Tensor]:
+    """A random function of ``[4, 3]`` with views and in-place writes."""
     steps = [(choices.randrange(14), choices.randrange(1 << 30)) for _ in range(choices.randrange(4, 14))]
 
     def fitted(value: Tensor, like: Tensor) -> Tensor:
@@ -152,77 +152,77 @@ def a_program(choices: random.Random) -> Callable[[Tensor], Tensor]:
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 30))
-def test_views_and_writes_in_place(seed: int) -> None:
-    function = a_program(random.Random(seed))
+def test_random_views_and_in_place_writes(seed: int) -> None:
+    function = random_program(random.Random(seed))
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     try:
-        out, wanted = by_autograd(function, x)
-    except RuntimeError:  # autograd refuses what is written over; the tape does not, and its values must still repeat
-        out = wanted = None
+        out, expected = autograd_gradient(function, x)
+    except RuntimeError:  # autograd refuses some in-place writes; the tape supports them, and its replay must equal the pass
+        out = expected = None
     tape, value = record(function, x)
     root, end = tape.number(x), tape.number(value)
-    (again,) = replay(tape, {root: x.clone()}, [end])
-    assert torch.allclose(again, value, atol=1e-12)
-    flow = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(value)})], wanted=[root])[0][root]
-    assert flow.isfinite().all()
-    if wanted is not None:
+    (replayed,) = replay(tape, {root: x.clone()}, [end])
+    assert torch.allclose(replayed, value, atol=1e-12)
+    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(value)})], wanted=[root])[0][root]
+    assert result.isfinite().all()
+    if expected is not None:
         assert torch.allclose(value, out)
-        assert torch.allclose(flow, wanted, atol=1e-9)
+        assert torch.allclose(result, expected, atol=1e-9)
 
 
-def test_the_calls_do_not_depend_on_what_is_held() -> None:
+def test_signature_does_not_depend_on_held_values() -> None:
     model, inputs = ZOO["gpt2"]()
     first, _ = record(model, **inputs)
-    everything, _ = record_call(model, (), inputs, hold=frozenset(range(len(first))))
-    nothing, _ = record_call(model, (), inputs, hold=frozenset())
-    assert first.signature == everything.signature == nothing.signature
+    all_held, _ = record_call(model, (), inputs, hold=frozenset(range(len(first))))
+    none_held, _ = record_call(model, (), inputs, hold=frozenset())
+    assert first.signature == all_held.signature == none_held.signature
 
 
-# -- nothing is left behind ------------------------------------------------------------------------------------------
-class Writing(nn.Module):
-    """Writes into its buffer, its input and a cache that it is given."""
+# -- side effects ----------------------------------------------------------------------------------------------------
+class ModelWithWrites(nn.Module):
+    """Writes to its buffer, its input and a cache argument."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
-        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("total", torch.zeros(3))
         self.fails = fails
 
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
         y = self.layer(x)
-        self.seen += y.sum(0)
+        self.total += y.sum(0)
         x.mul_(0)
         cache[0] = y[0]
         if self.fails:
             raise ValueError("after the writes")
-        return y + self.seen + cache
+        return y + self.total + cache
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_buffers_inputs_and_caches_are_put_back(fails: bool) -> None:
-    model, x, cache = Writing(fails), torch.randn(2, 3), torch.randn(2, 3)
-    state, given_x, given_cache = model.seen.clone(), x.clone(), cache.clone()
-    fast = torch.backends.mha.get_fastpath_enabled()
+def test_buffers_inputs_and_caches_are_restored(fails: bool) -> None:
+    model, x, cache = ModelWithWrites(fails), torch.randn(2, 3), torch.randn(2, 3)
+    state, original_x, original_cache = model.total.clone(), x.clone(), cache.clone()
+    fastpath = torch.backends.mha.get_fastpath_enabled()
     if fails:
         with pytest.raises(ValueError, match="after the writes"):
             record(model, x, cache)
     else:
         tape, _ = record(model, x, cache)
-        assert torch.equal(tape[tape.number(x)], given_x)
-    assert torch.equal(model.seen, state)
-    assert torch.equal(x, given_x)
-    assert torch.equal(cache, given_cache)
-    assert torch.backends.mha.get_fastpath_enabled() == fast
+        assert torch.equal(tape[tape.number(x)], original_x)
+    assert torch.equal(model.total, state)
+    assert torch.equal(x, original_x)
+    assert torch.equal(cache, original_cache)
+    assert torch.backends.mha.get_fastpath_enabled() == fastpath
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     assert not model._forward_hooks
     assert not torch.nn.modules.module._global_forward_hooks
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "llama"])
-def test_a_tape_is_freed_when_it_is_dropped(name: str) -> None:
-    """Without the garbage collector: no cycle may hold the values of a pass."""
+def test_tape_is_freed_when_unreferenced(name: str) -> None:
+    """Without garbage collection: no reference cycle may keep the values of a pass."""
     model, inputs = ZOO[name]()
-    args, kwargs = tensors(inputs)
+    args, kwargs = arguments_of(inputs)
     gc.collect()
     gc.disable()
     try:
@@ -238,20 +238,20 @@ def test_a_tape_is_freed_when_it_is_dropped(name: str) -> None:
         gc.enable()
 
 
-def test_threads_and_nested_passes_do_not_disturb_each_other() -> None:
+def test_threads_and_nested_passes_are_independent() -> None:
     model, inputs = ZOO["bert"]()
-    wanted = record(model, **inputs)[0].signature
-    found: list[int] = []
+    expected = record(model, **inputs)[0].signature
+    signatures: list[int] = []
 
     def work() -> None:
-        found.extend(record(model, **inputs)[0].signature for _ in range(3))
+        signatures.extend(record(model, **inputs)[0].signature for _ in range(3))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [wanted] * 9
+    assert signatures == [expected] * 9
     assert torch.backends.mha.get_fastpath_enabled()
 
     def outer(x: Tensor) -> Tensor:
@@ -261,15 +261,15 @@ def test_threads_and_nested_passes_do_not_disturb_each_other() -> None:
     assert torch.allclose(gradient(outer, x)[1], 1 + 2 / (2 * x).cosh() ** 2)
 
 
-# -- other ways of running -------------------------------------------------------------------------------------------
-class Doubling(torch.autograd.Function):
+# -- scripts, transforms and other execution modes -------------------------------------------------------------------
+class DoubleWithWrongBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
-        return flows[0] * 100  # what the forward pass computes is explained, not this
+        return flows[0] * 100  # ignored: the forward is explained
 
 
 def scripted(x: Tensor) -> Tensor:
@@ -285,12 +285,12 @@ def with_hook(x: Tensor) -> Tensor:
     return layer(x)
 
 
-WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+VARIANTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "script": (torch.jit.script(scripted), scripted) if not hasattr(torch, "_no_jit") else (scripted, scripted),
     "traced": (torch.jit.trace(scripted, torch.randn(4, 3, dtype=torch.float64)), scripted),
     "checkpoint": (lambda x: checkpoint(scripted, x, use_reentrant=False), scripted),
     "checkpoint, reentrant": (lambda x: checkpoint(scripted, x, use_reentrant=True), scripted),
-    "autograd function": (lambda x: Doubling.apply(x).sin(), lambda x: (2 * x).sin()),
+    "autograd function": (lambda x: DoubleWithWrongBackward.apply(x).sin(), lambda x: (2 * x).sin()),
     "a user's hook": (with_hook, lambda x: x * 3),
     "detach": (lambda x: x.detach() * x, lambda x: x * x),
     "no_grad": (lambda x: torch.no_grad()(torch.tanh)(x), torch.tanh),
@@ -307,19 +307,19 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_what_runs_in_another_way_is_recorded(way: str) -> None:
-    function, plain = WAYS[way]
+def test_execution_modes_are_recorded(variant: str) -> None:
+    function, plain = VARIANTS[variant]
     x = torch.randn(4, 3, dtype=torch.float64)
-    out, flow = gradient(function, x)
-    wanted, slope = by_autograd(plain, x)
-    assert torch.allclose(out, wanted, atol=1e-6)
-    assert torch.allclose(flow, slope, atol=1e-6)
+    out, result = gradient(function, x)
+    expected, expected_gradient = autograd_gradient(plain, x)
+    assert torch.allclose(out, expected, atol=1e-6)
+    assert torch.allclose(result, expected_gradient, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_flex_attention_shows_its_products() -> None:
+def test_flex_attention_gradient_equals_sdpa() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     q, k, v = (torch.randn(1, 2, 16, 8, dtype=torch.float64) for _ in range(3))
@@ -327,11 +327,11 @@ def test_flex_attention_shows_its_products() -> None:
     plain = F.scaled_dot_product_attention(q, k, v)
     assert torch.allclose(out, plain, atol=1e-6)
     end, root = tape.number(out), tape.number(q)
-    flow = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(out)})], wanted=[root])[0][root]
-    assert torch.allclose(flow, by_autograd(lambda q: F.scaled_dot_product_attention(q, k, v), q)[1], atol=1e-6)
+    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(out)})], wanted=[root])[0][root]
+    assert torch.allclose(result, autograd_gradient(lambda q: F.scaled_dot_product_attention(q, k, v), q)[1], atol=1e-6)
 
 
-def test_autocast_inside_and_around() -> None:
+def test_gradient_with_autocast_inside_and_around() -> None:
     layer = nn.Linear(3, 3)
 
     def function(x: Tensor) -> Tensor:
@@ -339,20 +339,20 @@ def test_autocast_inside_and_around() -> None:
             return layer(x).float() + x
 
     x = torch.randn(4, 3)
-    _, flow = gradient(function, x)
-    assert torch.allclose(flow, by_autograd(function, x)[1], atol=2e-2)
+    _, result = gradient(function, x)
+    assert torch.allclose(result, autograd_gradient(function, x)[1], atol=2e-2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.allclose(gradient(function, x)[1], flow)
+        assert torch.allclose(gradient(function, x)[1], result)
 
 
-def test_what_draws_at_random_is_refused_where_relevance_would_pass() -> None:
+def test_random_operation_on_path_of_relevance_is_refused() -> None:
     with pytest.raises(ModelError, match="random"):
         gradient(lambda x: torch.bernoulli(x.sigmoid()) + F.rrelu(x, training=True), torch.randn(4, 3))
-    # noise beside the path is a constant
+    # noise that does not depend on the input is a constant
     assert torch.equal(gradient(lambda x: x * 2 + torch.randn(4, 3), torch.randn(4, 3))[1], torch.full((4, 3), 2.0))
 
 
-def test_a_call_without_a_derivative_is_named() -> None:
+def test_operation_without_derivative_is_named_in_error() -> None:
     with torch.library._scoped_library("tape_tests", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: torch.from_numpy(x.numpy() * 2), "CPU")
@@ -365,37 +365,37 @@ def thrice(x: Tensor) -> Tensor:
     return x * 3
 
 
-def test_an_operator_without_a_formula_for_autograd_is_named() -> None:
+def test_custom_op_without_autograd_formula_is_named_in_error() -> None:
     with pytest.raises(ModelError, match=r"thrice.*register_autograd"):
         gradient(lambda x: thrice(x) + 1, torch.randn(3))
 
 
 # -- interventions ---------------------------------------------------------------------------------------------------
-def test_a_value_can_be_replaced_as_it_is_made() -> None:
+def test_intervention_replaces_value_during_pass() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
     tape, plain = record(model, x)
     hidden = next(c.results[0] for c in tape.calls if c.name == "relu")
-    kept = torch.tensor([1.0, 0, 0, 0])
-    _, changed = record_call(model, [x], change={hidden: lambda h: h * kept})
+    mask = torch.tensor([1.0, 0, 0, 0])
+    _, changed = record_call(model, [x], change={hidden: lambda h: h * mask})
     with torch.no_grad():
-        wanted = model[2](model[1](model[0](x)) * kept)
-    assert torch.allclose(changed, wanted)
-    assert torch.allclose(replay(tape, {hidden: tape[hidden] * kept}, [tape.number(plain)])[0], wanted)
+        expected = model[2](model[1](model[0](x)) * mask)
+    assert torch.allclose(changed, expected)
+    assert torch.allclose(replay(tape, {hidden: tape[hidden] * mask}, [tape.number(plain)])[0], expected)
 
 
-def test_interventions_in_a_batch_from_one_recording() -> None:
+def test_batched_interventions_from_one_recording() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
     tape, plain = record(model, x)
     hidden = next(c.results[0] for c in tape.calls if c.name == "relu")
     masks = 1 - torch.eye(4)
     value, end = tape[hidden], tape.number(plain)
-    found = torch.vmap(lambda mask: replay(tape, {hidden: value * mask}, [end])[0])(masks)
+    result = torch.vmap(lambda mask: replay(tape, {hidden: value * mask}, [end])[0])(masks)
     with torch.no_grad():
-        wanted = torch.stack([model[2](value * mask) for mask in masks])
-    assert torch.allclose(found, wanted, atol=1e-6)
+        expected = torch.stack([model[2](value * mask) for mask in masks])
+    assert torch.allclose(result, expected, atol=1e-6)
 
 
-def test_a_replay_that_could_take_another_way_is_refused() -> None:
+def test_replay_with_data_dependent_control_flow_is_refused() -> None:
     x = torch.tensor([1.0, 2.0])
     tape, out = record(lambda x: x * 2 if x.sum() > 0 else x * 3, x)
     with pytest.raises(ModelError, match="decides"):
@@ -403,7 +403,7 @@ def test_a_replay_that_could_take_another_way_is_refused() -> None:
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
-def test_modules_of_calls_and_what_they_return() -> None:
+def test_names_of_modules_and_their_outputs() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), nn.Linear(4, 2)), torch.randn(2, 3)
     tape, out = record_call(model, [x], names=True)
     assert [tape.modules[c.number] for c in tape.calls if c.name in ("addmm", "relu")] == ["0", "1.0", "1.1", "2"]
@@ -411,19 +411,19 @@ def test_modules_of_calls_and_what_they_return() -> None:
     assert torch.equal(tape[tape.outputs["1"][0][0]], model[1](model[0](x)))
 
 
-def test_a_replaced_value_is_that_of_the_tape() -> None:
-    """Though it would be cheap to compute again."""
-    x, other = torch.randn(2, 3), torch.randn(2, 3)
+def test_replaced_value_is_stored_on_tape() -> None:
+    """Although the value would be cheap to recompute."""
+    x, replacement = torch.randn(2, 3), torch.randn(2, 3)
     tape, _ = record(lambda x: (x * 2).tanh(), x)
     (product,) = (c.results[0] for c in tape.calls if c.name == "mul")
-    changed, output = record_call(lambda x: (x * 2).tanh(), (x,), change={product: lambda _: other})
-    assert torch.equal(changed[product], other)
-    assert torch.equal(output, other.tanh())
+    changed, output = record_call(lambda x: (x * 2).tanh(), (x,), change={product: lambda _: replacement})
+    assert torch.equal(changed[product], replacement)
+    assert torch.equal(output, replacement.tanh())
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_norm_of_a_batch_behind_views_in_another_memory_layout(samples: int) -> None:
-    """torch's own kernel reads a flow of one layout wrongly beside a value of another, in its own backward pass too."""
+def test_batch_norm_gradient_with_mixed_memory_layouts(samples: int) -> None:
+    """torch's batch norm backward is wrong if gradient and input have different memory layouts, also in plain autograd."""
     torch.manual_seed(0)
     convolution, norm = nn.Conv2d(3, 8, 3, padding=1).double(), nn.BatchNorm2d(8).double().eval()
     norm.running_var.uniform_(0.5, 2)
@@ -433,15 +433,15 @@ def test_a_norm_of_a_batch_behind_views_in_another_memory_layout(samples: int) -
         tokens = norm(convolution(x)).flatten(2).transpose(1, 2)
         return (tokens * head.weight[0]).tanh().mean(1) @ head.weight.T
 
-    def written(x: Tensor) -> Tensor:
+    def reference_norm(x: Tensor) -> Tensor:
         return (x - norm.running_mean[:, None, None]) * (norm.running_var[:, None, None] + norm.eps).rsqrt()
 
     pixels = torch.randn(samples, 3, 4, 4, dtype=torch.float64)
     leaf = pixels.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(model(leaf, written)[:, 1].sum(), leaf)
+    (expected,) = torch.autograd.grad(model(leaf, reference_norm)[:, 1].sum(), leaf)
     tape, output = record(model, pixels)
     root, end = tape.number(pixels), tape.number(output)
     seed = torch.zeros_like(output)
     seed[:, 1] = 1
-    (found,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: seed})], wanted=[root])
-    torch.testing.assert_close(found[root], wanted)
+    (result,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: seed})], wanted=[root])
+    torch.testing.assert_close(result[root], expected)

@@ -1,4 +1,4 @@
-"""Norms, softmaxes, activations and layers are units however they are written."""
+"""Norms, softmaxes, activations and layers are recognised as units in any implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REASONS = {
     "number": "a function of one number, written as one of two: x and 0",
     "fused": "one call that computes a product of two halves, or of three operands",
 }
-NOT_YET = {
+UNSUPPORTED = {
     "LayerNorm / pre-norm, vectors, inline / by hand, diagonal matrix": "layer",
     "other norms / groups of channels / pre-norm, vectors, inline / by chunk": "parts",
     "other norms / groups of channels / pre-norm, vectors, inline / stacked groups": "parts",
@@ -52,9 +52,9 @@ NOT_YET = {
     "linear / pre-norm, vectors / written into rows": "parts",
 }  # fmt: skip
 
-# kinds whose rules are the same: the slope of what is linear in parts
-SAME = {"rectifier": "activation", "clip": "activation", "selection": "activation"}
-NO_FUNCTION = ("view", "shift", "scale")
+# piecewise linear kinds, which have the rules of activations
+EQUIVALENT_KINDS = {"rectifier": "activation", "clip": "activation", "selection": "activation"}
+IGNORED_KINDS = ("view", "shift", "scale")
 
 Kinds = Counter[tuple[str, int]]
 
@@ -70,41 +70,41 @@ def read(model: Callable[..., Any], inputs: Any, *more: int) -> tuple[Tape, Prog
 
 
 def kinds(program: Program) -> Kinds:
-    units = [u for u in program.units if u.kind not in NO_FUNCTION]
-    return Counter((SAME.get(u.kind, u.kind), len(set(u.entries))) for u in units)
+    units = [u for u in program.units if u.kind not in IGNORED_KINDS]
+    return Counter((EQUIVALENT_KINDS.get(u.kind, u.kind), len(set(u.entries))) for u in units)
 
 
-def written_out(program: Program) -> Counter[str]:
+def decomposed_kinds(program: Program) -> Counter[str]:
     return Counter(u.kind for u in program.units if not u.places)
 
 
 @cache
 def groups() -> dict[Any, list[Form]]:
-    """Of each function, the forms in the first of its models."""
-    found: dict[Any, list[Form]] = {}
+    """For each function, its forms in the first model."""
+    forms_by_group: dict[Any, list[Form]] = {}
     bases: dict[Any, str] = {}
     for form in all_forms():
         if form.kind in KINDS and bases.setdefault(form.group[:2], form.base) == form.base:
-            found.setdefault(form.group, []).append(form)
-    return found
+            forms_by_group.setdefault(form.group, []).append(form)
+    return forms_by_group
 
 
 def kinds_of(form: Form) -> Kinds:
     return kinds(read(form.build(), form.inputs())[1])
 
 
-# -- ways of writing -------------------------------------------------------------------------------------------------------
+# -- equivalent implementations --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("group", groups(), ids=" / ".join)
-def test_forms_have_the_units_of_the_first(group: Any) -> None:
+def test_equivalent_forms_have_the_same_units(group: Any) -> None:
     first, *others = [form for form in groups()[group] if not form.regroups]
     expected = kinds_of(first)
     differ = {form.id for form in others if kinds_of(form) != expected}
-    assert differ == {form.id for form in others if form.id in NOT_YET}
+    assert differ == {form.id for form in others if form.id in UNSUPPORTED}
 
 
-def test_what_is_not_recognised_is_a_form_with_a_reason() -> None:
-    assert set(NOT_YET) <= {form.id for forms in groups().values() for form in forms}
-    assert set(NOT_YET.values()) == set(REASONS)
+def test_unsupported_forms_exist_and_have_reasons() -> None:
+    assert set(UNSUPPORTED) <= {form.id for forms in groups().values() for form in forms}
+    assert set(UNSUPPORTED.values()) == set(REASONS)
 
 
 BIASES = {
@@ -118,8 +118,8 @@ LINEAR = next(forms for group, forms in groups().items() if group[0] == "linear"
 
 
 @pytest.mark.parametrize("form", [form for form in LINEAR if form.way in BIASES], ids=lambda form: form.way)
-def test_a_bias_belongs_to_its_layer(form: Form) -> None:
-    """In whatever shape it is added, it is no shift."""
+def test_bias_belongs_to_its_layer(form: Form) -> None:
+    """A bias added in any shape is not a shift unit."""
     shifts = [sum(u.kind == "shift" for u in read(f.build(), f.inputs())[1].units) for f in (LINEAR[0], form)]
     assert shifts[0] == shifts[1]
 
@@ -138,30 +138,30 @@ class Positioned(nn.Module):
     [((4,), ["layer"]), ((1, 1, 4), ["layer"]), ((5, 4), ["layer", "shift"]), ((5, 1), ["layer", "shift"])],
     ids=str,
 )
-def test_a_table_of_positions_is_no_bias(shape: tuple[int, ...], units: list[str]) -> None:
+def test_position_table_is_not_a_bias(shape: tuple[int, ...], units: list[str]) -> None:
     _, program = read(Positioned(*shape), torch.randn(2, 5, 6))
     assert [u.kind for u in program.units if u.kind != "view"] == units
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------
-LN = Composite("held", {"norm": Rule(hold=("statistics",))})
+HELD_STATISTICS = Composite("held", {"norm": Rule(hold=("statistics",))})
 
 
 @pytest.mark.parametrize("form", [f for g, forms in groups().items() if g[0] == "RMSNorm" for f in forms], ids=lambda f: f.id)
-def test_a_norm_is_linear_where_its_statistics_are_held(form: Form) -> None:
-    """Σ x ⊙ m_x = Σ y ⊙ m_y, of a norm without a bias that is written in several calls."""
+def test_norm_with_constant_statistics_is_linear(form: Form) -> None:
+    """Σ x ⊙ m_x = Σ y ⊙ m_y for norms without bias that consist of several calls."""
     tape, program = read(form.build(), form.inputs())
     for unit in program.units:
         if unit.kind == "norm" and not unit.places:
-            alone = read_program(tape, unit.entries, unit.exit)
+            unit_program = read_program(tape, unit.entries, unit.exit)
             seed = torch.randn_like(tape[unit.exit])
-            (flows,) = walk_back(alone, tape, [(LN, {unit.exit: seed})], wanted=unit.entries)
+            (flows,) = walk_back(unit_program, tape, [(HELD_STATISTICS, {unit.exit: seed})], wanted=unit.entries)
             x, y = tape[unit.entries[0]], tape[unit.exit]
             torch.testing.assert_close((x * flows[unit.entries[0]]).sum(), (y * seed).sum())
 
 
-class Norms(nn.Module):
-    """A LayerNorm and an RMSNorm by hand."""
+class DecomposedNorms(nn.Module):
+    """A decomposed LayerNorm and RMSNorm."""
 
     def __init__(self, size: int, fresh: bool) -> None:
         super().__init__()
@@ -179,61 +179,61 @@ def structure(program: Program) -> list[tuple[Any, ...]]:
     return [(u.kind, u.entries, u.exits, u.calls, u.axes) for u in program.units]
 
 
-def test_weights_of_1_are_read_as_any_others() -> None:
+def test_unit_weights_are_read_as_trained_weights() -> None:
     x = torch.randn(2, 5, 8)
-    fresh, trained = (read(Norms(8, fresh), x)[1] for fresh in (True, False))
+    fresh, trained = (read(DecomposedNorms(8, fresh), x)[1] for fresh in (True, False))
     assert structure(fresh) == structure(trained)
     assert kinds(fresh) == {("norm", 1): 2}
     assert not any(u.kind in ("scale", "shift") for u in fresh.units)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_read_as_float64(dtype: torch.dtype) -> None:
+def test_half_precision_has_units_of_float64(dtype: torch.dtype) -> None:
     x = torch.randn(2, 5, 8)
-    assert kinds(read(Norms(8, True).to(dtype), x.to(dtype))[1]) == kinds(read(Norms(8, True).double(), x.double())[1])
+    assert kinds(read(DecomposedNorms(8, True).to(dtype), x.to(dtype))[1]) == kinds(read(DecomposedNorms(8, True).double(), x.double())[1])
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 5, 8), torch.ones(2, 5, 8), torch.randn(1, 5, 8), torch.randn(1, 1, 8)], ids=lambda x: str(x.shape))
-def test_recorded_values_and_the_batch_do_not_matter(x: Tensor) -> None:
-    assert kinds(read(Norms(8, False), x)[1]) == {("norm", 1): 2}
+def test_units_do_not_depend_on_values_or_batch_size(x: Tensor) -> None:
+    assert kinds(read(DecomposedNorms(8, False), x)[1]) == {("norm", 1): 2}
 
 
-def test_a_value_that_is_asked_for_splits_a_region() -> None:
-    model, x = Norms(8, False), torch.randn(2, 5, 8)
+def test_requested_value_splits_a_region() -> None:
+    model, x = DecomposedNorms(8, False), torch.randn(2, 5, 8)
     tape, program = read(model, x)
     first = next(u for u in program.units if u.kind == "norm")
     inner = next(tape.calls[n].results[0] for n in first.calls if tape.calls[n].name == "sqrt")
     split = read(model, x, inner)[1]
-    assert written_out(program) == {"norm": 2}
-    assert written_out(split) == {"norm": 1}
+    assert decomposed_kinds(program) == {"norm": 2}
+    assert decomposed_kinds(split) == {"norm": 1}
     assert inner in [u.exit for u in split.units]
 
 
-def test_a_value_that_is_read_elsewhere_stays_outside() -> None:
+def test_value_with_other_readers_is_not_part_of_region() -> None:
     def model(x: Tensor) -> Tensor:
         e = x.exp()
         return (e / e.sum(-1, keepdim=True)) @ e.mT
 
-    assert not written_out(read(model, torch.randn(2, 5, 5))[1])
+    assert not decomposed_kinds(read(model, torch.randn(2, 5, 5))[1])
 
 
-def test_a_causal_mask_is_no_activation() -> None:
+def test_causal_mask_is_not_an_activation() -> None:
     x = torch.randn(2, 3, 5, 4)
-    assert not written_out(read(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x)[1])
+    assert not decomposed_kinds(read(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x)[1])
 
 
-def test_what_is_no_norm_is_none() -> None:
-    ways: list[Callable[[Tensor], Tensor]] = [
+def test_similar_formulas_are_not_norms() -> None:
+    functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x * x.square().mean(-1, keepdim=True).sqrt(),
         lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
         lambda x: (x - x.mean(0, keepdim=True)) / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: x.exp() / (x.square().sum(-1, keepdim=True) + 1),
     ]
-    for way in ways:
-        assert not {"norm", "softmax"} & set(written_out(read(way, torch.randn(4, 5, 6))[1]))
+    for function in functions:
+        assert not {"norm", "softmax"} & set(decomposed_kinds(read(function, torch.randn(4, 5, 6))[1]))
 
 
-# -- any shape and axis ------------------------------------------------------------------------------------------------------
+# -- shapes and axes ---------------------------------------------------------------------------------------------------------
 def softmaxes(axis: int) -> list[Callable[[Tensor], Tensor]]:
     return [
         lambda x: x.exp() / x.exp().sum(axis, keepdim=True),
@@ -276,29 +276,29 @@ def test_any_axis(shape: list[int], data: st.DataObject) -> None:
 
 # -- models --------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "expected"), [("gpt2", {"activation": 3}), ("llama", {"norm": 7}), ("t5", {"norm": 10})])
-def test_models_of_transformers(name: str, expected: dict[str, int]) -> None:
-    """Each norm and each activation that they write out is one unit; of T5, those behind the encoder's embedding."""
+def test_units_of_transformers_models(name: str, expected: dict[str, int]) -> None:
+    """Each decomposed norm and activation is one unit; for T5, those after the encoder's embedding."""
     model, inputs = getattr(zoo, name)()
     if name == "t5":
         inputs = {**inputs, "decoder_input_ids": inputs["input_ids"]}
     _, program = read(model, inputs)
-    assert written_out(program) == expected
+    assert decomposed_kinds(program) == expected
     assert not any(u.kind in ("statistic", "other") for u in program.units)
 
 
-def test_quick_gelu_of_clip() -> None:
+def test_quick_gelu_of_clip_is_one_unit() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     config = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8, hidden_act="quick_gelu")
     model = transformers.CLIPVisionModel(config).eval()
     _, program = read(lambda pixels: model(pixels).last_hidden_state, torch.randn(2, 3, 16, 16))
-    assert written_out(program) == {"activation": 2}
+    assert decomposed_kinds(program) == {"activation": 2}
 
 
-def test_norms_of_gemma() -> None:
+def test_norms_of_gemma_are_units() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
     config = transformers.Gemma2Config(**sizes, num_key_value_heads=1, vocab_size=30, pad_token_id=0)
     model = transformers.Gemma2ForCausalLM(config).eval()
     _, program = read(lambda ids: model(input_ids=ids).logits, torch.randint(1, 30, (2, 6)))
-    assert written_out(program) == {"norm": 9}
+    assert decomposed_kinds(program) == {"norm": 9}

@@ -57,7 +57,8 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
         except OSError as error:
             reason = error
     raise LoadError(
-        f"cannot listen on port {tried[-1]} of {host}: it is taken, or not this machine's; try another --port"
+        f"cannot listen on port {tried[-1]} of {host}: the port is in use, or the address is not of this machine; "
+        "choose another --port"
     ) from reason
 
 

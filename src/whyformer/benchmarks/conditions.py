@@ -98,7 +98,7 @@ def summarize(study: Study, results: Results) -> Report:
     pairs = len(labels) * (len(labels) - 1) // 2
     note = f"Pairs of {pairs} with a significant difference, by condition: {'; '.join(counts)}."
     tables.append(Table("order", heading, "Figure", tuple(FIGURES), names, orders, note=note))
-    remarks = constant_remarks(results, "their pixels go row by row, from the end where ties are taken last")
+    remarks = constant_remarks(results, "their pixels go row by row, from the last row if ties=last")
     return Report(tuple(tables), (), _stated(names, shared), remarks)
 
 

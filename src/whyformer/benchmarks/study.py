@@ -330,4 +330,4 @@ CONSTANT = ("leave_out", "count")
 def constant_remarks(results: Results, meaning: str) -> tuple[str, ...]:
     """Return a sentence for each configuration whose constant maps are counted."""
     flat = {label: sum(bool(v.get("constant")) for v in values.values()) for label, values in results.items()}
-    return tuple(f"{n} maps of {label} are constant and are counted: {meaning}." for label, n in flat.items() if n)
+    return tuple(f"{n} maps of {label} are constant and counted: {meaning}." for label, n in flat.items() if n)

@@ -132,9 +132,9 @@ def _each(
             "these samples cannot be batched, and the metric would remove pixels from some of them: evaluate them one "
             "at a time"
         )
-    whole = explanation if isinstance(explanation, Explanation) else None
+    explained = explanation if isinstance(explanation, Explanation) else None
     name = ready.inputs.name
-    raw = explanation if whole is None else (whole.part(name) if name in whole.inputs else whole).scores
+    raw = explanation if explained is None else (explained.part(name) if name in explained.inputs else explained).scores
     scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
     extents = [result.inputs.extent[1] for result in ready.singles]
     if tuple(scores.shape) != (expected := (len(extents), max(extents))):
@@ -142,7 +142,7 @@ def _each(
             f"scores of shape {list(scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens: "
             "pass one score for each token, those of pictures and special tokens included"
         )
-    target = read_target(target, whole)
+    target = read_target(target, explained)
     ready.resolver(target)
     _, left = ready.padding
     results: list[Evaluation] = []
@@ -150,7 +150,7 @@ def _each(
         columns = slice(expected[1] - wide, None) if left else slice(wide)
         cut = {k: np.asarray(v)[[i]][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
         case = read_case(result, scores[[i]][:, columns], of_samples(target, [i]), batch_size)
-        case.explanation = None if whole is None else [whole[i]]
+        case.explanation = None if explained is None else [explained[i]]
         results.append(_evaluated(chosen, case, {**settings, **cut}, [i]))
     values = np.concatenate([result.values for result in results])
     curves = [result.curves for result in results if result.curves is not None]

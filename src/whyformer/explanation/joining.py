@@ -51,9 +51,9 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
     names = [e.target_names for e in samples]
     facts["target_names"] = None if None in names else [name for target in names for name in target or ()]
     facts["labels"] = {k: v for e in samples for k, v in (e.labels or {}).items()} or None
-    whole = {name: replace(e, **facts, input=name, parts={}) for name, e in batches.items()}
-    main, *others = whole
-    return replace(whole[main], parts={name: whole[name] for name in others})
+    merged = {name: replace(e, **facts, input=name, parts={}) for name, e in batches.items()}
+    main, *others = merged
+    return replace(merged[main], parts={name: merged[name] for name in others})
 
 
 def _named(samples: Sequence[Explanation]) -> list[dict[str, Explanation]]:

@@ -97,19 +97,19 @@ def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor,
 def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:
     """Add the maps of parts of one picture into one (map ``[r, c]``, geometry); the sum of scores is preserved."""
     boxes = [geometry.box for _, geometry in pieces]
-    whole: Box = (
+    bounds: Box = (
         min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes)
     )  # fmt: skip
     lines = []
     for axis in (1, 0):  # rows, then columns
         steps = [(b[axis + 2] - b[axis]) / m.shape[1 - axis] for (m, _), b in zip(pieces, boxes, strict=True)]
-        count = max(1, round((whole[axis + 2] - whole[axis]) / min(steps)))
-        lines.append(torch.linspace(whole[axis], whole[axis + 2], count + 1, dtype=torch.float64))
+        count = max(1, round((bounds[axis + 2] - bounds[axis]) / min(steps)))
+        lines.append(torch.linspace(bounds[axis], bounds[axis + 2], count + 1, dtype=torch.float64))
     down, across = lines
     total = torch.zeros(len(down) - 1, len(across) - 1, dtype=torch.float64)
     for (map_, _), (left, top, right, bottom) in zip(pieces, boxes, strict=True):
         total += _shares(map_.shape[0], top, bottom, down) @ map_ @ _shares(map_.shape[1], left, right, across).T
-    return total, Geometry(pieces[0][1].size, whole)
+    return total, Geometry(pieces[0][1].size, bounds)
 
 
 def spread(map_: Tensor, high: int, wide: int) -> Tensor:

@@ -310,8 +310,8 @@ class Explanation(Displayable):
         maps, input_size = self._maps(), self.image_size
         size = size or input_size
         if input_size is not None and size is not None and (self.features.cells or self.features.read):
-            whole = Geometry.whole(input_size).scaled(size)
-            cells, read = (whole.part(box, input_size) for box in (self.features.cells, self.features.read))
+            geometry = Geometry.whole(input_size).scaled(size)
+            cells, read = (geometry.part(box, input_size) for box in (self.features.cells, self.features.read))
             return views.place(maps, cells, size, read, nearest=nearest).nan_to_num(0).to(maps)
         return views.resize(maps.flatten(0, -3), size, nearest=nearest).unflatten(0, maps.shape[:-2])
 

@@ -85,8 +85,8 @@ def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[
     """Return the arguments of an Explanation from the values of ``to_dict``, and those of its parts by name."""
     if not isinstance(facts, Mapping) or not isinstance(parts := facts.get("parts") or {}, Mapping):
         raise InputError("this is not a dictionary of Explanation.to_dict: it, or its parts, is not a mapping")
-    whole = _from_dict({name: value for name, value in facts.items() if name != "parts"})
-    return whole, {str(name): _from_dict(part) for name, part in parts.items()}
+    main = _from_dict({name: value for name, value in facts.items() if name != "parts"})
+    return main, {str(name): _from_dict(part) for name, part in parts.items()}
 
 
 def _from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
         parts = dict(facts.pop("parts", {}))
-        whole = loaded(facts, tensors, "")
-        return whole, {name: loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
+        main = loaded(facts, tensors, "")
+        return main, {name: loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
 
 
 @contextmanager

@@ -149,30 +149,30 @@ def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
 
     try:
-        whole = applied(messages)
+        formatted = applied(messages)
         ends = [applied(messages[: i + 1], False) for i in range(len(messages))]
     except Exception as error:  # a template may raise any error
         raise InputError(f"the tokenizer's chat template rejects these messages: {error}") from error
 
     def place(marked: list[Mapping[str, Any]]) -> tuple[int, int] | None:
         with suppress(Exception):  # a template may reject a system message, or the mark
-            return _differing(whole, applied(marked))
+            return _differing(formatted, applied(marked))
         return None
 
     turns, contents, cursor = list[Turn](), list[tuple[int, int]](), 0
     system: Mapping[str, Any] = {"role": "system", "content": _MARK}
     if (content := place([system, *messages])) is not None and content[0] < content[1]:  # the template's system message
         suffix = applied([system], False).partition(_MARK)[2]
-        cursor = content[1] + (len(suffix) if whole.startswith(suffix, content[1]) else 0)
+        cursor = content[1] + (len(suffix) if formatted.startswith(suffix, content[1]) else 0)
         turns, contents = [("system", 0, cursor)], [content]
     for i, (message, so_far) in enumerate(zip(messages, ends, strict=True)):
         content = place([*messages[:i], {**message, "content": _MARK}, *messages[i + 1 :]])
-        end = max(content[1] if content else 0, len(so_far) if whole.startswith(so_far) else 0)
+        end = max(content[1] if content else 0, len(so_far) if formatted.startswith(so_far) else 0)
         if end > cursor:
             turns.append((message["role"], cursor, end))
             contents.append(content or (cursor, end))
             cursor = end
-    return Prompt(_encoded(tokenizer, whole, False), whole, False, turns, contents)
+    return Prompt(_encoded(tokenizer, formatted, False), formatted, False, turns, contents)
 
 
 def _differing(whole: str, marked: str) -> tuple[int, int] | None:
@@ -218,17 +218,17 @@ def complete(
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
     elif isinstance(continuation, str) and prompt.text is not None:
-        whole = _encoded(tokenizer, prompt.text + continuation, prompt.special)
-        whole = _without_end(whole, prompt.text + continuation, tokenizer) if prompt.special else whole
-        same = next((i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), min(len(ids), len(whole)))
-        begin, answer = [], whole[same:]
+        both = _encoded(tokenizer, prompt.text + continuation, prompt.special)
+        both = _without_end(both, prompt.text + continuation, tokenizer) if prompt.special else both
+        same = next((i for i, (a, b) in enumerate(zip(ids, both, strict=False)) if a != b), min(len(ids), len(both)))
+        begin, answer = [], both[same:]
         if same < len(ids):
-            merged, end = (tokenizer.decode(part) for part in (whole[same : same + 1], ids[same:]))
+            merged, end = (tokenizer.decode(part) for part in (both[same : same + 1], ids[same:]))
             notes.append(
                 f"the tokenizer merges the end of the prompt with the continuation: {merged!r} is its first token, so "
                 f"{end!r} of the prompt counts as generated"
             )
-        ids = whole[:same]
+        ids = both[:same]
     else:
         begin, answer = [], _continuation_ids(continuation, tokenizer)
     if not ids:

@@ -176,11 +176,11 @@ class Steps:
     def resolver(self, target: Target, step: int) -> Resolver:
         """Return the resolved target of a step."""
         token = self.completion.answer[step]
-        wanted: Any = "log_probability" if target is None else target
-        if isinstance(wanted, str) and wanted in _NAMED:
-            kind = _NAMED[wanted][1]
-            wanted = Contrast(token, self.others[step]) if kind is None else kind(token)
-        resolver = Resolver(wanted, None, None, 1, self.tokenizer)
+        chosen: Any = "log_probability" if target is None else target
+        if isinstance(chosen, str) and chosen in _NAMED:
+            kind = _NAMED[chosen][1]
+            chosen = Contrast(token, self.others[step]) if kind is None else kind(token)
+        resolver = Resolver(chosen, None, None, 1, self.tokenizer)
         if resolver.reading is not None and not callable(resolver.target):
             raise InputError(
                 "each step explains the next token: the target is log_probability, among_likeliest, logit, "

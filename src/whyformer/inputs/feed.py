@@ -91,9 +91,9 @@ def device_of(model: nn.Module) -> torch.device:
     if first is None or not first.is_meta:
         return torch.device("cpu") if first is None else first.device
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-    wanted = next((d for h in hooks if (d := getattr(h, "execution_device", None)) is not None), None)
-    if wanted is not None:
-        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+    device = next((d for h in hooks if (d := getattr(h, "execution_device", None)) is not None), None)
+    if device is not None:
+        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 

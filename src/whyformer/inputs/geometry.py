@@ -195,9 +195,9 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
         return None
     fitted = (float(start), float(start + step * len(line)))
     # pictures are resized to whole pixels, and cropped and padded by whole pixels, before or after
-    whole = max(1, round(length / step))
-    first = round(start * whole / length)
-    after = (first * length / whole, (first + len(line)) * length / whole)
+    pixels = max(1, round(length / step))
+    first = round(start * pixels / length)
+    after = (first * length / pixels, (first + len(line)) * length / pixels)
     before = (float(round(fitted[0])), float(round(fitted[1])))
     ends = at[visible][[0, -1]]
     off = [float(np.abs(a + (b - a) * ends / len(line) - start - step * ends).max()) for a, b in (after, before)]

@@ -140,7 +140,7 @@ class Inputs:
         more = self._of_samples(repeated)
         args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
         kwargs = {k: value if k == self.scored else v for k, v in more.kwargs.items()}
-        others = {n: one if n in self.shared else one._with_masks(repeated) for n, one in self.others.items()}
+        others = {n: one if n in self.shared else one.with_masks(repeated) for n, one in self.others.items()}
         return replace(more, args=args, kwargs=kwargs, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
@@ -155,9 +155,9 @@ class Inputs:
 
         args = tuple(changed(i, a) for i, a in enumerate(self.args))
         kwargs = {k: changed(k, v) for k, v in self.kwargs.items()}
-        return replace(self._with_masks(change), args=args, kwargs=kwargs, samples=change(self._numbers))
+        return replace(self.with_masks(change), args=args, kwargs=kwargs, samples=change(self._numbers))
 
-    def _with_masks(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+    def with_masks(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Apply ``change`` to the masks of real and of special tokens."""
         mask, special = (None if t is None else change(t) for t in (self.mask, self.special))
         return replace(self, mask=mask, special=special)

@@ -138,8 +138,8 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
         elif process is not None and "pixel" in name:
             packed = side.modality == "tensor"
             shape = side.tensor.flatten(1).shape if packed else side.tensor.shape
-            whole = partial(_pieces, process, 2 if packed else side.tensor.dim())
-            sides[name] = replace(side, mosaic=measure_mosaic(whole, groups, shape))
+            pieces = partial(_pieces, process, 2 if packed else side.tensor.dim())
+            sides[name] = replace(side, mosaic=measure_mosaic(pieces, groups, shape))
         if side.modality == "text":
             # the tokenizer's id comes first: Gemma 3's processor has that of the single token that it replaces by many
             owners = (processor.tokenizer, processor)

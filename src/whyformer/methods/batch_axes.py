@@ -30,16 +30,16 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
     arguments: list[tuple[Place, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     scored = {inputs.scored, *(other.scored for other in inputs.others.values())}
     tensors = [(p, v) for p, v in arguments if isinstance(v, Tensor) and v.dim() and p not in scored]
-    whole = {p for p, v in tensors if len(v) % inputs.batch}
-    ambiguous = [p for p, v in tensors if p not in whole and _is_ambiguous(_name(model, p), v, inputs.batch)]
-    inputs = replace(inputs, whole=frozenset(whole))
+    unbatched = {p for p, v in tensors if len(v) % inputs.batch}
+    ambiguous = [p for p, v in tensors if p not in unbatched and _is_ambiguous(_name(model, p), v, inputs.batch)]
+    inputs = replace(inputs, whole=frozenset(unbatched))
     if not ambiguous:
         return inputs
     # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
         outputs = plain_logits(model, *inputs.feed, anything)
         for some in _choices(ambiguous):
-            tried = replace(inputs, whole=frozenset((*whole, *some)))
+            tried = replace(inputs, whole=frozenset((*unbatched, *some)))
             if _agrees(model, tried, outputs):
                 return tried
     return inputs
@@ -71,7 +71,9 @@ def _agrees(model: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     tried = first if inputs.batch > 1 else first.with_tensor(first.tensor.repeat_interleave(2, 0))
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
         actual = plain_logits(model, *tried.feed, anything)
-        wanted = outputs[:1].expand(len(actual), *outputs.shape[1:])
+        expected = outputs[:1].expand(len(actual), *outputs.shape[1:])
         tolerance = 1e-3 if outputs.dtype not in (torch.float16, torch.bfloat16) else 0.1
-        return actual.shape == wanted.shape and bool(((actual - wanted).abs() <= tolerance * (1 + wanted.abs())).all())
+        return actual.shape == expected.shape and bool(
+            ((actual - expected).abs() <= tolerance * (1 + expected.abs())).all()
+        )
     return False

@@ -14,6 +14,8 @@ from whyformer.tape.walking import Step
 
 __all__ = ["Balance", "Sums"]
 
+_ROUNDING = 1e-5  # a sum of that size, relative to the sum of magnitudes, counts as 0
+
 
 @dataclass(eq=False)
 class Balance:
@@ -43,7 +45,7 @@ class Balance:
             promised: whether the rules conserve relevance by definition.
         """
         total, scale = (s.double() for s in self.started)
-        scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
+        scale = torch.where(total.abs() > _ROUNDING * scale, total.abs(), scale)
         sums = {b: s.double() for b, s in sorted(self.blocks.items())}
         errors = [((s - total) / scale).abs() for s in sums.values()]
         worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)

@@ -107,7 +107,7 @@ class Sources:
 
     @property
     def in_half_precision(self) -> bool:
-        """Whether the model runs in half precision, by its parameters or by autocast."""
+        """True if the model runs in half precision, by its parameters or by autocast."""
         parameters = list(self.model.parameters())
         devices = {parameter.device.type for parameter in parameters}
         supported = filter(torch.amp.is_autocast_available, devices)
@@ -342,7 +342,7 @@ class Sources:
 
     @property
     def one_sequence(self) -> bool:
-        """Whether the target reads a single sequence of tokens that attends once in each block."""
+        """True if the target reads a single sequence of tokens that attends once in each block."""
         return self.structure.alone(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:

@@ -16,11 +16,11 @@ def total_memory(place: torch.device) -> int:
     """Return the bytes of the machine, or of the GPU, that a process may use."""
     if place.type == "cuda":
         return int(torch.cuda.get_device_properties(place).total_memory)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
     for limit, _ in _LIMITS:
         with contextlib.suppress(OSError, ValueError):
-            whole = min(whole, int((_CGROUP / limit).read_text()))
-    return whole
+            total = min(total, int((_CGROUP / limit).read_text()))
+    return total
 
 
 def free_memory(place: torch.device) -> int:

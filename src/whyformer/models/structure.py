@@ -22,8 +22,9 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     Blocks are the children of a container if they are all of one class (or of one kind, by the last word of the class
     name) and have children themselves. A child whose attention is all inside repeated blocks is a stage (Swin); its
     blocks are used, and stages whose names differ by a number form one group. Of other nested containers, only the
-    outermost counts. The result is cached until the model is opened with other modules.
+    outermost counts. The result is cached until the model's modules change.
     """
+    refresh(model, walking.modules(model))
     groups = once(model, "blocks", lambda: {n: [ref(b) for b in blocks] for n, blocks in _groups(model).items()})
     return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in groups.items()}
 

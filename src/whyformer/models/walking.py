@@ -30,5 +30,5 @@ def modules(model: nn.Module) -> list[nn.Module]:
 
 def weights(model: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of the model and all submodules."""
-    tables = (table for module in modules(model) for table in (module._parameters, module._buffers))
+    tables = (module.__dict__[kind] for module in modules(model) for kind in ("_parameters", "_buffers"))
     return [tensor for table in tables for tensor in table.values() if tensor is not None]

@@ -252,13 +252,15 @@ def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
 def deep_taylor(alpha: float = 1.0) -> Composite:
     """Return the composite of Transformer Attribution (Chefer et al. 2021): the αβ rule with one denominator for linear
     layers, the z^B rule for layers that read pixels, the normalised add rule, half to each branch of a product, and the
-    identity for norms, activations and softmax.
+    identity for norms, activations and softmax. The relevance of logits with positive and with negative weight in the
+    target is propagated separately.
 
     Args:
         alpha: α of the αβ rule, with β = α − 1.
     """
     name = f"alpha-beta (alpha={alpha:g})"
-    return Composite(f"deep Taylor decomposition (alpha={alpha})", _rules(alpha_beta(alpha), name, True), "relevance")
+    title = f"deep Taylor decomposition (alpha={alpha})"
+    return Composite(title, _rules(alpha_beta(alpha), name, True), "relevance", by_sign=True)
 
 
 @functools.cache
@@ -288,4 +290,5 @@ def layerwise(
     }
     share, setting = shares[rule]
     name = f"LRP ({rule}{setting}{', normalised add' if normalise_add else ''})"
-    return Composite(name, _rules(share, rule.replace("_", "-"), normalise_add), "relevance")
+    rules = _rules(share, rule.replace("_", "-"), normalise_add)
+    return Composite(name, rules, "relevance", by_sign=normalise_add)

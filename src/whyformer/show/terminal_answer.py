@@ -32,10 +32,10 @@ def plain(g: Generation) -> str:
     wide = max(cell_len(visible(m.label)) for m in talk.messages)
     messages = [f"  {visible(m.label):{wide}}  {fitted(answers.one_line(m.text), 100)}" for m in talk.messages]
     lines = [f"{answers.source(g)}:", *messages]
-    whole = "  ".join(part for part in (talk.picture_note(None), _named(talk, None), talk.special_note(None)) if part)
+    summary = "  ".join(part for part in (talk.picture_note(None), _named(talk, None), talk.special_note(None)) if part)
     names = [_name(g, t) for t in range(min(len(g), _STEPS))]
     wide = max(map(cell_len, names))
-    lines += ["", f"  whole answer  {whole}", ""]
+    lines += ["", f"  whole answer  {summary}", ""]
     for t, name in enumerate(names):
         reasons = "  ".join(part for part in (talk.picture_note(t), _named(talk, t)) if part)
         share = f"{100 * g.probability(t):5.1f} %  " if g.unit == "token" else ""

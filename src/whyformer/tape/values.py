@@ -139,4 +139,4 @@ class Tape:
 
 
 def _constants(args: tuple[Any, ...]) -> Any:
-    return tuple(a if type(a) in (int, float, bool, type(None)) else str(a) for a in args if type(a) is not Slot)
+    return tuple(str(a) for a in args if type(a) is not Slot)  # no numbers: hash(-1) is hash(-2)

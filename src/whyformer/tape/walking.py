@@ -87,11 +87,14 @@ class Composite:
         name: name for results and errors.
         rules: maps a kind to its rule.
         carrier: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
+        by_sign: True if positive and negative seeds are propagated separately and then added, because a rule scales
+            flows to their sum, which opposite seeds would bring to 0.
     """
 
     name: str
     rules: Mapping[str, Rule]
     carrier: str = "multiplier"
+    by_sign: bool = False
 
 
 GRADIENT = Composite("gradient", {})
@@ -236,14 +239,16 @@ def walk_back(
     """
     at, wanted = dict(at or {}), frozenset(wanted)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
-    flows, results = [dict(seed) for _, seed in runs], [Flows() for _ in runs]
-    left = {*wanted, *at}
-    plans = [plan(program, tape, composite, frozenset(left)) for composite, _ in runs]
+    results, left = [Flows() for _ in runs], {*wanted, *at}
+    parts = [(run, seed) for run, (composite, seeds) in enumerate(runs) for seed in _by_sign(composite, seeds)]
+    owners, flows = [run for run, _ in parts], [seed for _, seed in parts]
+    plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
 
     def arrive(n: int) -> None:
         """Collect the flows at a value, which are complete."""
         left.discard(n)
-        arrived = [f.get(n) for f in flows]
+        pairs = [*zip(owners, flows, strict=True)]
+        arrived = [_sum(f.get(n) for owner, f in pairs if owner == run) for run in range(len(runs))]
         if n in wanted:
             for result, flow in zip(results, arrived, strict=True):
                 result[n] = _zeros(tape, n) if flow is None else flow
@@ -258,15 +263,30 @@ def walk_back(
             if any(step.visited for step in steps):
                 for r in filter(left.__contains__, unit.exits):
                     arrive(r)
-            _visit(walk, unit, steps, flows, on_unit)
+            _visit(walk, unit, steps, flows, owners, on_unit)
         for n in sorted(left, reverse=True):
             arrive(n)
     return results
 
 
-def _visit(walk: Walk, unit: Unit, steps: list[Step], flows: list[Flows], on_unit: UnitCallback | None) -> None:
-    """Propagate the flows of each run from the exits of a unit to its entries."""
-    for run, (step, arriving) in enumerate(zip(steps, flows, strict=True)):
+def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
+    """Return the sum of the flows that are not None; None if all are."""
+    arrived = [flow for flow in flows if flow is not None]
+    return arrived[0] if len(arrived) == 1 else torch.stack(arrived).sum(0) if arrived else None
+
+
+def _by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
+    """Return the seeds that are propagated separately: all of them, or the positive and the negative ones."""
+    if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
+        return [dict(seeds)]
+    return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]
+
+
+def _visit(
+    walk: Walk, unit: Unit, steps: list[Step], flows: list[Flows], owners: list[int], on_unit: UnitCallback | None
+) -> None:
+    """Propagate the flows of each run from the exits of a unit to its entries; a run may have two sets of flows."""
+    for run, step, arriving in zip(owners, steps, flows, strict=True):
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step.visited and got and any(step.live):
             parts = _propagate(walk, step, got, arriving)

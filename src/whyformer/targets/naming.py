@@ -57,9 +57,9 @@ def _is_number(text: str) -> bool:
 
 def _named(name: str, labels: Mapping[int, str]) -> list[int]:
     """Return the classes with that full name, else those with it among their comma-separated names."""
-    wanted = name.strip().casefold()
-    exact = [i for i, label in labels.items() if label.casefold() == wanted]
-    return exact or [i for i, label in labels.items() if wanted in [p.strip().casefold() for p in label.split(",")]]
+    query = name.strip().casefold()
+    exact = [i for i, label in labels.items() if label.casefold() == query]
+    return exact or [i for i, label in labels.items() if query in [p.strip().casefold() for p in label.split(",")]]
 
 
 def in_range(index: int, classes: int | None, words: bool = False) -> int:
@@ -74,11 +74,11 @@ def in_range(index: int, classes: int | None, words: bool = False) -> int:
 def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     pool = dict.fromkeys(part.strip() for label in labels.values() for part in label.split(","))
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
-    wanted = name.casefold().strip()
-    whole = [part for part in pool if wanted and re.search(rf"\b{re.escape(wanted)}\b", part.casefold())]
-    inside = [part for part in pool if wanted in part.casefold()]
-    candidates = [*whole, *difflib.get_close_matches(wanted, pool, 3), *inside]  # "cat": tiger cat before crate
-    close = list(dict.fromkeys(candidates))[: max(3, min(len(whole), 6))]
+    query = name.casefold().strip()
+    as_words = [part for part in pool if query and re.search(rf"\b{re.escape(query)}\b", part.casefold())]
+    inside = [part for part in pool if query in part.casefold()]
+    candidates = [*as_words, *difflib.get_close_matches(query, pool, 3), *inside]  # "cat": tiger cat before crate
+    close = list(dict.fromkeys(candidates))[: max(3, min(len(as_words), 6))]
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return InputError(
         f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: pass an index.")

@@ -146,9 +146,9 @@ class Query:
             raise refusal(output, "has no logits of queries")
         each = torch.arange(len(logits), device=logits.device)
         if self.index is None:
-            wanted = output.by_row(self.label).to(logits.device)
-            _check_range("class", wanted, logits.shape[-1])
-            return logits[each, logits[each, :, wanted].argmax(-1)]
+            classes = output.by_row(self.label).to(logits.device)
+            _check_range("class", classes, logits.shape[-1])
+            return logits[each, logits[each, :, classes].argmax(-1)]
         at = output.by_row(self.index).to(logits.device)
         _check_range("query", at, logits.shape[1])
         return logits[each, at]

@@ -1,4 +1,4 @@
-"""A real browser: Debian's chromium driven by playwright. Without it these tests are skipped, under CI they fail."""
+"""Fixtures of a Chromium browser driven by playwright. Without it the tests are skipped; under CI they fail."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ARGUMENTS = [
 ROOT = Path(__file__).parents[3]
 SCREENSHOTS = ROOT / "screenshots"
 AXE = Path(os.environ.get("WHYFORMER_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
-PATIENCE = int(os.environ.get("WHYFORMER_PATIENCE", 240_000))
-"""Milliseconds: the machine may be busy. Less than HANG, so that what never comes fails as what was waited for."""
-LISTENS = "!window.gradio_config || 'ready' in document.documentElement.dataset"
-STILL = "document.getAnimations().every((one) => one.playState !== 'running' || one.effect.getComputedTiming().iterations === Infinity)"
-_HERE = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")
+TIMEOUT = int(os.environ.get("WHYFORMER_PATIENCE", 240_000))
+"""Milliseconds, for busy machines. Less than HANG, so that a failure names the condition that was not met."""
+IS_READY = "!window.gradio_config || 'ready' in document.documentElement.dataset"
+IS_STATIC = "document.getAnimations().every((animation) => animation.playState !== 'running' || animation.effect.getComputedTiming().iterations === Infinity)"
+_LOCAL = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")
 
 
-def _missing(what: str) -> NoReturn:
-    message = f"the tests in a browser need {what}"
+def _missing(requirement: str) -> NoReturn:
+    message = f"the tests in a browser need {requirement}"
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message)
@@ -52,71 +52,71 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A fresh page of its own profile. ``page.requested``: addresses asked for; ``page.complaints``: what its console says."""
+    """A new page with a new profile. ``page.requested``: requested URLs; ``page.console_errors``: errors and warnings of the console."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(PATIENCE)
-    made = context.new_page()
-    made.requested, made.complaints = [], []
-    made.on("request", lambda request: made.requested.append(request.url))
-    made.on("console", lambda message: made.complaints.append(message.text) if message.type in ("error", "warning") else None)
-    made.on("pageerror", lambda error: made.complaints.append(str(error)))
-    yield made
+    context.set_default_timeout(TIMEOUT)
+    new_page = context.new_page()
+    new_page.requested, new_page.console_errors = [], []
+    new_page.on("request", lambda request: new_page.requested.append(request.url))
+    new_page.on("console", lambda message: new_page.console_errors.append(message.text) if message.type in ("error", "warning") else None)
+    new_page.on("pageerror", lambda error: new_page.console_errors.append(str(error)))
+    yield new_page
     context.close()
 
 
 @pytest.fixture
 def screenshots() -> Path:
-    """Where pictures of pages are kept to be looked at; git does not see it."""
+    """The folder of screenshots, for visual inspection; git ignores it."""
     SCREENSHOTS.mkdir(exist_ok=True)
     return SCREENSHOTS
 
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Any]:
-    """``visit(address, width, height, dark)``: a page of a fresh visitor, as many as a test wants.
+    """``visit(address, width, height, dark)``: open a page for a new visitor, any number of times.
 
-    At the end every request that any of them made must have gone to this machine, and no script may have failed.
+    At the end, no page may have sent a request to another machine, and no script may have failed.
     """
-    contexts, outside, broken = [], [], []
+    contexts, outside, script_errors = [], [], []
 
-    def opened(address: str, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
+    def open_page(address: str, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
-        made = context.new_page()
-        made.on("request", lambda request: None if _HERE.match(request.url) else outside.append(request.url))
-        made.on("pageerror", lambda error: broken.append(str(error)))
-        made.answered = []
-        for end in ("requestfinished", "requestfailed"):  # a stream is read to its end, or ended by who reads it
-            made.on(end, lambda request: made.answered.append(request.url))
-        made.goto(address)
-        made.wait_for_function(LISTENS)
-        return made
+        new_page = context.new_page()
+        new_page.on("request", lambda request: None if _LOCAL.match(request.url) else outside.append(request.url))
+        new_page.on("pageerror", lambda error: script_errors.append(str(error)))
+        new_page.finished_requests = []
+        for end in ("requestfinished", "requestfailed"):  # a stream is read to its end or aborted by the reader
+            new_page.on(end, lambda request: new_page.finished_requests.append(request.url))
+        new_page.goto(address)
+        new_page.wait_for_function(IS_READY)
+        return new_page
 
-    yield opened
+    yield open_page
     for context in contexts:
         context.close()
     assert outside == []
-    assert broken == []
+    assert script_errors == []
 
 
 @pytest.fixture
 def shoot(screenshots: Path) -> Any:
-    """``shoot(page, name)``: keep a picture of the whole page."""
+    """``shoot(page, name)``: save a screenshot of the full page."""
     return lambda page, name: page.screenshot(path=str(screenshots / f"{name}.png"), full_page=True)
 
 
 @pytest.fixture(scope="session")
 def axe() -> Any:
-    """``axe(page)``: what axe-core finds that is serious or critical, as readable lines, once nothing fades in or out."""
+    """``axe(page)``: serious and critical violations that axe-core reports, as readable lines, after all animations have ended."""
     if not AXE.is_file():
         _missing(f"axe-core in {AXE} (npm install --no-save axe-core)")
     script = AXE.read_text(encoding="utf-8")
 
     def run(page: Any) -> list[str]:
-        page.wait_for_function(STILL)
+        page.wait_for_function(IS_STATIC)
         page.evaluate(script)
-        found = page.evaluate("async () => (await axe.run(document)).violations")
-        return [f"{v['id']}: {n['html'][:200]}" for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]]
+        violations = page.evaluate("async () => (await axe.run(document)).violations")
+        return [f"{v['id']}: {n['html'][:200]}" for v in violations if v["impact"] in ("serious", "critical") for n in v["nodes"]]
 
     return run

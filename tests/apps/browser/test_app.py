@@ -1,4 +1,4 @@
-"""The web page as people meet it: drop, type, choose, explain, compare, read, keep, go wrong, come back."""
+"""The web page in a browser: input, selection, explanation, comparison, downloads, errors, reload, accessibility."""
 
 import json
 import re
@@ -22,9 +22,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 
 pytestmark = [
     pytest.mark.slow,
-    # what a person waits for differs from run to run on a busy machine; what is broken fails three times
+    # timing varies on a busy machine; a real defect fails three times
     pytest.mark.flaky(reruns=2),
-    # sockets and loops that gradio leaves to the garbage collector
+    # gradio leaves sockets and event loops to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -42,21 +42,21 @@ def catalogue(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(catalogue, free_port):
-    found = []
+    urls = []
     limits = PageLimits(pixels=1_000_000, size=2_000_000)
-    close = serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
-    yield found[0]
+    close = serve(catalogue, limits, port=free_port(), started=urls.append, wait=False)
+    yield urls[0]
     close()
 
 
-def put(page, path):
+def upload(page, path):
     page.set_input_files("#wf-picture input[type=file]", path)
 
 
-def drop(page):
-    """A picture of one's own, and then the model for it."""
-    put(page, PICTURE)
-    says(page, "choose a model")
+def upload_digits(page):
+    """Upload a picture, then choose its model."""
+    upload(page, PICTURE)
+    wait_for_status(page, "choose a model")
     page.locator("#wf-model input").fill("bundled:digits")
     page.keyboard.press("Enter")
 
@@ -65,59 +65,59 @@ def clear(page):
     page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
 
 
-def type_in(page, sentence=SENTENCE):
-    """A sentence of one's own, in place of the example that is there at first."""
+def enter_sentence(page, sentence=SENTENCE):
+    """Enter a sentence in place of the initial example."""
     page.get_by_label("a sentence").check()
-    page.locator(".wf-word").first.wait_for()  # of the example
-    finished(page)
+    page.locator(".wf-word").first.wait_for()  # words of the example
+    wait_until_explained(page)
     page.locator("#wf-sentence textarea").fill(sentence)
     page.locator("#wf-sentence textarea").blur()
-    says(page, "Ready")
+    wait_for_status(page, "Ready")
 
 
-def pick(page, box, *names):
-    """Choose from a list by typing, as the keyboard does it. An answer that arrives meanwhile may close the list: again."""
+def select_options(page, box, *names):
+    """Choose options of a list by keyboard. Retried, because an update that arrives meanwhile may close the list."""
     for name in names:
         field, option = page.locator(f"{box} input"), page.locator(f"{box} [role=option]").first
-        for patience in (5_000, 10_000, None):
+        for timeout_ms in (5_000, 10_000, None):
             field.blur()
             field.click()
             field.fill(name)
             try:
-                option.wait_for(timeout=patience)
+                option.wait_for(timeout=timeout_ms)
                 break
             except playwright.TimeoutError:
-                if patience is None:
+                if timeout_ms is None:
                     raise
         page.keyboard.press("Enter")
         field.blur()
 
 
-def instead(page, name):
-    """A method in place of the one that is chosen at first."""
+def replace_method(page, name):
+    """Choose a method in place of the default."""
     page.locator("#wf-methods input").focus()
     page.keyboard.press("Backspace")
-    pick(page, "#wf-methods", name)
+    select_options(page, "#wf-methods", name)
 
 
 def explain(page):
     page.get_by_role("button", name="Explain", exact=True).click()
-    finished(page)
+    wait_until_explained(page)
 
 
-def finished(page):
+def wait_until_explained(page):
     page.wait_for_function("document.querySelector('#wf-status')?.innerText.includes('in all')")
 
 
-def says(page, words):
+def wait_for_status(page, words):
     page.locator("#wf-status").get_by_text(words).wait_for()
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
-def test_the_page_opens_with_an_answer_and_shows_others_in_one_click(site, visit, size, shoot):
+def test_page_opens_with_example_and_switches_kinds(site, visit, size, shoot):
     page = visit(site, *size)
-    picture, around = page.locator(".wf-map").first.bounding_box(), page.locator(".wf-stored").bounding_box()
-    assert 0 < around["y"] < picture["y"]
+    picture, frame = page.locator(".wf-map").first.bounding_box(), page.locator(".wf-stored").bounding_box()
+    assert 0 < frame["y"] < picture["y"]
     assert picture["y"] + picture["height"] < size[1]
     assert page.evaluate("scrollY") == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
@@ -126,57 +126,57 @@ def test_the_page_opens_with_an_answer_and_shows_others_in_one_click(site, visit
     for kind, part in (("a sentence", ".wf-word"), ("an answer", ".wf-generated"), ("a picture", ".wf-stored")):
         page.get_by_label(kind).check()
         page.locator(part).first.wait_for()
-    assert "kind=" not in page.url  # a reload shows the stored example as well
+    assert "kind=" not in page.url  # so that a reload shows the stored example
 
 
-def test_an_address_with_a_view_shows_that_instead_of_the_example(site, visit):
+def test_address_with_view_replaces_example(site, visit):
     page = visit(f"{site}#kind=text&sentence=Warm+and+funny.&methods=gae")
     page.locator(".wf-word").first.wait_for()
-    finished(page)
+    wait_until_explained(page)
     assert page.locator(".wf-stored").count() == 0
     assert page.locator("#wf-model input").input_value().startswith("bundled:sst2")
-    page.locator("#wf-model input").click()  # and a list that is left as it was changes nothing
+    page.locator("#wf-model input").click()  # an unchanged list changes nothing
     page.keyboard.press("Tab")
     page.locator("#wf-methods input").click()
     assert page.locator("#wf-status").inner_text().endswith("in all.")
     assert page.locator(".wf-word").count() > 2
     first = page.locator("#wf-methods [role=option]").first
     assert "auto" in first.inner_text()
-    said = [first.evaluate(f"(one) => getComputedStyle(one, '::{place}').content") for place in ("before", "after")]
-    assert said[0] == '"Try first"'
-    assert "measured best" in said[1]
+    contents = [first.evaluate(f"(element) => getComputedStyle(element, '::{pseudo}').content") for pseudo in ("before", "after")]
+    assert contents[0] == '"Try first"'
+    assert "measured best" in contents[1]
 
 
-def test_a_click_on_the_picture_chooses_another(site, visit):
+def test_click_on_picture_opens_file_chooser(site, visit):
     page = visit(site)
     with page.expect_file_chooser() as choice:
         page.locator("#wf-picture img").click()
     choice.value.set_files(PICTURE)
-    says(page, "choose a model")
+    wait_for_status(page, "choose a model")
     assert page.locator(".wf-stored").count() == 0
 
 
-def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
+def test_picture_is_explained_by_two_methods_and_classes(site, visit, shoot):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
     assert page.locator(".wf-says li").count() == 5
-    pick(page, "#wf-methods", "rollout")
+    select_options(page, "#wf-methods", "rollout")
     page.locator("#wf-classes input").click()
     assert re.match(r"3 \(99\.\d %\)", page.locator("#wf-classes [role=option]").first.inner_text().strip("✓ \n"))
     page.keyboard.press("Escape")
-    pick(page, "#wf-classes", "3", "7")
+    select_options(page, "#wf-classes", "3", "7")
     explain(page)
-    assert page.locator(".wf-map").count() == 3  # rollout is one map for any class
-    assert page.locator(".wf-chart").count() == 4  # of each method and class
+    assert page.locator(".wf-map").count() == 3  # rollout has one map for all classes
+    assert page.locator(".wf-chart").count() == 4  # one for each method and class
     assert "Better than each random map" in page.locator("#wf-trust").inner_text()
     assert "rollout: the map is the same for every class" in page.locator("#wf-trust").inner_text()
     shoot(page, "app-picture")
 
 
-def test_values_are_read_by_pointer_and_by_keyboard(site, visit):
+def test_values_are_shown_for_pointer_and_keyboard(site, visit):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     explain(page)
     picture = page.locator(".wf-map").first
     picture.scroll_into_view_if_needed()
@@ -199,14 +199,14 @@ def test_values_are_read_by_pointer_and_by_keyboard(site, visit):
     assert line.inner_text() != words
 
 
-def test_type_a_sentence_and_click_a_word(site, visit, shoot):
+def test_sentence_is_explained_and_word_shows_attention(site, visit, shoot):
     page = visit(site)
-    type_in(page)
+    enter_sentence(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "integrated")
-    pick(page, "#wf-classes", "neg", "pos")
+    select_options(page, "#wf-methods", "integrated")
+    select_options(page, "#wf-classes", "neg", "pos")
     explain(page)
-    assert page.locator(".wf-text[role=group]").count() == 3  # the colours of one method's two classes are opposite
+    assert page.locator(".wf-text[role=group]").count() == 3  # one method shows a single text for both classes, because their colours are opposite
     page.locator(".wf-word", has_text="charming").first.click()
     table = page.locator(".wf-attended")
     table.wait_for()
@@ -225,11 +225,11 @@ def test_type_a_sentence_and_click_a_word(site, visit, shoot):
     shoot(page, "app-sentence")
 
 
-def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogue):
+def test_settings_change_scores_and_style_changes_only_drawing(site, visit, catalogue):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    instead(page, "transformer_attribution")
+    replace_method(page, "transformer_attribution")
     explain(page)
     ran = []
     handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(lambda *_: ran.append(1))
@@ -242,7 +242,7 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
         slider.focus()
         page.keyboard.press("ArrowRight")
         page.locator("#wf-code").get_by_text("start_layer=1").first.wait_for()
-        finished(page)
+        wait_until_explained(page)
         assert page.locator(".wf-map").first.get_attribute("data-values") != first
         before = len(ran)
         page.locator("#wf-opacity input[type=range]").focus()
@@ -252,17 +252,17 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
         page.locator("#wf-code").get_by_text("--opacity 0.8").first.wait_for()
         page.get_by_label("only what matters").check()
         page.locator(".wf-cell").get_by_text("the 20 % with the highest scores").wait_for()
-        assert len(ran) == before  # drawn again, not computed again
+        assert len(ran) == before  # redrawn without a forward pass
     finally:
         handle.remove()
-    pick(page, "#wf-methods", "smoothgrad")
+    select_options(page, "#wf-methods", "smoothgrad")
     page.locator("[data-method=smoothgrad][data-key=noise]").wait_for(state="attached")
     assert page.locator("[data-method=transformer_attribution][data-key=start_layer]").input_value() == "1"
 
 
-def test_keep_what_is_shown(site, visit):
+def test_results_are_downloaded(site, visit):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     explain(page)
     for kind in ("png", "html", "json"):
         with page.expect_download() as started:
@@ -281,47 +281,47 @@ def test_keep_what_is_shown(site, visit):
     assert code.nth(1).inner_text().startswith("whyformer explain digits_37.png --model bundled:digits")
 
 
-def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
-    """The model that the page begins with reads digits: of a photograph it would say "4: 98.6 %"."""
+def test_photograph_requires_choice_of_model(site, visit, tmp_path):
+    """The initial model classifies digits and would predict "4: 98.6 %" for a photograph."""
     Image.effect_noise((320, 240), 60).convert("RGB").save(tmp_path / "photo.png")
     page = visit(site)
-    put(page, tmp_path / "photo.png")
-    says(page, "choose a model")
+    upload(page, tmp_path / "photo.png")
+    wait_for_status(page, "choose a model")
     assert page.locator("#wf-model input").input_value() == ""
     page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, "choose a model")
+    wait_for_status(page, "choose a model")
     assert page.locator(".wf-stored").count() == 0
     assert page.locator(".wf-map").count() == 0
-    page.locator(".wf-example").first.click()  # which the model of the examples knows
+    page.locator(".wf-example").first.click()  # the examples' model is chosen with it
     page.get_by_text("The model says").wait_for()
     explain(page)
     assert page.locator(".wf-map").count() == 1
 
 
-def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot):
+def test_errors_show_messages_and_page_keeps_working(site, visit, tmp_path, shoot):
     page = visit(site)
     clear(page)
     page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, "there is no picture yet")
+    wait_for_status(page, "there is no picture yet")
     (tmp_path / "note.png").write_text("no picture at all")
-    put(page, tmp_path / "note.png")
-    says(page, "note.png is not a picture")
+    upload(page, tmp_path / "note.png")
+    wait_for_status(page, "note.png is not a picture")
     clear(page)
     Image.new("RGB", (1500, 1000)).save(tmp_path / "large.png")
-    put(page, tmp_path / "large.png")
-    says(page, "1 megapixels")
+    upload(page, tmp_path / "large.png")
+    wait_for_status(page, "1 megapixels")
     page.reload()
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
     page.locator("#wf-model input").fill("../../etc")
     page.keyboard.press("Enter")
-    says(page, "no model id")
+    wait_for_status(page, "no model id")
     page.locator("#wf-model input").fill("nobody/nothing")
     page.keyboard.press("Enter")
-    says(page, "cannot load 'nobody/nothing'")
+    wait_for_status(page, "cannot load 'nobody/nothing'")
     page.locator("#wf-model input").fill("bundled:sst2")
     page.keyboard.press("Enter")
-    says(page, "reads text")
+    wait_for_status(page, "reads text")
     shoot(page, "app-error")
     page.locator("#wf-model input").fill("bundled:digits")
     page.keyboard.press("Enter")
@@ -330,29 +330,29 @@ def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot)
     assert page.locator(".wf-map").count() == 1
 
 
-def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
+def test_large_upload_is_refused(site, visit, tmp_path):
     (tmp_path / "huge.bmp").write_bytes(b"BM" + bytes(2_500_000))
     page = visit(site)
-    put(page, tmp_path / "huge.bmp")
+    upload(page, tmp_path / "huge.bmp")
     page.get_by_text(re.compile("maximum allowed size|too large|exceeds", re.I)).first.wait_for()
     assert page.get_by_text("The model says").count() == 0
 
 
-def explaining_for_long(site, visit):
-    """A page on which maps of three methods are being computed."""
+def start_long_explanation(site, visit):
+    """Return a page that is computing maps of three methods."""
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "occlusion", "vit_cx")
+    select_options(page, "#wf-methods", "occlusion", "vit_cx")
     page.get_by_role("button", name="Explain", exact=True).click()
-    says(page, re.compile("maps …|Reading"))
+    wait_for_status(page, re.compile("maps …|Reading"))
     return page
 
 
-def test_cancel_ends_long_work(site, visit):
-    page = explaining_for_long(site, visit)
+def test_cancel_ends_computation(site, visit):
+    page = start_long_explanation(site, visit)
     page.get_by_role("button", name="Cancel").click()
-    says(page, "Cancelled.")
+    wait_for_status(page, "Cancelled.")
     page.wait_for_timeout(500)
     assert page.locator("#wf-status").inner_text().strip() == "Cancelled."
     explain(page)
@@ -360,61 +360,61 @@ def test_cancel_ends_long_work(site, visit):
 
 
 @pytest.mark.parametrize("change", ["example", "clear"])
-def test_a_new_input_ends_what_runs(site, visit, change):
-    page = explaining_for_long(site, visit)
+def test_new_input_ends_computation(site, visit, change):
+    page = start_long_explanation(site, visit)
     if change == "example":
         page.locator(".wf-example").nth(1).click()
-        says(page, "Ready")
+        wait_for_status(page, "Ready")
     else:
         clear(page)
-        says(page, "no picture yet")
+        wait_for_status(page, "no picture yet")
     assert page.locator(".wf-map").count() == 0
     if change == "clear":
-        put(page, PICTURE)
-        says(page, "Ready")
+        upload(page, PICTURE)
+        wait_for_status(page, "Ready")
     explain(page)
     assert page.locator(".wf-map").count() == 3
 
 
 @contextmanager
-def waiting_for_another(site, visit, catalogue):
-    """A page whose Explain waits until the block ends, because that of another visitor runs."""
-    busy, waiting = visit(site), visit(site)
-    for page in (busy, waiting):
-        drop(page)
+def queued_page(site, visit, catalogue):
+    """A page whose Explain is queued until the block ends, because another visitor's explanation is running."""
+    busy, queued = visit(site), visit(site)
+    for page in (busy, queued):
+        upload_digits(page)
         page.get_by_text("The model says").wait_for()
-    go_on = threading.Event()
+    released = threading.Event()
 
-    def held_up(*_):
-        go_on.wait(HANG)
+    def block(*_):
+        released.wait(HANG)
 
-    handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(held_up)
+    handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(block)
     try:
         busy.get_by_role("button", name="Explain", exact=True).click()
-        says(busy, re.compile("maps? …|Reading"))
-        waiting.get_by_role("button", name="Explain", exact=True).click()
-        says(waiting, "Waiting")
-        yield waiting
+        wait_for_status(busy, re.compile("maps? …|Reading"))
+        queued.get_by_role("button", name="Explain", exact=True).click()
+        wait_for_status(queued, "Waiting")
+        yield queued
     finally:
-        go_on.set()
+        released.set()
         handle.remove()
-    finished(busy)
+    wait_until_explained(busy)
 
 
-def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
-    with waiting_for_another(site, visit, catalogue) as page:
+def test_queued_explanation_can_be_cancelled(site, visit, catalogue):
+    with queued_page(site, visit, catalogue) as page:
         page.get_by_role("button", name="Cancel").click()
-        says(page, "Cancelled.")
+        wait_for_status(page, "Cancelled.")
     page.wait_for_timeout(500)
     assert page.locator(".wf-map").count() == 0
     explain(page)
     assert page.locator(".wf-map").count() == 1
 
 
-def test_what_waits_for_an_input_that_was_left_does_not_begin(site, visit, catalogue):
-    with waiting_for_another(site, visit, catalogue) as page:
+def test_queued_explanation_of_abandoned_input_does_not_start(site, visit, catalogue):
+    with queued_page(site, visit, catalogue) as page:
         page.locator(".wf-example").nth(1).click()
-    says(page, "Ready")
+    wait_for_status(page, "Ready")
     page.wait_for_timeout(500)
     assert page.locator(".wf-map").count() == 0
     assert "Ready" in page.locator("#wf-status").inner_text()
@@ -422,19 +422,19 @@ def test_what_waits_for_an_input_that_was_left_does_not_begin(site, visit, catal
     assert page.locator(".wf-map").count() == 1
 
 
-def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
+def test_reload_keeps_view_and_other_visitor_sees_example(site, visit):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "rollout")
-    pick(page, "#wf-classes", "7")
+    select_options(page, "#wf-methods", "rollout")
+    select_options(page, "#wf-classes", "7")
     explain(page)
     before = [m.get_attribute("data-values") for m in page.locator(".wf-map").all()]
     assert page.url.endswith("classes=%237"), page.url
     other = visit(site)
     other.locator(".wf-stored").wait_for()
     page.reload()
-    finished(page)
+    wait_until_explained(page)
     assert [m.get_attribute("data-values") for m in page.locator(".wf-map").all()] == before
     assert page.locator(".wf-says li").count() == 5
     assert page.locator("#wf-picture img").count() == 1
@@ -443,41 +443,41 @@ def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     assert page.locator(".wf-stored").count() == 0
     assert "digits_37" not in other.locator("#wf-code").inner_text()
     page.goto("about:blank")
-    page.goto(site)  # without what stands behind the #
+    page.goto(site)  # without the fragment
     page.locator(".wf-stored").wait_for()
     assert page.locator(".wf-map").count() == 1
 
 
-def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
+def test_reload_keeps_sentence_and_settings(site, visit):
     page = visit(site)
-    type_in(page)
+    enter_sentence(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "transformer_attribution")
+    select_options(page, "#wf-methods", "transformer_attribution")
     page.get_by_role("button", name="Settings").click()
     page.locator("#wf-form summary").last.click()
     layer = page.locator("[data-key=start_layer]")
 
-    def stays():  # what the model says of the sentence may arrive in between, and draws the settings anew
+    def setting_is_kept():  # the prediction for the sentence may arrive in between and redraw the settings
         layer.fill("1")
         layer.dispatch_event("change")
         page.wait_for_timeout(500)
         return layer.input_value() == "1"
 
-    wait_for(stays, "the setting to stay")
+    wait_for(setting_is_kept, "the setting to stay")
     explain(page)
     page.locator("#wf-code").get_by_text("start_layer=1").first.wait_for()
     page.reload()
-    finished(page)
+    wait_until_explained(page)
     assert page.locator("#wf-sentence textarea").input_value() == SENTENCE
     assert page.get_by_label("a sentence").is_checked()
     assert "start_layer=1" in page.locator("#wf-code").inner_text()
     assert page.locator("[data-key=start_layer]").input_value() == "1"
-    explain(page)  # with what the form says
+    explain(page)  # with the settings of the form
     assert "start_layer=1" in page.locator("#wf-code").inner_text()
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
-def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
+def test_example_is_explained_without_scrolling(site, visit, size, shoot):
     page = visit(site, *size)
     page.locator(".wf-example").nth(1).click()
     page.get_by_text("The model says").wait_for()
@@ -488,25 +488,25 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     picture, column = page.locator(".wf-map").first.bounding_box(), page.locator("#wf-answer").bounding_box()
     assert picture["width"] >= min(0.95 * column["width"] - 30, 0.79 * size[1])
 
-    def at_rest_in_sight():
+    def is_visible_and_static():
         before = page.locator(".wf-map").first.bounding_box()["y"]
         page.wait_for_timeout(300)
         return page.locator(".wf-map").first.bounding_box()["y"] == before < size[1]
 
-    wait_for(at_rest_in_sight, "the map to come into sight, and the page to come to rest")
+    wait_for(is_visible_and_static, "the map to come into sight, and the page to come to rest")
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
-    page.locator(".wf-word").first.wait_for()  # of the example
-    finished(page)
+    page.locator(".wf-word").first.wait_for()  # words of the example
+    wait_until_explained(page)
     page.get_by_role("button", name="Warm, funny").click()
     page.wait_for_function("document.querySelector('#wf-sentence textarea').value === 'Warm, funny, and full of life.'")
-    says(page, "Ready")
+    wait_for_status(page, "Ready")
     assert page.locator("#wf-explain").bounding_box()["y"] < size[1] - 40
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
-def test_a_bar_is_a_button_that_explains_its_class(site, visit, size):
+def test_class_bars_select_explained_classes(site, visit, size):
     page = visit(site, *size)
     page.locator(".wf-example").first.click()
     page.get_by_text("The model says").wait_for()
@@ -517,60 +517,60 @@ def test_a_bar_is_a_button_that_explains_its_class(site, visit, size):
     bars.nth(1).focus()
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelectorAll('.wf-map').length === 2")
-    finished(page)
+    wait_until_explained(page)
     assert not page.locator("#wf-cancel").is_visible()
     assert [bar.get_attribute("aria-pressed") for bar in bars.all()] == ["true", "true", "false", "false", "false"]
     assert page.locator("#wf-classes .token").count() == 2
     bars.nth(0).click()
     page.wait_for_function("document.querySelectorAll('.wf-map').length === 1")
-    finished(page)
+    wait_until_explained(page)
     assert f"“{bars.nth(1).locator('bdi').inner_text()}”" in page.locator(".wf-cell bdi").first.inner_text()
-    page.locator(".wf-example").nth(1).click()  # another input: nothing is shown of the one before
+    page.locator(".wf-example").nth(1).click()  # a new input: no results of the previous one
     page.locator(".wf-map").wait_for(state="detached")
     assert not page.locator("#wf-more").is_visible()
     assert not page.locator("#wf-looks").is_visible()
 
 
-def test_progress_stands_beside_everything(site, visit, monkeypatch):
+def test_progress_bar_overlaps_nothing(site, visit, monkeypatch):
     step = Watch.__call__
 
-    def slowly(self, *work, **said):
-        for item in step(self, *work, **said):
-            time.sleep(0.1)  # on a fast machine it is gone before it can be seen
+    def slowly(self, *work, **kwargs):
+        for item in step(self, *work, **kwargs):
+            time.sleep(0.1)  # otherwise the bar disappears too early on a fast machine
             yield item
 
     monkeypatch.setattr(Watch, "__call__", slowly)
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "occlusion", "vit_cx")
+    select_options(page, "#wf-methods", "occlusion", "vit_cx")
     page.get_by_role("button", name="Explain", exact=True).click()
-    # read at once, for soon it is gone
+    # read in one call, before the bar disappears
     areas = page.wait_for_function("""() => {
       if (!document.querySelector("#wf-progress .progress-bar")) return null;
       const seen = ["#wf-progress [data-testid=status-tracker]", "#wf-status p", "#wf-says h2", "#wf-explain"];
       return seen.map((one) => document.querySelector(one).getBoundingClientRect()).map((r) => [r.top, r.bottom]);
     }""").json_value()
-    (top, bottom), *others = areas
+    (top, bottom), *other_areas = areas
     assert bottom > top + 20
-    for above, below in others:
+    for above, below in other_areas:
         assert above >= bottom or below <= top
-    finished(page)
+    wait_until_explained(page)
     assert not page.locator("#wf-progress").is_visible()
 
 
-def test_when_the_server_goes_the_page_says_so(catalogue, visit, free_port, monkeypatch):
-    monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # put back at the end for the server of the other tests
-    port, found = free_port(), []
-    close = serve(catalogue, port=port, started=found.append, wait=False)
-    page = visit(found[0])
+def test_page_reports_server_shutdown_and_restart(catalogue, visit, free_port, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # restored at the end for the server of the other tests
+    port, urls = free_port(), []
+    close = serve(catalogue, port=port, started=urls.append, wait=False)
+    page = visit(urls[0])
     page.locator("#wf-explain").wait_for()
-    while not any("queue/data" in url for url in page.answered):  # nothing is awaited any more
+    while not any("queue/data" in url for url in page.finished_requests):  # until no response is pending
         page.wait_for_timeout(100)
     assert page.locator(".wf-gone").count() == 0
     close()
     page.locator(".wf-gone").get_by_text("is gone").wait_for()
-    close = serve(catalogue, port=port, started=found.append, wait=False)
+    close = serve(catalogue, port=port, started=urls.append, wait=False)
     page.locator(".wf-gone").get_by_text("started again").wait_for()
     page.get_by_role("link", name="Reload the page.").click()
     page.locator("#wf-explain").wait_for()
@@ -578,9 +578,9 @@ def test_when_the_server_goes_the_page_says_so(catalogue, visit, free_port, monk
     close()
 
 
-def test_a_local_folder_is_offered_by_name(site, visit):
+def test_local_model_folder_is_offered_by_name(site, visit):
     page = visit(site)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
     page.locator("#wf-model input").click()
     page.get_by_role("option", name="folder:my-digits").click()
@@ -593,7 +593,7 @@ def focused(page):
 
 
 def tab_to(page, reached):
-    """Press Tab until ``reached`` says so."""
+    """Press Tab until ``reached`` returns True."""
     for _ in range(40):
         page.keyboard.press("Tab")
         if reached():
@@ -601,13 +601,13 @@ def tab_to(page, reached):
     raise AssertionError(f"40 times Tab end on {focused(page)!r}")
 
 
-def test_by_keyboard_alone(site, visit):
+def test_sentence_is_explained_by_keyboard_alone(site, visit):
     page = visit(site)
     page.locator("#wf-explain").wait_for()
     tab_to(page, lambda: focused(page) == "text")
     page.keyboard.press("Space")
     page.locator("#wf-sentence textarea").wait_for()
-    finished(page)
+    wait_until_explained(page)
     tab_to(page, lambda: page.evaluate("document.activeElement.tagName") == "TEXTAREA")
     page.keyboard.press("Control+A")
     page.keyboard.type("Warm, funny, and charming.")
@@ -615,21 +615,21 @@ def test_by_keyboard_alone(site, visit):
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     tab_to(page, lambda: focused(page) == "Explain")
     page.keyboard.press("Enter")
-    finished(page)
+    wait_until_explained(page)
     assert page.locator(".wf-word").count() > 5
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_on_a_phone(site, visit, dark, shoot):
+def test_layout_fits_phone(site, visit, dark, shoot):
     page = visit(site, 390, 844, dark, has_touch=True, is_mobile=True)
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "rollout")
+    select_options(page, "#wf-methods", "rollout")
     explain(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert all(box["width"] > 250 for box in (m.bounding_box() for m in page.locator(".wf-map").all()))
     shoot(page, f"app-phone-picture-{'dark' if dark else 'light'}")
-    type_in(page)
+    enter_sentence(page)
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     explain(page)
     page.locator(".wf-word").nth(2).tap()
@@ -639,20 +639,20 @@ def test_on_a_phone(site, visit, dark, shoot):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
+def test_axe_reports_no_serious_violations(site, visit, axe, dark, shoot):
     page = visit(site, dark=dark)
     page.locator("#wf-explain").wait_for()
     assert axe(page) == []
-    drop(page)
+    upload_digits(page)
     page.get_by_text("The model says").wait_for()
-    pick(page, "#wf-methods", "rollout")
+    select_options(page, "#wf-methods", "rollout")
     page.get_by_role("button", name="Settings").click()
     for summary in page.locator("#wf-form summary").all():
         summary.click()
     explain(page)
     assert axe(page) == []
     shoot(page, f"app-axe-{'dark' if dark else 'light'}")
-    type_in(page)
+    enter_sentence(page)
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     explain(page)
     page.locator(".wf-word").nth(2).click()
@@ -660,5 +660,5 @@ def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
     assert axe(page) == []
     page.locator("#wf-model input").fill("../../etc")
     page.keyboard.press("Enter")
-    says(page, "no model id")
+    wait_for_status(page, "no model id")
     assert axe(page) == []

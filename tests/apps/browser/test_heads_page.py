@@ -1,4 +1,4 @@
-"""The page of heads in a real browser: blocks and heads are chosen, tokens pointed at."""
+"""The page of attention heads in a browser: selection of blocks and heads, hovering over tokens."""
 
 import re
 
@@ -12,45 +12,45 @@ SENTENCE = "A charming film, though it drags."
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def address(tmp_path_factory):
     out = tmp_path_factory.mktemp("heads")
-    done = CliRunner().invoke(app, ["attention", SENTENCE, "--format", "html", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["attention", SENTENCE, "--format", "html", "--out", str(out)])
+    assert result.exit_code == 0, result.output
     (file,) = out.iterdir()
     return file.as_uri()
 
 
-def test_point_at_a_token_choose_block_and_heads(page, place, screenshots):
+def test_hovered_token_shows_attention_of_selected_block_and_heads(page, address, screenshots):
     import whyformer
 
     maps = whyformer.attention_maps("bundled:sst2", SENTENCE)
-    page.goto(place)
+    page.goto(address)
     page.locator("#from button", has_text="charming").hover()
-    said = page.locator("#said").inner_text()
+    status = page.locator("#said").inner_text()
     names = maps.tokens[0]
     row = maps.maps[0][0, 0, names.index("charming")]
     best = int(row.argmax())
-    assert said.startswith(f"“charming” looks at “{names[best]}” {100 * float(row[best]):.1f} %")
+    assert status.startswith(f"“charming” looks at “{names[best]}” {100 * float(row[best]):.1f} %")
     assert page.locator("#lines line").count() == int((row > 0.01 * maps.maps[0][0].max()).sum())
     page.get_by_label("Block").select_option("2")
     page.get_by_role("button", name="all", exact=True).click()
     page.locator("#to button", has_text="drags").click()
     page.mouse.move(1, 1)
     column = maps.maps[2][0].mean(0)[:, names.index("drags")]
-    found = re.match(r"“drags” is looked at by “([^”]+)” ([\d.]+) %", page.locator("#said").inner_text())
-    assert found[1] == names[int(column.argmax())]
-    assert float(found[2]) == pytest.approx(100 * float(column.max()), abs=0.06)
+    match = re.match(r"“drags” is looked at by “([^”]+)” ([\d.]+) %", page.locator("#said").inner_text())
+    assert match[1] == names[int(column.argmax())]
+    assert float(match[2]) == pytest.approx(100 * float(column.max()), abs=0.06)
     page.screenshot(path=screenshots / "heads.png")
-    page.reload()  # the address keeps it
+    page.reload()  # the selection is part of the address
     assert page.get_by_label("Block").input_value() == "2"
     assert page.locator("#said").inner_text().startswith("“drags” is looked at by")
-    assert page.complaints == []
+    assert page.console_errors == []
     assert [a for a in page.requested if not a.startswith(("file:", "data:"))] == []
 
 
-def test_by_keyboard_and_narrow(page, place, axe):
+def test_keyboard_navigation_on_narrow_screen(page, address, axe):
     page.set_viewport_size({"width": 390, "height": 800})
-    page.goto(place)
+    page.goto(address)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#from button").nth(1).focus()
     page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""The report in a real browser: no request, no complaint; sorting, filtering, printing; dark, narrow, without script."""
+"""The report in a browser: requests, console, sorting, filtering, printing, themes, narrow screens, no scripts."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from apps.report.collected import benchmark, collect, named
-from show.made import ATTACK, picture, sentence
+from apps.report.builders import benchmark_report, build_folder, with_names
+from show.builders import ATTACK, picture, sentence
 from whyformer.apps.report import write_report
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> str:
-    return write_report(collect(tmp_path / "in"), tmp_path / "report.html").path.as_uri()
+    return write_report(build_folder(tmp_path / "in"), tmp_path / "report.html").path.as_uri()
 
 
-def unfold(page) -> None:
+def expand_table(page) -> None:
     page.get_by_text("Table of all maps").click()
 
 
 def rows(page, table: str = "All maps") -> list[list[str]]:
-    """Texts of the cells of the rows that can be seen."""
-    found = page.get_by_role("region", name=table).locator("tbody tr:visible")
-    return [found.nth(i).locator("td").all_inner_texts() for i in range(found.count())]
+    """Cell texts of the visible rows."""
+    visible = page.get_by_role("region", name=table).locator("tbody tr:visible")
+    return [visible.nth(i).locator("td").all_inner_texts() for i in range(visible.count())]
 
 
 def column(page, index: int, table: str = "All maps") -> list[str]:
     return [row[index] for row in rows(page, table)]
 
 
-def test_it_opens_without_a_request_or_a_complaint(page, report):
+def test_report_opens_without_requests_or_console_errors(page, report):
     page.goto(report)
     assert [address for address in page.requested if not address.startswith("data:")] == [report]
-    assert page.complaints == []
+    assert page.console_errors == []
     assert page.get_by_role("heading", name="Explanations").is_visible()
     widths = page.eval_on_selector_all("img", "images => images.map(image => image.naturalWidth)")
-    assert len(widths) == 6 + 4  # the thumbnails of two pictures and their maps
+    assert len(widths) == 6 + 4  # six images and the thumbnails of two pictures and their maps
     assert min(widths) > 0
 
 
@@ -45,9 +45,9 @@ def shares(page) -> list[float]:
     return [float(text.rpartition("(")[2].removesuffix(" %)")) for text in column(page, 3)]
 
 
-def test_columns_sort_up_and_down_by_their_figures(page, report):
+def test_columns_sort_in_both_directions(page, report):
     page.goto(report)
-    unfold(page)
+    expand_table(page)
     before = column(page, 3)
     button = page.get_by_role("region", name="All maps").get_by_role("button", name="target (p)", exact=True)
     button.click()
@@ -61,7 +61,7 @@ def test_columns_sort_up_and_down_by_their_figures(page, report):
     assert page.locator('th[aria-sort="descending"]').inner_text().startswith("target (p)")
 
 
-def test_a_table_of_figures_sorts_numbers_as_numbers_and_gaps_last(page, report):
+def test_figures_sort_numerically_with_missing_values_last(page, report):
     page.goto(report)
     table = "Agreement with the mask"
     region = page.get_by_role("region", name=table)
@@ -74,7 +74,7 @@ def test_a_table_of_figures_sorts_numbers_as_numbers_and_gaps_last(page, report)
 
 def test_filters_hide_rows_maps_and_cards(page, report):
     page.goto(report)
-    unfold(page)
+    expand_table(page)
     assert page.locator("article:visible").count() == 5
     tiles = page.locator(".sheet li:visible")
     assert tiles.count() == 4
@@ -92,14 +92,14 @@ def test_filters_hide_rows_maps_and_cards(page, report):
     page.get_by_role("searchbox", name="Text").fill("nothing like it")
     assert page.locator("#explanations article:visible").count() == 0
     assert page.locator("output").inner_text() == "0 of 6 maps"
-    page.keyboard.press("Enter")  # sends no form anywhere
+    page.keyboard.press("Enter")  # the form must not be submitted
     assert page.url.startswith("file:")
     page.get_by_role("searchbox", name="Text").fill("")
     page.get_by_role("combobox", name="Class").select_option("cat")
     assert {text.partition(" (")[0] for text in column(page, 3)} == {"cat"}
 
 
-def test_the_keyboard_reaches_everything(page, report):
+def test_all_controls_are_reachable_by_keyboard(page, report):
     page.goto(report)
     reached = set()
     for _ in range(80):
@@ -128,7 +128,7 @@ def brightness(page, selector: str, property: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark(page, report, screenshots, scheme):
+def test_colours_follow_colour_scheme(page, report, screenshots, scheme):
     page.emulate_media(color_scheme=scheme)
     page.goto(report)
     paper, ink = brightness(page, "body", "backgroundColor"), brightness(page, "body", "color")
@@ -144,7 +144,7 @@ def test_narrow_screens_scroll_down_only(page, report, screenshots, width):
     page.screenshot(path=screenshots / f"report-{width}.png", full_page=True)
 
 
-def test_it_reads_without_its_script(browser, report):
+def test_report_is_readable_without_javascript(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report)
@@ -156,32 +156,32 @@ def test_it_reads_without_its_script(browser, report):
     context.close()
 
 
-def test_hostile_names_run_nothing(page, tmp_path):
+def test_hostile_names_run_no_script(page, tmp_path):
     attack = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     labels = {0: attack, 1: attack, 2: ATTACK}
-    named(sentence(f"{attack} {ATTACK}", labels=labels), attack, attack).save(tmp_path / "a.safetensors")
-    named(picture(labels=labels), ATTACK, attack).save(tmp_path / "b.safetensors")
-    replace(benchmark(attack), remarks=(attack,), conventions={attack: attack}).write(tmp_path)
+    with_names(sentence(f"{attack} {ATTACK}", labels=labels), attack, attack).save(tmp_path / "a.safetensors")
+    with_names(picture(labels=labels), ATTACK, attack).save(tmp_path / "b.safetensors")
+    replace(benchmark_report(attack), remarks=(attack,), conventions={attack: attack}).write(tmp_path)
     page.goto(write_report(tmp_path, tmp_path / "r.html", title="safe").path.as_uri())
     page.get_by_role("button", name="Show all").click()
     page.get_by_role("combobox", name="Class").select_option(attack)
     assert page.title() == "safe"
-    assert page.complaints == []
+    assert page.console_errors == []
     assert [address for address in page.requested if not address.startswith(("data:", "file:"))] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_for_axe(page, report, axe, scheme):
+def test_axe_reports_no_serious_violations(page, report, axe, scheme):
     page.emulate_media(color_scheme=scheme)
     page.goto(report)
     page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
     assert axe(page) == []
 
 
-def test_a_tile_leads_to_its_maps_which_stand_in_line(page, tmp_path):
+def test_tile_links_to_aligned_maps(page, tmp_path):
     long = "a name of a class that is far too long for the line that it stands on, " * 3
     for method, target in (("rollout", 0), ("transformer_attribution", 1), ("gae", 1)):
-        e = named(picture(labels={0: "cat", 1: long, 2: "emu"}, target=target), "tiny-vit", method)
+        e = with_names(picture(labels={0: "cat", 1: long, 2: "emu"}, target=target), "tiny-vit", method)
         e.save(tmp_path / f"{method}.safetensors")
     page.goto(write_report(tmp_path, tmp_path / "report.html").path.as_uri())
     page.locator(".sheet a").click()
@@ -190,4 +190,4 @@ def test_a_tile_leads_to_its_maps_which_stand_in_line(page, tmp_path):
     assert len(tops) == 3
     assert max(tops) - min(tops) < 1
     figure = page.locator(".tiles figcaption .n").last
-    assert figure.bounding_box()["width"] > 20  # the name is cut, never the probability
+    assert figure.bounding_box()["width"] > 20  # the name is shortened, not the probability

@@ -1,4 +1,4 @@
-"""``whyformer benchmark``: options, exit status, and what it prints."""
+"""``whyformer benchmark``: options, exit status and output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def model_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) -> None:
+def test_benchmark_writes_tables_and_resumes(tmp_path: Path, model_folder: Path) -> None:
     data, out = picture_folder(tmp_path / "data"), tmp_path / "out"
-    words = [
+    arguments = [
         "segmentation",
         "--model",
         str(model_folder),
@@ -40,19 +40,19 @@ def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) ->
         "--count",
         "3",
     ]
-    first = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
+    first = CliRunner().invoke(app, ["benchmark", *arguments, "--option", "explained=target"])
     assert first.exit_code == 0, first.output
     assert "3 samples" in first.output
     assert "backward passes" in first.output
     for name in ("records.jsonl", "table.md", "table.csv", "report.json"):
         assert (out / name).is_file()
-    again = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
-    assert "9 of 9 records of an earlier run" in again.output
-    quiet = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target", "--quiet"])
+    repeated = CliRunner().invoke(app, ["benchmark", *arguments, "--option", "explained=target"])
+    assert "9 of 9 records of an earlier run" in repeated.output
+    quiet = CliRunner().invoke(app, ["benchmark", *arguments, "--option", "explained=target", "--quiet"])
     assert quiet.output == ""
 
 
-def test_exit_status_tells_of_samples_without_figures(
+def test_samples_without_figures_have_status_incomplete(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -61,7 +61,7 @@ def test_exit_status_tells_of_samples_without_figures(
         raise RuntimeError("boom")
 
     monkeypatch.setattr(sys.modules["whyformer.prepared"].Prepared, "explain", broken)
-    words = [
+    arguments = [
         "segmentation",
         "--model",
         str(model_folder),
@@ -72,22 +72,22 @@ def test_exit_status_tells_of_samples_without_figures(
         "--methods",
         "rollout",
     ]
-    found = CliRunner().invoke(app, ["benchmark", *words])
-    assert found.exit_code == INCOMPLETE
-    assert "no figures" in found.output
+    result = CliRunner().invoke(app, ["benchmark", *arguments])
+    assert result.exit_code == INCOMPLETE
+    assert "no figures" in result.output
 
 
-def test_an_option_without_a_value_is_refused(tmp_path: Path, model_folder: Path) -> None:
-    words = ["segmentation", "--model", str(model_folder), "--data", str(tmp_path), "--option", "explained"]
-    found = CliRunner().invoke(app, ["benchmark", *words])
-    assert found.exit_code == 2
-    assert "key=value" in found.stderr
+def test_option_without_value_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    arguments = ["segmentation", "--model", str(model_folder), "--data", str(tmp_path), "--option", "explained"]
+    result = CliRunner().invoke(app, ["benchmark", *arguments])
+    assert result.exit_code == 2
+    assert "key=value" in result.stderr
 
 
-def test_it_has_its_own_help_and_refuses_unknown_names(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["benchmark", "--help"])
-    assert found.exit_code == 0
-    assert "--methods" in found.output
-    found = CliRunner().invoke(app, ["benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b")])
-    assert found.exit_code == 2
-    assert "perturbation" in found.output
+def test_help_and_unknown_benchmark(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["benchmark", "--help"])
+    assert result.exit_code == 0
+    assert "--methods" in result.output
+    result = CliRunner().invoke(app, ["benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b")])
+    assert result.exit_code == 2
+    assert "perturbation" in result.output

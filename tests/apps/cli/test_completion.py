@@ -1,4 +1,4 @@
-"""Shell completion, through the protocol that the shells' scripts speak, and through bash itself."""
+"""Shell completion, by the protocol of the shells' scripts and in bash itself."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ PROGRAM = "import sys; sys.argv[0] = 'whyformer'; from whyformer.apps.cli import
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 
-def asked(**protocol: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**ENVIRONMENT, **protocol}, timeout=HANG, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return [line for line in done.stdout.splitlines() if line]
+def complete(**protocol: str) -> list[str]:
+    completed = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**ENVIRONMENT, **protocol}, timeout=HANG, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""
+    return [line for line in completed.stdout.splitlines() if line]
 
 
 def bash(*words: str) -> list[str]:
-    """What bash is offered for the last of the words, which are split as bash splits them."""
-    return asked(_WHYFORMER_COMPLETE="complete_bash", COMP_WORDS="\n".join(["whyformer", *words]), COMP_CWORD=str(len(words)))
+    """Completions in bash for the last of the words, which are split as bash splits them."""
+    return complete(_WHYFORMER_COMPLETE="complete_bash", COMP_WORDS="\n".join(["whyformer", *words]), COMP_CWORD=str(len(words)))
 
 
 def zsh(line: str) -> str:
-    return "\n".join(asked(_WHYFORMER_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"whyformer {line}"))
+    return "\n".join(complete(_WHYFORMER_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"whyformer {line}"))
 
 
-def test_the_file_of_names_is_what_the_registries_hold():
+def test_names_file_equals_registries():
     names = runpy.run_path(str(ROOT / "scripts" / "names"))["names"]()
     file = ROOT / "src" / "whyformer" / "apps" / "cli" / "names.json"
     assert file.read_text(encoding="utf-8") == names, "run scripts/names > src/whyformer/apps/cli/names.json"
 
 
-def test_it_is_quick_because_torch_is_not_imported():
+def test_completion_imports_neither_torch_nor_numpy():
     code = PROGRAM.replace("main()", "import atexit; atexit.register(lambda: print('torch' in sys.modules, 'numpy' in sys.modules)); main()")
     environment = {**ENVIRONMENT, "_WHYFORMER_COMPLETE": "complete_bash", "COMP_WORDS": "whyformer\nexplain\nx\n-s\n", "COMP_CWORD": "4"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
-    assert done.stdout.splitlines()[-1] == "False False"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
+    assert completed.stdout.splitlines()[-1] == "False False"
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_it_is_quick_because_torch_is_not_imported():
         (["explain", "x", "--dtype", "b"], ["bfloat16"]),
     ],
 )  # fmt: skip
-def test_bash(words, offered):
+def test_bash_completion(words, offered):
     assert bash(*words) == offered
 
 
-def test_zsh_gets_summaries_and_files_where_there_is_no_name():
+def test_zsh_completion_has_summaries_and_falls_back_to_files():
     assert '"rollout":"' in zsh("explain x --method ro")
     assert '"start_layer=0":"default"' in zsh("explain x --method gae -s ")
     assert zsh("explain x --model ./fold") == "_files"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_script_that_is_installed_works_in_bash(tmp_path):
+def test_installed_completion_script_works_in_bash(tmp_path):
     """``whyformer --show-completion`` registers a function that bash calls."""
     program = tmp_path / "whyformer"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(PROGRAM)} "$@"\n')
@@ -91,7 +91,7 @@ COMP_WORDS=(whyformer explain x --model bund); COMP_CWORD=4
 _whyformer_completion whyformer
 echo "got ${COMPREPLY[*]}"
 """
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "-F _whyformer_completion whyformer" in done.stdout
-    assert done.stdout.splitlines()[-1] == "got bundled:digits bundled:sst2 bundled:reader"
+    completed = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "-F _whyformer_completion whyformer" in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "got bundled:digits bundled:sst2 bundled:reader"

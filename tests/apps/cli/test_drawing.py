@@ -1,4 +1,4 @@
-"""``attention``, ``perturb``, and the options of a drawing."""
+"""``attention``, ``perturb``, and drawing options."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def refused(*arguments: str) -> str:
+def error_of(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2, result.output
     return result.stderr
 
 
-def described(command: str, output: str) -> dict:
-    found = json.loads(output)
-    jsonschema.validate(found, make_schema())
-    assert found["command"] == command
-    assert set(found) == set(make_schema()["$defs"][command]["properties"])
-    return found
+def validated(command: str, output: str) -> dict:
+    result = json.loads(output)
+    jsonschema.validate(result, make_schema())
+    assert result["command"] == command
+    assert set(result) == set(make_schema()["$defs"][command]["properties"])
+    return result
 
 
 @pytest.mark.parametrize(("options", "drawn"), [
@@ -44,27 +44,27 @@ def described(command: str, output: str) -> dict:
     (["--matrix"], "block {last} head mean matrix"), (["--matrix", "--block", "0", "--head", "1"], "block 0 head 1 matrix"),
 ])  # fmt: skip
 @pytest.mark.parametrize("source", [[PICTURE, *DIGITS], [TEXT]], ids=["picture", "text"])
-def test_attention(source, options, drawn, tmp_path):
-    found = described("attention", run("attention", *source, *options, "--out", str(tmp_path), "--json"))
-    assert found["drawn"] == drawn.format(last=found["blocks"] - 1)
-    (path,) = found["files"]
-    with Image.open(path) as drawn_there:
-        assert drawn_there.width > 300
+def test_attention_draws_selected_maps(source, options, drawn, tmp_path):
+    result = validated("attention", run("attention", *source, *options, "--out", str(tmp_path), "--json"))
+    assert result["drawn"] == drawn.format(last=result["blocks"] - 1)
+    (path,) = result["files"]
+    with Image.open(path) as picture:
+        assert picture.width > 300
 
 
-def test_attention_of_a_class(tmp_path):
+def test_attention_with_gradient_of_class(tmp_path):
     run("attention", PICTURE, *DIGITS, "--block", "2", "--gradient", "--target", "3", "--out", str(tmp_path), "--format", "svg,pdf", "-q")
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".pdf", ".svg"]
 
 
-def test_perturb(tmp_path):
-    found = described("perturb", run("perturb", PICTURE, *DIGITS, "--target", "3", "--baseline", "zero", "--out", str(tmp_path), "--json"))
-    assert found["target"] == "3"
-    assert len(found["fractions"]) == len(found["probabilities"]["lowest_first"]) == 10
-    assert found["probabilities"]["highest_first"][3] < 0.5 < found["probabilities"]["lowest_first"][3]
-    assert found["predicted"]["highest_first"][0] == "3"
-    said = run("perturb", PICTURE, *DIGITS, "--target", "3", "--format", "none")
-    assert "  50%" in said and "wrote" not in said
+def test_perturb_reports_probabilities(tmp_path):
+    result = validated("perturb", run("perturb", PICTURE, *DIGITS, "--target", "3", "--baseline", "zero", "--out", str(tmp_path), "--json"))
+    assert result["target"] == "3"
+    assert len(result["fractions"]) == len(result["probabilities"]["lowest_first"]) == 10
+    assert result["probabilities"]["highest_first"][3] < 0.5 < result["probabilities"]["lowest_first"][3]
+    assert result["predicted"]["highest_first"][0] == "3"
+    output = run("perturb", PICTURE, *DIGITS, "--target", "3", "--format", "none")
+    assert "  50%" in output and "wrote" not in output
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -86,18 +86,18 @@ def test_perturb(tmp_path):
     (["compare", PICTURE, "--contours", "44"], "contours must be"),
     (["explain", PICTURE, "--format", "tex"], "unknown format 'tex'"),
 ])  # fmt: skip
-def test_what_is_refused_leaves_nothing(arguments, message, tmp_path):
-    assert message in " ".join(refused(*arguments, "--out", str(tmp_path / "out")).split())
+def test_invalid_arguments_write_nothing(arguments, message, tmp_path):
+    assert message in " ".join(error_of(*arguments, "--out", str(tmp_path / "out")).split())
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.part
 @pytest.mark.parametrize("options", [["--keep", "20%"], ["--above", "0.5"], ["--contours", "3"], ["--cmap", "jet", "--cover", "--opacity", "0.5"]])
 @pytest.mark.parametrize("command", ["explain", "compare"])
-def test_the_options_of_a_drawing_change_it(command, options, tmp_path):
+def test_drawing_options_change_picture(command, options, tmp_path):
     methods = ["--method", "transformer_attribution", "--target", "3"]
     (plain,) = json.loads(run(command, PICTURE, *DIGITS, *methods, "--out", str(tmp_path / "a"), "--format", "png", "--json"))["files"]
-    (other,) = json.loads(run(command, PICTURE, *DIGITS, *methods, *options, "--out", str(tmp_path / "b"), "--format", "png", "--json"))["files"]
-    first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (plain, other))
+    (changed,) = json.loads(run(command, PICTURE, *DIGITS, *methods, *options, "--out", str(tmp_path / "b"), "--format", "png", "--json"))["files"]
+    first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (plain, changed))
     assert first.shape == second.shape
     assert (np.abs(first - second).max(-1) > 30).mean() > 0.002

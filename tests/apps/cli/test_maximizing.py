@@ -22,7 +22,7 @@ def test_maximize_draws_a_picture(tmp_path: Path) -> None:
         assert picture.size == (112, 112)
 
 
-def test_maximize_refuses_what_it_cannot_write_or_climb(tmp_path: Path) -> None:
+def test_maximize_refuses_unknown_format_and_unit(tmp_path: Path) -> None:
     status, output = run("maximize", "3", "--out", str(tmp_path / "three.gif"))
     assert (status, "must end in .png" in output) == (2, True)
     status, output = run("maximize", "elephant", "--quiet", "--out", str(tmp_path / "e.png"))
@@ -30,7 +30,7 @@ def test_maximize_refuses_what_it_cannot_write_or_climb(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_several_units_are_one_figure(tmp_path: Path) -> None:
+def test_several_units_are_drawn_in_one_figure(tmp_path: Path) -> None:
     status, output = run("maximize", "3", "vit.layers.1:0:5", "-s", "scale=0.2", "--steps", "2", "-o", str(tmp_path / "two.png"))
     assert status == 0, output
     assert "3: activation" in output
@@ -43,7 +43,7 @@ def test_several_units_are_one_figure(tmp_path: Path) -> None:
     assert (status, "no setting 'sharpness'" in output) == (2, True)
 
 
-def test_plain_is_another_picture(tmp_path: Path) -> None:
+def test_recipes_give_different_pictures(tmp_path: Path) -> None:
     for recipe in ("plain", "feature_visualisation"):
         status, output = run("maximize", "3", "--steps", "2", "--recipe", recipe, "-o", str(tmp_path / f"{recipe}.png"))
         assert status == 0, output

@@ -1,4 +1,4 @@
-"""``whyformer report``: what is read, what is left out, what is written; its looks are tested in tests/browser."""
+"""``whyformer report``: inputs, skipped files and output. Its appearance is tested in tests/apps/browser."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from apps.cli.test_json import fits
-from apps.report.collected import benchmark, collect, named
-from show.made import ATTACK, picture, sentence
+from apps.cli.test_json import assert_conforms
+from apps.report.builders import benchmark_report, build_folder, with_names
+from show.builders import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.apps import cli
 from whyformer.apps.report import write_report
@@ -29,12 +29,12 @@ PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png"
 
 
 class Page(HTMLParser):
-    """What a browser would see: tags with their attributes, and the text."""
+    """The parsed page: tags with their attributes, and the text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.said: list[str] = []
+        self.texts: list[str] = []
         self.open: list[str] = []
         self.feed(source)
         assert self.open == [], f"never closed: {self.open}"
@@ -49,41 +49,41 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if not self.open or self.open[-1] not in ("script", "style"):
-            self.said.append(data)
+            self.texts.append(data)
 
     @property
     def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.said))
+        return re.sub(r"\s+", " ", " ".join(self.texts))
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def made(sources, tmp_path: Path, **options) -> Page:
-    written = write_report(sources, tmp_path / "report.html", **options)
-    assert written.bytes == written.path.stat().st_size
-    return Page(written.path.read_text(encoding="utf-8"))
+def write_page(sources, tmp_path: Path, **options) -> Page:
+    report = write_report(sources, tmp_path / "report.html", **options)
+    assert report.bytes == report.path.stat().st_size
+    return Page(report.path.read_text(encoding="utf-8"))
 
 
-# -- what is in it -----------------------------------------------------------------------------------------------
-def test_everything_in_nested_folders_is_there(tmp_path):
-    written = write_report(collect(tmp_path / "in"), tmp_path / "r.html")
-    assert (written.inputs, written.explanations, written.benchmarks) == (4, 6, 1)
-    assert written.skipped == []
-    page = Page(written.path.read_text())
-    for said in (
+# -- content ----------------------------------------------------------------------------------------------------
+def test_nested_folders_are_reported_completely(tmp_path):
+    report = write_report(build_folder(tmp_path / "in"), tmp_path / "r.html")
+    assert (report.inputs, report.explanations, report.benchmarks) == (4, 6, 1)
+    assert report.skipped == []
+    page = Page(report.path.read_text())
+    for text in (
         "An utterly charming film, though it drags.", "A dull one.", "night", "tiny-vit", "tiny-bert", "start_layer=0", "whyformer 0.0.9",
         "61.50 [58.00, 65.00]", "published 55.42", "20 pictures: few.", "rollout: boom (1 of 1 records)", "Chefer, Gur, Wolf", "emu", "90.9 %",
     ):  # fmt: skip
-        assert said in page.text, said
+        assert text in page.text, text
     assert len([a for a in page.all("tr") if "data-map" in a]) == 6
     assert len({a["id"] for _, a in page.tags if a.get("id")}) == len([a for _, a in page.tags if a.get("id")])
     targets = {a["href"] for a in page.all("a")}
     assert targets <= {f"#{a['id']}" for _, a in page.tags if a.get("id")}
 
 
-def test_it_asks_for_nothing_and_runs_only_its_own_script(tmp_path):
-    page = made(collect(tmp_path / "in"), tmp_path)
+def test_page_loads_nothing_and_runs_only_its_script(tmp_path):
+    page = write_page(build_folder(tmp_path / "in"), tmp_path)
     for _, attributes in page.tags:
         for name in ("src", "href", "srcset", "action", "data"):
             value = attributes.get(name)
@@ -97,17 +97,17 @@ def test_it_asks_for_nothing_and_runs_only_its_own_script(tmp_path):
     assert len(page.all("script")) == 1
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path):
-    folder = collect(tmp_path / "in")
+def test_report_is_deterministic(tmp_path):
+    folder = build_folder(tmp_path / "in")
     write_report(folder, tmp_path / "a.html")
     write_report(folder, tmp_path / "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_pictures_are_small_and_can_be_seen(tmp_path):
+def test_pictures_are_small_and_valid(tmp_path):
     large = torch.randint(0, 255, (1, 1200, 1600, 3), dtype=torch.uint8)
-    named(picture(size=(1200, 1600), pictures=large), "m").save(tmp_path / "large.safetensors")
-    page = made(tmp_path / "large.safetensors", tmp_path)
+    with_names(picture(size=(1200, 1600), pictures=large), "m").save(tmp_path / "large.safetensors")
+    page = write_page(tmp_path / "large.safetensors", tmp_path)
     thumbnails = [image for image in page.all("img") if image["alt"] in ("input", "map")]
     assert len(thumbnails) == 2
     for image in page.all("img"):
@@ -118,20 +118,20 @@ def test_pictures_are_small_and_can_be_seen(tmp_path):
             assert shown.size == ((128, 96) if image in thumbnails else (384, 288))
 
 
-def test_more_pictures_are_compressed_more(tmp_path):
+def test_many_pictures_are_compressed_more(tmp_path):
     noise = torch.Generator().manual_seed(0)
     for i in range(60):
-        seen = torch.randint(0, 255, (1, 320, 320, 3), dtype=torch.uint8, generator=noise)
-        e = picture(torch.rand(4, 6, generator=noise), size=(320, 320), pictures=seen)
+        pixels = torch.randint(0, 255, (1, 320, 320, 3), dtype=torch.uint8, generator=noise)
+        e = picture(torch.rand(4, 6, generator=noise), size=(320, 320), pictures=pixels)
         rows = [replace(e, method=f"method{k}", model="m") for k in range(2)]
-        for k, one in enumerate(rows):
-            one.save(tmp_path / f"{i}-{k}.safetensors")
-    written = write_report(tmp_path, tmp_path / "r.html")
-    assert written.explanations == 120
-    assert written.bytes < 5_000_000
+        for k, explanation in enumerate(rows):
+            explanation.save(tmp_path / f"{i}-{k}.safetensors")
+    report = write_report(tmp_path, tmp_path / "r.html")
+    assert report.explanations == 120
+    assert report.bytes < 5_000_000
 
 
-def test_a_batch_becomes_its_samples(tmp_path):
+def test_batch_is_split_into_samples(tmp_path):
     e = sentence()
     twice = replace(
         e.with_features(tokens=e.tokens * 2, offsets=e.offsets * 2, texts=[e.texts[0], "An utterly charming film, though it drags?"]),
@@ -141,76 +141,76 @@ def test_a_batch_becomes_its_samples(tmp_path):
     assert write_report(tmp_path, tmp_path / "r.html").inputs == 2
 
 
-def test_a_map_of_no_class_is_drawn_once(tmp_path):
-    """It is saved with each class that was asked for."""
+def test_class_agnostic_map_is_drawn_once(tmp_path):
+    """Such a map is saved once for each requested class."""
     facts = {"method": "rollout", "diagnostics": {"class_specific": False}}
     for name, target in (("a", 0), ("b", 1)):
         picture(target=target, **facts).save(tmp_path / f"{name}.safetensors")
         picture(target=target).save(tmp_path / f"{name}2.safetensors")
-    picture(torch.rand(4, 6), **facts).save(tmp_path / "c.safetensors")  # another map, of other weights
-    page = made(tmp_path, tmp_path)
+    picture(torch.rand(4, 6), **facts).save(tmp_path / "c.safetensors")  # a different map, of other weights
+    page = write_page(tmp_path, tmp_path)
     assert "1 input, 4 maps." in page.text
     assert sum("rollout: what speaks" in image["alt"] for image in page.all("img")) == 2
 
 
-def test_what_two_commands_saved_alike_is_shown_once(tmp_path):
-    """The same input, method, settings and target; other scores, settings or targets are maps of their own."""
+def test_duplicate_explanations_are_shown_once(tmp_path):
+    """Duplicates agree in input, method, settings, target and scores."""
     for name, e in (("a", picture()), ("b", picture()), ("c", sentence()), ("d", sentence())):
         e.save(tmp_path / f"{name}.safetensors")
-    page = made(tmp_path, tmp_path)
+    page = write_page(tmp_path, tmp_path)
     assert "2 inputs, 2 maps." in page.text
     assert all(f"{name}.safetensors" in page.text for name in "abcd")
     assert len([a for a in page.all("a") if a["href"] in ("#i1", "#i2")]) == 2
     e = picture()
-    for name, other in (("e", replace(e, scores=e.scores * 2)), ("f", replace(e, settings={"start_layer": 3})), ("g", picture(target=0))):
-        other.save(tmp_path / f"{name}.safetensors")
+    for name, explanation in (("e", replace(e, scores=e.scores * 2)), ("f", replace(e, settings={"start_layer": 3})), ("g", picture(target=0))):
+        explanation.save(tmp_path / f"{name}.safetensors")
     assert write_report(tmp_path, tmp_path / "r.html").explanations == 5
 
 
 def test_warnings_and_diagnostics_are_shown(tmp_path):
     e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": [["the audit found <odd> things"]], "class_specific": False})
     e.save(tmp_path / "e.safetensors")
-    page = made(tmp_path, tmp_path)
+    page = write_page(tmp_path, tmp_path)
     assert "the audit found <odd> things" in page.text
     assert "conservation: sum 0.9877" in page.text
     assert "any class" in page.text
 
 
-def test_maps_that_cannot_be_drawn_say_so(tmp_path):
+def test_maps_that_cannot_be_drawn_have_reason(tmp_path):
     picture(torch.zeros(24), grid=None).save(tmp_path / "a.safetensors")
     sentence(scores=torch.zeros_like(sentence().scores[0])).save(tmp_path / "b.safetensors")
-    text = made(tmp_path, tmp_path).text
+    text = write_page(tmp_path, tmp_path).text
     assert "without a grid" in text
     assert text.count("all scores are 0") == 2
 
 
-def test_a_picture_from_the_command_line(tmp_path):
+def test_picture_explained_by_command_line_is_reported(tmp_path):
     arguments = ["explain", str(PICTURE), "-m", "bundled:digits", "-t", "3", "-t", "7", "--format", "json,png", "--out", str(tmp_path / "o"), "--quiet"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
-    written = write_report(tmp_path / "o", tmp_path / "r.html")
-    assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
-    page = Page(written.path.read_text())
-    assert len(page.all("img")) == 3 + 2  # with a thumbnail of the picture and of one map
+    report = write_report(tmp_path / "o", tmp_path / "r.html")
+    assert (report.inputs, report.explanations, report.skipped) == (1, 2, [])
+    page = Page(report.path.read_text())
+    assert len(page.all("img")) == 3 + 2  # three images and two thumbnails: the picture and one map
     assert "10 classes: 0, 1, 2" in page.text
 
 
-def test_nothing_that_was_written_by_others_is_markup(tmp_path):
+def test_untrusted_text_is_escaped(tmp_path):
     labels = {0: ATTACK, 1: f"{ATTACK}'\"", 2: "emu"}
-    named(sentence(f"{ATTACK} {ATTACK}", labels=labels), ATTACK, ATTACK).save(tmp_path / "onload=alert(1) '\"&lt;.safetensors")
-    named(picture(labels=labels), ATTACK, ATTACK).save(tmp_path / "p.safetensors")
+    with_names(sentence(f"{ATTACK} {ATTACK}", labels=labels), ATTACK, ATTACK).save(tmp_path / "onload=alert(1) '\"&lt;.safetensors")
+    with_names(picture(labels=labels), ATTACK, ATTACK).save(tmp_path / "p.safetensors")
     (tmp_path / "<img src=x onerror=alert(1)>.bin").write_text("junk")
-    report = replace(benchmark(ATTACK), conventions={"model": ATTACK, ATTACK: ATTACK}, remarks=(ATTACK,), counts={ATTACK: {"failed": 1}})
+    report = replace(benchmark_report(ATTACK), conventions={"model": ATTACK, ATTACK: ATTACK}, remarks=(ATTACK,), counts={ATTACK: {"failed": 1}})
     report.write(tmp_path)
-    page = made(tmp_path, tmp_path, title=ATTACK)
+    page = write_page(tmp_path, tmp_path, title=ATTACK)
     assert len(page.all("script")) == 1
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert [a for a in page.all("img") if not (a["src"] or "").startswith("data:image/")] == []
     assert page.text.count("alert") > 8
 
 
-# -- what is left out, and what is refused -----------------------------------------------------------------------
-def test_other_files_are_listed_and_damaged_ones_are_told_apart(tmp_path):
-    folder = collect(tmp_path / "in")
+# -- skipped and invalid files -----------------------------------------------------------------------------------
+def test_other_and_damaged_files_are_listed_separately(tmp_path):
+    folder = build_folder(tmp_path / "in")
     (folder / "notes.txt").write_text("junk")
     (folder / "other.json").write_text("[1, 2]")
     (folder / "broken.json").write_text('{"schema_version": 1, "command": "explain", "explan')
@@ -225,30 +225,30 @@ def test_other_files_are_listed_and_damaged_ones_are_told_apart(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
-    written = write_report(folder, tmp_path / "r.html")
-    assert written.benchmarks == 1
-    assert {s.file for s in written.skipped if not s.damaged} == {"notes.txt", "other.json", "model.safetensors"}
-    assert {s.file for s in written.skipped if s.damaged} == {"broken.json", "torn.safetensors", "misfit.json", "misfit2.json"}
-    text = Page(written.path.read_text()).text
+    report = write_report(folder, tmp_path / "r.html")
+    assert report.benchmarks == 1
+    assert {s.file for s in report.skipped if not s.damaged} == {"notes.txt", "other.json", "model.safetensors"}
+    assert {s.file for s in report.skipped if s.damaged} == {"broken.json", "torn.safetensors", "misfit.json", "misfit2.json"}
+    text = Page(report.path.read_text()).text
     assert "notes.txt" in text
     assert "no saved explanation" in text
 
 
-def test_the_report_itself_is_not_read(tmp_path):
-    folder = collect(tmp_path / "in")
+def test_existing_report_is_not_read(tmp_path):
+    folder = build_folder(tmp_path / "in")
     first = write_report(folder, folder / "report.html")
     second = write_report(folder, folder / "report.html")
     assert first == second
 
 
-def test_a_table_alone_and_an_unfinished_benchmark_are_left_out_with_a_reason(tmp_path):
-    benchmark().write(tmp_path)
+def test_table_without_report_and_unfinished_benchmark_are_skipped_with_reason(tmp_path):
+    benchmark_report().write(tmp_path)
     (tmp_path / "report.json").unlink()
     (tmp_path / "records.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="nothing to report"):
         write_report(tmp_path, tmp_path / "r.html")
     sentence().save(tmp_path / "e.safetensors")
-    reasons = {one.file: one.why for one in write_report(tmp_path, tmp_path / "r.html").skipped if not one.damaged}
+    reasons = {file.file: file.why for file in write_report(tmp_path, tmp_path / "r.html").skipped if not file.damaged}
     assert "report.json" in reasons["table.csv"]
     assert "unfinished" in reasons["records.jsonl"]
 
@@ -257,20 +257,20 @@ def test_a_table_alone_and_an_unfinished_benchmark_are_left_out_with_a_reason(tm
     {"tables": 3}, {"tables": [3]}, {"tables": [{"table": "main"}]}, {"figures": [{"row": "rollout"}]}, {"counts": ["rollout"]}, {"curves": 1},
     {"conventions": "none"}, {"remarks": 7}, {"figures": [{"table": "main", "row": "mIoU", "column": "rollout", "measured": "x"}]},
 ])  # fmt: skip
-def test_a_benchmark_that_does_not_fit_together_is_damaged(change, tmp_path):
-    benchmark().write(tmp_path)
+def test_inconsistent_benchmark_is_damaged(change, tmp_path):
+    benchmark_report().write(tmp_path)
     sentence().save(tmp_path / "e.safetensors")
     facts = json.loads((tmp_path / "report.json").read_text())
     (tmp_path / "report.json").write_text(json.dumps({**facts, **change}))
-    written = write_report(tmp_path, tmp_path / "r.html")
-    assert (written.explanations, written.benchmarks) == (1, 0)
-    assert [(s.file, s.damaged) for s in written.skipped] == [("report.json", True)]
+    report = write_report(tmp_path, tmp_path / "r.html")
+    assert (report.explanations, report.benchmarks) == (1, 0)
+    assert [(s.file, s.damaged) for s in report.skipped] == [("report.json", True)]
 
 
-def test_figures_are_those_of_the_csv(tmp_path):
-    benchmark().write(tmp_path)
+def test_figures_equal_csv(tmp_path):
+    benchmark_report().write(tmp_path)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
-    page = made(tmp_path, tmp_path)
+    page = write_page(tmp_path, tmp_path)
     shown = {a["data-by"] for a in page.all("td") if a.get("data-by")}
     assert {str(float(row["measured"])) for row in rows if row["measured"]} <= shown
 
@@ -283,7 +283,7 @@ def test_figures_are_those_of_the_csv(tmp_path):
         (lambda f: (f / "a.safetensors").write_text("x"), "nothing in .* can be read; a.safetensors"),
     ],
 )
-def test_nothing_to_report(prepare, expected, tmp_path):
+def test_input_without_explanations_raises(prepare, expected, tmp_path):
     (tmp_path / "in").mkdir()
     prepare(tmp_path / "in")
     with pytest.raises(InputError, match=expected):
@@ -291,10 +291,10 @@ def test_nothing_to_report(prepare, expected, tmp_path):
     assert not (tmp_path / "r.html").exists()
 
 
-def test_what_cannot_be_read_or_written(tmp_path):
+def test_unreadable_input_and_unwritable_output_raise(tmp_path):
     with pytest.raises(LoadError, match="no such file"):
         write_report(tmp_path / "nowhere", tmp_path / "r.html")
-    folder = collect(tmp_path / "in")
+    folder = build_folder(tmp_path / "in")
     with pytest.raises(InputError, match=r"\.html"):
         write_report(folder, tmp_path / "r.pdf")
     (tmp_path / "d.html").mkdir()
@@ -310,33 +310,33 @@ def test_what_cannot_be_read_or_written(tmp_path):
     {"scores": None}, {"scores": [[1.0, "x"]]}, {"logits": [1.0]}, {"target": []}, {"offsets": 3}, {"labels": {"x": "y"}}, {"level": "word"},
     {"scores": [[float("nan")]]}, {"surprise": 1}, {"geometry": [{"size": [1, 1]}]},
 ])  # fmt: skip
-def test_a_dictionary_that_is_no_explanation(change):
+def test_invalid_explanation_dictionary_raises(change):
     facts = json.loads(json.dumps(sentence().to_dict()))
     assert Explanation.from_dict(facts).method == facts["method"]
     with pytest.raises(InputError):
         Explanation.from_dict({**facts, **change})
 
 
-def test_there_and_back_through_json():
+def test_explanation_round_trip_through_json():
     for e in (sentence(), picture(), replace(picture(), model="m")):
-        back = Explanation.from_dict(json.loads(json.dumps(e.to_dict())))
-        assert json.dumps(back.to_dict()) == json.dumps(e.to_dict())
-        assert torch.equal(back.scores, e.scores)
+        restored = Explanation.from_dict(json.loads(json.dumps(e.to_dict())))
+        assert json.dumps(restored.to_dict()) == json.dumps(e.to_dict())
+        assert torch.equal(restored.scores, e.scores)
 
 
 # -- the command -------------------------------------------------------------------------------------------------
-def test_the_command(tmp_path):
-    folder = collect(tmp_path / "in")
-    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
-    assert done.exit_code == 0, done.output
-    assert "6 maps of 4 inputs, 1 benchmark" in done.stdout
-    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
-    fits("report", json.loads(done.stdout))
-    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
-    assert (done.exit_code, done.output) == (0, "")
+def test_report_command(tmp_path):
+    folder = build_folder(tmp_path / "in")
+    result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
+    assert result.exit_code == 0, result.output
+    assert "6 maps of 4 inputs, 1 benchmark" in result.stdout
+    result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
+    assert_conforms("report", json.loads(result.stdout))
+    result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
+    assert (result.exit_code, result.output) == (0, "")
 
 
-def test_pictures_and_pages_are_no_source_and_not_listed(tmp_path):
+def test_pictures_and_pages_are_ignored(tmp_path):
     drawn = tmp_path / "drawn"
     drawn.mkdir()
     for kind in ("png", "svg", "pdf"):
@@ -346,25 +346,25 @@ def test_pictures_and_pages_are_no_source_and_not_listed(tmp_path):
         write_report(drawn, tmp_path / "r.html")
     sentence().save(drawn / "e.safetensors")
     (drawn / "list.txt").write_text("x")
-    assert [one.file for one in write_report(drawn, tmp_path / "r.html").skipped] == ["list.txt"]
+    assert [file.file for file in write_report(drawn, tmp_path / "r.html").skipped] == ["list.txt"]
 
 
-def test_the_command_tells_of_damaged_files_with_status_3(tmp_path):
-    folder = collect(tmp_path / "in")
+def test_report_command_with_damaged_files_has_status_3(tmp_path):
+    folder = build_folder(tmp_path / "in")
     (folder / "torn.safetensors").write_bytes(b"torn")
-    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
-    assert done.exit_code == 3
-    assert "torn.safetensors" in done.stderr
-    fits("report", json.loads(done.stdout))
+    result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
+    assert result.exit_code == 3
+    assert "torn.safetensors" in result.stderr
+    assert_conforms("report", json.loads(result.stdout))
     assert (tmp_path / "r.html").is_file()
-    done = CliRunner().invoke(cli.app, ["report", str(tmp_path / "nowhere")])
-    assert (done.exit_code, done.stdout) == (2, "")
+    result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "nowhere")])
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_a_report_does_not_tell_where_things_lie(tmp_path):
+def test_report_contains_no_paths(tmp_path):
     secret = tmp_path / "home-of-somebody" / "my-model"
-    named(sentence(), str(secret)).save(tmp_path / "e.safetensors")
-    replace(benchmark(), conventions={"model": str(secret)}).write(tmp_path)
+    with_names(sentence(), str(secret)).save(tmp_path / "e.safetensors")
+    replace(benchmark_report(), conventions={"model": str(secret)}).write(tmp_path)
     write_report(tmp_path, tmp_path / "r.html")
     source = (tmp_path / "r.html").read_text()
     assert "my-model" in source
@@ -372,13 +372,13 @@ def test_a_report_does_not_tell_where_things_lie(tmp_path):
 
 
 # -- models ------------------------------------------------------------------------------------------------------
-def test_models_are_described_by_what_was_stored(tmp_path):
-    named(picture(), "bundled:digits").save(tmp_path / "a.safetensors")  # not the real one: its own classes would be 0 to 9
-    named(replace(picture(), labels=None), "owner/never-downloaded").save(tmp_path / "b.safetensors")
-    named(sentence(), str(tmp_path / "my-model")).save(tmp_path / "c.safetensors")
+def test_models_are_described_from_stored_explanations(tmp_path):
+    with_names(picture(), "bundled:digits").save(tmp_path / "a.safetensors")  # not the bundled model, whose classes are 0 to 9
+    with_names(replace(picture(), labels=None), "owner/never-downloaded").save(tmp_path / "b.safetensors")
+    with_names(sentence(), str(tmp_path / "my-model")).save(tmp_path / "c.safetensors")
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text(json.dumps({"architectures": ["Opened"], "id2label": {"0": "opened"}}))
-    text = made([tmp_path / f"{name}.safetensors" for name in "abc"], tmp_path).text
+    text = write_page([tmp_path / f"{name}.safetensors" for name in "abc"], tmp_path).text
     models = text[text.rindex("Models") : text.rindex("As it was stored")]
     rows = {name: models.index(name) for name in ("bundled:digits", "owner/never-downloaded", "my-model")}
     assert list(rows) == sorted(rows, key=rows.get)
@@ -389,15 +389,15 @@ def test_models_are_described_by_what_was_stored(tmp_path):
     assert "pened" not in text
 
 
-def test_what_was_measured_of_a_map_stands_under_it(tmp_path):
-    ran = CliRunner().invoke(cli.app, ["explain", str(PICTURE), "-m", "bundled:digits", "-t", "3", "--check", "--format", "json", "-o", str(tmp_path), "--json"])
-    verdict = json.loads(ran.stdout)["checks"][0]["verdicts"][0]
-    saved = Explanation.from_dict(json.loads(ran.stdout)["explanations"][0])
+def test_stored_measurements_are_shown_below_map(tmp_path):
+    result = CliRunner().invoke(cli.app, ["explain", str(PICTURE), "-m", "bundled:digits", "-t", "3", "--check", "--format", "json", "-o", str(tmp_path), "--json"])
+    verdict = json.loads(result.stdout)["checks"][0]["verdicts"][0]
+    saved = Explanation.from_dict(json.loads(result.stdout)["explanations"][0])
     saved.with_features(tokens=None).save(tmp_path / "again.safetensors")
     torn = replace(saved, diagnostics={"trust": [{"verdict": "Better."}]})
     torn.save(tmp_path / "torn.safetensors")
-    made = write_report(tmp_path, tmp_path / "report.html")
-    assert [(s.file, s.damaged) for s in made.skipped] == [("torn.safetensors", True)]
+    report = write_report(tmp_path, tmp_path / "report.html")
+    assert [(s.file, s.damaged) for s in report.skipped] == [("torn.safetensors", True)]
     page = Page((tmp_path / "report.html").read_text())
     assert page.text.count(verdict) == 2
     assert len(page.all("polyline")) == 4

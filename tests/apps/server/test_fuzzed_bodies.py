@@ -1,4 +1,4 @@
-"""Whatever is sent to the server: an answer, or a status of its description with a reason; no hang, and no memory filled."""
+"""Fuzzed requests to the server: a response or a documented error status with a reason, without a hang or high memory use."""
 
 from __future__ import annotations
 
@@ -32,73 +32,73 @@ REQUESTS = mutated(TEXT) | st.fixed_dictionaries({"text": st.text(max_size=40) |
 TYPES = st.sampled_from(["application/json", "text/plain", "multipart/form-data; boundary=x", "multipart/form-data", "application/x-www-form-urlencoded", "image/png", "application/json; charset=utf-16", ""])
 
 
-def served(name: str, kind: str):
+def make_client(name: str, kind: str):
     loaded = load(name)
     limits = Limits(characters=500, seconds=30, setting=64, pixels=2_000_000)
     return testclient.TestClient(build(Session(Explainer(loaded), ()), kind, limits), "http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
-def texts():
-    with served("bundled:sst2", "text") as made:
-        yield made
+def text_client():
+    with make_client("bundled:sst2", "text") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def pictures():
-    with served("bundled:digits", "image") as made:
-        yield made
+def picture_client():
+    with make_client("bundled:digits", "image") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def kinds():
+def encoded_pictures():
     """One picture in each format."""
-    whole = Image.open(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png").convert("RGB")
-    found = {}
+    picture = Image.open(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png").convert("RGB")
+    encoded = {}
     for name in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
-        whole.save(held := io.BytesIO(), name)
-        found[name] = held.getvalue()
-    return found
+        picture.save(buffer := io.BytesIO(), name)
+        encoded[name] = buffer.getvalue()
+    return encoded
 
 
-def check(answer) -> None:
-    """An exception inside of the server would have been raised by the request."""
-    assert answer.status_code in STATUSES
-    assert answer.json()["detail"] if answer.status_code != 200 else answer.json()["explanations"]
+def assert_valid_response(response) -> None:
+    """Check status and content of a response; an exception in the server is raised by the request itself."""
+    assert response.status_code in STATUSES
+    assert response.json()["detail"] if response.status_code != 200 else response.json()["explanations"]
 
 
-def ask(texts, data) -> None:
+def post_fuzzed_text(text_client, data) -> None:
     content, kind = data.draw(st.one_of(
         st.tuples(REQUESTS.map(lambda v: json.dumps(v).encode()), st.just("application/json")),
         st.tuples(damaged(json.dumps(TEXT).encode()) | st.binary(max_size=50), TYPES),
     ))  # fmt: skip
-    check(texts.post("/v1/explain/text", content=content, headers={"content-type": kind}))
+    assert_valid_response(text_client.post("/v1/explain/text", content=content, headers={"content-type": kind}))
 
 
-def show(pictures, kinds, data) -> None:
-    raw = data.draw(damaged(kinds[data.draw(st.sampled_from(sorted(kinds)))]))
-    asked = {"method": data.draw(st.sampled_from(["gae", "rollout"]) | st.text(max_size=4)), "target": data.draw(st.text(max_size=4) | st.integers().map(str))}
-    check(pictures.post("/v1/explain/picture", content=raw, params=asked))
-
-
-@given(data=st.data())
-@few
-def test_any_body_for_a_text_is_answered_or_refused_with_a_reason(texts, data):
-    ask(texts, data)
+def post_fuzzed_picture(picture_client, encoded_pictures, data) -> None:
+    raw = data.draw(damaged(encoded_pictures[data.draw(st.sampled_from(sorted(encoded_pictures)))]))
+    params = {"method": data.draw(st.sampled_from(["gae", "rollout"]) | st.text(max_size=4)), "target": data.draw(st.text(max_size=4) | st.integers().map(str))}
+    assert_valid_response(picture_client.post("/v1/explain/picture", content=raw, params=params))
 
 
 @given(data=st.data())
 @few
-def test_any_body_for_a_picture_is_answered_or_refused_with_a_reason(pictures, kinds, data):
-    show(pictures, kinds, data)
+def test_fuzzed_text_request_is_answered_or_refused_with_reason(text_client, data):
+    post_fuzzed_text(text_client, data)
+
+
+@given(data=st.data())
+@few
+def test_fuzzed_picture_request_is_answered_or_refused_with_reason(picture_client, encoded_pictures, data):
+    post_fuzzed_picture(picture_client, encoded_pictures, data)
 
 
 @pytest.mark.whole
 @given(data=st.data())
 @many
-def test_the_same_of_many_more(texts, pictures, kinds, data):
-    ask(texts, data)
-    show(pictures, kinds, data)
+def test_many_fuzzed_requests_are_answered_or_refused_with_reason(text_client, picture_client, encoded_pictures, data):
+    post_fuzzed_text(text_client, data)
+    post_fuzzed_picture(picture_client, encoded_pictures, data)
 
 
 LONG = "x" * 10**6
@@ -119,15 +119,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_body_is_refused(texts, name):
-    answer = texts.post("/v1/explain/text", content=HOSTILE[name], headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 413, 422)
-    check(answer)
+def test_hostile_body_is_refused(text_client, name):
+    response = text_client.post("/v1/explain/text", content=HOSTILE[name], headers={"content-type": "application/json"})
+    assert response.status_code in (400, 413, 422)
+    assert_valid_response(response)
 
 
-def test_of_two_equal_keys_the_later_counts(texts):
-    answer = texts.post("/v1/explain/text", content=b'{"text": "Dull.", "text": "Superb."}', headers={"content-type": "application/json"})
-    assert "superb" in answer.json()["explanations"][0]["tokens"][0]
+def test_last_of_duplicate_keys_wins(text_client):
+    response = text_client.post("/v1/explain/text", content=b'{"text": "Dull.", "text": "Superb."}', headers={"content-type": "application/json"})
+    assert "superb" in response.json()["explanations"][0]["tokens"][0]
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -139,12 +139,12 @@ def png(width: int, height: int, more: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + more + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
-def test_pictures_that_unpack_to_much_more_are_refused_without_it(pictures):
+def test_decompression_bombs_are_refused_without_decompression(picture_client):
     bomb = zlib.compress(b"\0" * (200 * 2**20), 9)
     bodies = [png(2**31 - 1, 2**31 - 1), png(50_000, 50_000), png(2000, 2000), png(0, 5), *(png(100, 100, chunk(name, b"x\0" + flags + bomb)) for name, flags in ((b"zTXt", b"\0"), (b"iCCP", b"\0"), (b"iTXt", b"\1\0\0\0")))]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for body in bodies:
-        answer = pictures.post("/v1/explain/picture", content=body)
-        assert answer.status_code in (400, 413)
-        check(answer)
+        response = picture_client.post("/v1/explain/picture", content=body)
+        assert response.status_code in (400, 413)
+        assert_valid_response(response)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 * 1024  # kB

@@ -1,4 +1,4 @@
-"""The server: right answers to many clients at once, none lost and none crossed; what is refused; a graceful end."""
+"""The server: correct responses to concurrent clients, refused requests, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEY = "a-key-of-sixteen-characters"
 
 
 def limits(**more) -> Limits:
-    """Of a server whose requests may take as long as they need."""
+    """Limits without effective timeouts."""
     return Limits(**{"seconds": HANG, "grace": HANG, **more})
 
 
@@ -60,49 +60,49 @@ def digits():
     return Session(Explainer(loaded), ())
 
 
-def served(app, host: str = "127.0.0.1:8000", **options):
+def make_client(app, host: str = "127.0.0.1:8000", **options):
     return testclient.TestClient(app, f"http://{host}", **options)
 
 
 @pytest.fixture
 def client(sst2):
-    with served(build(sst2, "text", limits(size=5000, characters=300))) as made:
-        yield made
+    with make_client(build(sst2, "text", limits(size=5000, characters=300))) as test_client:
+        yield test_client
 
 
-def asked(client, text, **more):
+def post_text(client, text, **more):
     return client.post("/v1/explain/text", json={"text": text, **more})
 
 
-def test_an_answer_is_what_explain_gives(client):
-    answer = asked(client, "A charming film, though it drags.", method="gae", target="positive")
-    assert answer.status_code == 200
-    jsonschema.validate(answer.json(), make_schema())
-    (found,) = answer.json()["explanations"]
+def test_response_equals_explain(client):
+    response = post_text(client, "A charming film, though it drags.", method="gae", target="positive")
+    assert response.status_code == 200
+    jsonschema.validate(response.json(), make_schema())
+    (explanation,) = response.json()["explanations"]
     e = whyformer.explain("bundled:sst2", "A charming film, though it drags.", "gae", "positive")
-    torch.testing.assert_close(torch.tensor(found["scores"]), e.scores)
-    assert found["tokens"] == e.tokens
+    torch.testing.assert_close(torch.tensor(explanation["scores"]), e.scores)
+    assert explanation["tokens"] == e.tokens
     png = client.post("/v1/explain/text?format=png", json={"text": "A charming film."})
     assert png.headers["content-type"] == "image/png"
     Image.open(io.BytesIO(png.content)).verify()
 
 
-def test_a_picture_is_the_body(digits):
+def test_picture_is_sent_as_body(digits):
     raw = (ROOT / "examples/pictures/digits_37.png").read_bytes()
-    with served(build(digits, "image", limits(pixels=10_000_000))) as client:
-        answer = client.post("/v1/explain/picture?target=3&method=rollout", content=raw)
-        assert answer.status_code == 200, answer.text
+    with make_client(build(digits, "image", limits(pixels=10_000_000))) as client:
+        response = client.post("/v1/explain/picture?target=3&method=rollout", content=raw)
+        assert response.status_code == 200, response.text
         e = whyformer.explain("bundled:digits", ROOT / "examples/pictures/digits_37.png", "rollout", 3)
-        torch.testing.assert_close(torch.tensor(answer.json()["explanations"][0]["scores"]), e.scores)
+        torch.testing.assert_close(torch.tensor(response.json()["explanations"][0]["scores"]), e.scores)
         assert client.post("/v1/explain/picture?format=png", content=raw).content[:4] == b"\x89PNG"
         for bad, status in [(b"no picture", 400), (b"", 400), (raw[:90], 400)]:
             assert client.post("/v1/explain/picture", content=bad).status_code == status
-        assert asked(client, "a text").status_code == 400
-    with served(build(digits, "image", limits(pixels=100))) as client:
+        assert post_text(client, "a text").status_code == 400
+    with make_client(build(digits, "image", limits(pixels=100))) as client:
         assert client.post("/v1/explain/picture", content=raw).status_code == 413
 
 
-WRONG = {
+INVALID = {
     "no text": ({}, 422),
     "an empty text": ({"text": ""}, 422),
     "blanks": ({"text": "   "}, 400),
@@ -121,32 +121,32 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told_with_its_status(client, name):
-    body, status = WRONG[name]
-    answer = client.post("/v1/explain/text", json=body)
-    assert answer.status_code == status, answer.text
-    assert status == 200 or answer.json()["detail"]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_request_has_status_and_detail(client, name):
+    body, status = INVALID[name]
+    response = client.post("/v1/explain/text", json=body)
+    assert response.status_code == status, response.text
+    assert status == 200 or response.json()["detail"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 4000, b"null", b"", b'{"text": NaN}'], ids=["torn", "no text", "deep", "null", "empty", "NaN"])
-def test_a_body_that_is_no_request_is_refused(client, body):
-    answer = client.post("/v1/explain/text", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 422), answer.text
+def test_malformed_body_is_refused(client, body):
+    response = client.post("/v1/explain/text", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422), response.text
 
 
-def test_running_out_of_memory_has_its_status(sst2, monkeypatch):
+def test_out_of_memory_has_status_413(sst2, monkeypatch):
     def full(self, *args, **kwargs):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
-    with served(build(sst2, "text", limits())) as client:
+    with make_client(build(sst2, "text", limits())) as client:
         monkeypatch.setattr(Task, "at_work", full)
-        answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
-        assert answer.status_code == 413
-        assert "memory" in answer.json()["detail"]
+        response = post_text(client, "A charming film, though it drags. " * 8, method="gae")
+        assert response.status_code == 413
+        assert "memory" in response.json()["detail"]
 
 
-def test_a_body_without_a_length_is_counted_while_it_arrives(client):
+def test_body_without_content_length_is_limited(client):
     def chunks():
         for _ in range(20):
             yield b" " * 1000
@@ -154,10 +154,10 @@ def test_a_body_without_a_length_is_counted_while_it_arrives(client):
     assert client.post("/v1/explain/text", content=chunks()).status_code == 413
 
 
-def test_a_key_is_asked_for(sst2):
-    with served(build(sst2, "text", limits(), (KEY, "another key, long enough")), "any.example") as client:
-        assert asked(client, "a film").status_code == 401
-        assert asked(client, "a film").headers["www-authenticate"] == "Bearer"
+def test_api_key_is_required(sst2):
+    with make_client(build(sst2, "text", limits(), (KEY, "another key, long enough")), "any.example") as client:
+        assert post_text(client, "a film").status_code == 401
+        assert post_text(client, "a film").headers["www-authenticate"] == "Bearer"
         for headers in ({"Authorization": f"Bearer {KEY}"}, {"Authorization": f"bearer  {KEY}"}, {"X-API-Key": "another key, long enough"}):
             assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 200
         for headers in ({"X-API-Key": KEY[:-1]}, {"Authorization": f"Basic {KEY}"}, {"Authorization": "Bearer "}, {"X-API-Key": b"\xff"}, {"Host": "x/health?"}):
@@ -167,80 +167,80 @@ def test_a_key_is_asked_for(sst2):
         assert client.get("/openapi.json", headers={"X-API-Key": KEY}).status_code == 200
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/ready").json()["status"] == "ready"
-    for host, keys, words in [("0.0.0.0", (), "needs a key"), ("127.0.0.1", ("short",), "at least 16"), ("::", (), "needs a key")]:
-        with pytest.raises(InputError, match=words):
+    for host, keys, message in [("0.0.0.0", (), "needs a key"), ("127.0.0.1", ("short",), "at least 16"), ("::", (), "needs a key")]:
+        with pytest.raises(InputError, match=message):
             require_key_if_public(host, keys)
     require_key_if_public("0.0.0.0", (KEY,))
     require_key_if_public("::1", ())
 
 
-def test_without_a_key_it_answers_to_names_of_this_machine_alone(sst2):
-    with served(build(sst2, "text", limits())) as client:
+def test_server_without_key_accepts_only_local_host_names(sst2):
+    with make_client(build(sst2, "text", limits())) as client:
         for host in ("evil.example:8000", "testserver", "localhost.evil.example", ""):
             assert client.get("/health", headers={"host": host}).status_code == 400, host
         for host in ("127.0.0.1:8000", "localhost", "[::1]:8000"):
             assert client.get("/health", headers={"host": host}).status_code == 200, host
-    with served(build(sst2, "text", limits(), hosts=("127.0.0.5",)), "127.0.0.5:8000") as client:
+    with make_client(build(sst2, "text", limits(), hosts=("127.0.0.5",)), "127.0.0.5:8000") as client:
         assert client.get("/health").status_code == 200
 
 
-def test_no_page_is_served_that_loads_scripts_from_elsewhere(client):
+def test_documentation_pages_with_external_scripts_are_disabled(client):
     assert [client.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404, 404, 200]
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/x-www-form-urlencoded", ""])
 @pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Sec-Fetch-Site": "cross-site"}], ids=str)
-def test_pages_of_other_sites_are_refused(client, headers, kind):
+def test_cross_site_requests_are_refused(client, headers, kind):
     for path in ("/v1/explain/text", "/v1/explain/picture"):
-        answer = client.post(path, content=b'{"text": "a film"}', headers={"content-type": kind, **headers})
-        assert answer.status_code == 403
-        assert answer.json()["detail"]
+        response = client.post(path, content=b'{"text": "a film"}', headers={"content-type": kind, **headers})
+        assert response.status_code == 403
+        assert response.json()["detail"]
 
 
-def test_a_page_of_this_address_is_not_refused(client):
+def test_same_origin_request_is_accepted(client):
     headers = {"Origin": "http://127.0.0.1:8000", "Sec-Fetch-Site": "same-origin"}
     assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 200
 
 
-def test_figures_and_the_list_of_methods(client):
-    asked(client, "a film")
-    asked(client, "")
-    said = client.get("/metrics").text
-    assert 'whyformer_requests_total{status="200"} 1.0' in said
-    assert 'whyformer_requests_total{status="422"} 1.0' in said
-    assert "whyformer_batch_count 1.0" in said
+def test_metrics_and_list_of_methods(client):
+    post_text(client, "a film")
+    post_text(client, "")
+    metrics = client.get("/metrics").text
+    assert 'whyformer_requests_total{status="200"} 1.0' in metrics
+    assert 'whyformer_requests_total{status="422"} 1.0' in metrics
+    assert "whyformer_batch_count 1.0" in metrics
     names = [m["name"] for m in client.get("/v1/methods").json()]
     assert "gae" in names
     assert "vit_cx" not in names
 
 
-# -- many at once ------------------------------------------------------------------------------------------------------
-def test_64_clients_at_once_get_their_own_answers(sst2):
+# -- concurrent requests -----------------------------------------------------------------------------------------------
+def test_64_concurrent_clients_receive_their_own_results(sst2):
     words = ["charming", "dull", "superb", "awful", "fine", "slow", "clever", "empty"]
     texts = [f"{'Very ' * (i % 3)}{words[i % 8]} and {words[i // 8]} film number {i}." for i in range(64)]
     methods = ["gae", "input_x_gradient"]
-    wanted = {(t, m): e for m in methods for t, e in zip(texts, whyformer.explain_many(sst2.model, texts, m, processor=sst2.processor), strict=True)}
-    with served(build(sst2, "text", limits(batch=16, wait=0.02))) as client:
+    expected = {(t, m): e for m in methods for t, e in zip(texts, whyformer.explain_many(sst2.model, texts, m, processor=sst2.processor), strict=True)}
+    with make_client(build(sst2, "text", limits(batch=16, wait=0.02))) as client:
 
-        def one(i: int) -> list:
-            return [asked(client, texts[i], method=m).json()["explanations"][0] for m in methods]
+        def request(i: int) -> list:
+            return [post_text(client, texts[i], method=m).json()["explanations"][0] for m in methods]
 
         with ThreadPoolExecutor(64) as pool:
-            found = list(pool.map(one, range(64)))
+            results = list(pool.map(request, range(64)))
         batches = client.get("/metrics").text
-    for text, answers in zip(texts, found, strict=True):
-        for method, answer in zip(methods, answers, strict=True):
-            assert answer["texts"] == [text]
-            torch.testing.assert_close(torch.tensor(answer["scores"]), wanted[text, method].scores, rtol=1e-4, atol=1e-6)
+    for text, explanations in zip(texts, results, strict=True):
+        for method, explanation in zip(methods, explanations, strict=True):
+            assert explanation["texts"] == [text]
+            torch.testing.assert_close(torch.tensor(explanation["scores"]), expected[text, method].scores, rtol=1e-4, atol=1e-6)
     count = float(next(line.split()[1] for line in batches.splitlines() if line.startswith("whyformer_batch_count")))
-    assert count < 128  # some were explained together
+    assert count < 128  # some requests were batched
 
 
-def waiting(content: str = "a film", seconds: float = HANG, **more) -> PendingRequest:
+def pending_request(content: str = "a film", seconds: float = HANG, **more) -> PendingRequest:
     return PendingRequest(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
 
 
-def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch):
+def test_full_queue_refuses_and_accepted_requests_finish(sst2, monkeypatch):
     go, begun = threading.Event(), threading.Event()
     original = Session.explain
 
@@ -251,50 +251,50 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
 
     monkeypatch.setattr(Session, "explain", slow)
     batcher = Batcher(sst2, limits(batch=1, queue=2))
-    answers = [batcher.submit(waiting())]
+    futures = [batcher.submit(pending_request())]
     assert begun.wait(HANG)
-    answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
+    futures += [batcher.submit(pending_request(f"film {i}")) for i in range(2)]
     with pytest.raises(HTTPException, match="429"):
-        batcher.submit(waiting())
-    answers[1].cancel()  # whoever waited for it is gone, and leaves room
-    answers.append(batcher.submit(waiting("film 2")))
+        batcher.submit(pending_request())
+    futures[1].cancel()  # the client disconnected, which frees a place in the queue
+    futures.append(batcher.submit(pending_request("film 2")))
     closing = threading.Thread(target=batcher.close)
     go.set()
     closing.start()
-    assert answers[0].result(HANG).method == "gae"
-    assert answers[2].result(HANG).texts == ["film 1"]
-    assert answers[3].result(HANG).texts == ["film 2"]
+    assert futures[0].result(HANG).method == "gae"
+    assert futures[2].result(HANG).texts == ["film 1"]
+    assert futures[3].result(HANG).texts == ["film 2"]
     closing.join(HANG)
-    assert answers[1].cancelled()
+    assert futures[1].cancelled()
     with pytest.raises(HTTPException, match="429"):
-        batcher.submit(waiting())
+        batcher.submit(pending_request())
 
 
-def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
-    batcher, looks = Batcher(sst2, limits()), itertools.count()
-    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # a clock that goes on when it is read
+def test_request_past_deadline_times_out(sst2, monkeypatch):
+    batcher, ticks = Batcher(sst2, limits()), itertools.count()
+    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a clock that advances whenever it is read
     late = batcher.submit(PendingRequest("a film", "integrated_gradients", {"steps": 1000}, None, deadline=0))
     with pytest.raises(TimeoutError):
         late.result(HANG)
-    assert next(looks) == 2  # after the first step, and none was taken after it
+    assert next(ticks) == 2  # the clock was read twice: work ended after the first step
     with pytest.raises(HTTPException, match="the text is empty"):
-        batcher.submit(waiting(" ")).result(HANG)
-    assert batcher.submit(waiting()).result(HANG).method == "gae"  # and the thread lives
+        batcher.submit(pending_request(" ")).result(HANG)
+    assert batcher.submit(pending_request()).result(HANG).method == "gae"  # the thread survives
     batcher.close()
 
 
-def test_work_that_nobody_waits_for_ends_at_its_next_step():
-    both = [waiting(), waiting()]
-    steps = while_awaited(both, range(9))
+def test_work_ends_at_next_step_after_all_its_requests_are_cancelled():
+    requests = [pending_request(), pending_request()]
+    steps = while_awaited(requests, range(9))
     assert next(steps) == 0
-    both[0].answer.cancel()
+    requests[0].answer.cancel()
     assert next(steps) == 1
-    both[1].answer.cancel()
+    requests[1].answer.cancel()
     with pytest.raises(TimeoutError):
         next(steps)
 
 
-def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatch):
+def test_cancelled_request_in_batch_is_not_started(sst2, monkeypatch):
     go, begun, explained = threading.Event(), threading.Event(), []
     original = Session.explain
 
@@ -306,7 +306,7 @@ def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatc
 
     monkeypatch.setattr(Session, "explain", slow)
     batcher = Batcher(sst2, limits(batch=3, wait=HANG))
-    first, second, third = (batcher.submit(waiting(m, method=m)) for m in ("gae", "rollout", "saliency"))
+    first, second, third = (batcher.submit(pending_request(m, method=m)) for m in ("gae", "rollout", "saliency"))
     assert begun.wait(HANG)
     second.cancel()
     go.set()
@@ -316,10 +316,10 @@ def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatc
     batcher.close()
 
 
-# -- clients that go, and the end -----------------------------------------------------------------------------------------
+# -- disconnected clients and shutdown -----------------------------------------------------------------------------------
 @contextlib.contextmanager
-def running(app, grace: float = HANG):
-    """The application behind uvicorn: (its address, a function that ends it, and waits for that)."""
+def run_server(app, grace: float = HANG):
+    """Run the application in uvicorn; yield its address and a function that shuts it down and waits for the end."""
     with http.listen("127.0.0.1", [0]) as sock:
         server = http.server(app, 256, grace)
         thread = threading.Thread(target=server.run, args=([sock],))
@@ -336,20 +336,20 @@ def running(app, grace: float = HANG):
             end()
 
 
-def posted(address, text: str) -> socket.socket:
+def open_post_connection(address, text: str) -> socket.socket:
     body = json.dumps({"text": text}).encode()
     line = socket.create_connection(address, timeout=HANG)
     line.sendall(b"POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     return line
 
 
-def reached(address) -> httpx.Client:
+def http_client(address) -> httpx.Client:
     return httpx.Client(base_url=f"http://127.0.0.1:{address[1]}")
 
 
 @pytest.fixture
-def held(monkeypatch):
-    """Explanations wait for ``go``; ``explained`` are the texts that were begun."""
+def blocked_explain(monkeypatch):
+    """Block all explanations until ``go`` is set; ``explained`` lists the texts whose explanation started."""
     go, begun, explained = threading.Event(), threading.Event(), []
     original = Session.explain
 
@@ -364,77 +364,77 @@ def held(monkeypatch):
     go.set()
 
 
-def test_a_full_queue_has_its_status(sst2, held):
-    go, begun, _ = held
-    with served(build(sst2, "text", limits(batch=1, queue=1))) as client, ThreadPoolExecutor(8) as pool:
-        first = pool.submit(asked, client, "first")
+def test_full_queue_has_status_429(sst2, blocked_explain):
+    go, begun, _ = blocked_explain
+    with make_client(build(sst2, "text", limits(batch=1, queue=1))) as client, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(post_text, client, "first")
         assert begun.wait(HANG)
-        second = pool.submit(asked, client, "second")
+        second = pool.submit(post_text, client, "second")
         wait_for(lambda: client.get("/ready").status_code == 503, "a full queue")
-        assert {a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(6))} == {429}
+        assert {a.status_code for a in pool.map(lambda i: post_text(client, f"film {i}"), range(6))} == {429}
         go.set()
         assert [first.result().status_code, second.result().status_code] == [200, 200]
 
 
-def test_a_late_answer_has_its_status(sst2, held):
-    go, _, _ = held
-    with served(build(sst2, "text", Limits(batch=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
-        assert {a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(8))} == {504}
+def test_late_response_has_status_504(sst2, blocked_explain):
+    go, _, _ = blocked_explain
+    with make_client(build(sst2, "text", Limits(batch=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
+        assert {a.status_code for a in pool.map(lambda i: post_text(client, f"film {i}"), range(8))} == {504}
         go.set()
 
 
-def is_waiting(client, count: int) -> None:
+def wait_for_queue_length(client, count: int) -> None:
     wait_for(lambda: client.get("/ready").json()["waiting"] == count, f"{count} requests in the queue")
 
 
-def test_a_request_whose_client_is_gone_leaves_the_queue(sst2, held):
-    go, begun, explained = held
-    with running(build(sst2, "text", limits(batch=1))) as (address, _), reached(address) as client:
-        with posted(address, "first") as first:
+def test_request_of_disconnected_client_leaves_queue(sst2, blocked_explain):
+    go, begun, explained = blocked_explain
+    with run_server(build(sst2, "text", limits(batch=1))) as (address, _), http_client(address) as client:
+        with open_post_connection(address, "first") as first:
             assert begun.wait(HANG)
-            lines = [posted(address, f"gone {i}") for i in range(10)]
-            is_waiting(client, 10)
+            lines = [open_post_connection(address, f"gone {i}") for i in range(10)]
+            wait_for_queue_length(client, 10)
             for line in lines:
                 line.close()
-            is_waiting(client, 0)
+            wait_for_queue_length(client, 0)
             go.set()
             assert first.recv(12) == b"HTTP/1.1 200"
-        assert asked(client, "last").status_code == 200
+        assert post_text(client, "last").status_code == 200
         assert 'whyformer_requests_total{status="499"} 10.0' in client.get("/metrics").text
     assert explained == ["first", "last"]
 
 
-def test_a_body_that_ends_early_is_no_request(sst2, held):
-    go, _, explained = held
+def test_truncated_body_is_not_explained(sst2, blocked_explain):
+    go, _, explained = blocked_explain
     go.set()
-    with running(build(sst2, "text", limits())) as (address, _), reached(address) as client:
+    with run_server(build(sst2, "text", limits())) as (address, _), http_client(address) as client:
         with socket.create_connection(address) as line:
             line.sendall(b'POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"text": "a film"}')
-        assert asked(client, "whole").status_code == 200
+        assert post_text(client, "whole").status_code == 200
     assert explained == ["whole"]
 
 
-def test_what_is_not_finished_within_the_grace_is_told_so(sst2, held, capfd):
-    _, begun, _ = held
-    with running(build(sst2, "text", limits(batch=1)), grace=0.5) as (address, end), reached(address) as client, posted(address, "first") as first, posted(address, "second") as second:
+def test_request_unfinished_after_grace_period_has_status_503(sst2, blocked_explain, capfd):
+    _, begun, _ = blocked_explain
+    with run_server(build(sst2, "text", limits(batch=1)), grace=0.5) as (address, end), http_client(address) as client, open_post_connection(address, "first") as first, open_post_connection(address, "second") as second:
         assert begun.wait(HANG)
-        is_waiting(client, 1)
+        wait_for_queue_length(client, 1)
         end()
         assert first.recv(12) == second.recv(12) == b"HTTP/1.1 503"
     assert "Traceback" not in capfd.readouterr().err
 
 
-# -- a process of its own ------------------------------------------------------------------------------------------------
+# -- a server process ---------------------------------------------------------------------------------------------------
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
 
 
-def accepted(client) -> float:
-    """The requests that wait or are explained, or were."""
-    said = dict(line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(("whyformer_waiting", "whyformer_batch_sum")))
-    return float(said["whyformer_waiting"]) + float(said["whyformer_batch_sum"])
+def accepted_count(client) -> float:
+    """The number of requests that are queued or have been started."""
+    metrics = dict(line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(("whyformer_waiting", "whyformer_batch_sum")))
+    return float(metrics["whyformer_waiting"]) + float(metrics["whyformer_batch_sum"])
 
 
-def test_a_server_that_is_told_to_end_finishes_what_it_accepted(free_port):
+def test_sigterm_finishes_accepted_requests(free_port):
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "WHYFORMER_API_KEY": KEY}
     command = [sys.executable, "-c", PROGRAM, "serve", "bundled:sst2", "--port", str(port), "--wait", "2000", "--seconds", str(HANG), "--grace", str(HANG), "--json"]
@@ -446,12 +446,12 @@ def test_a_server_that_is_told_to_end_finishes_what_it_accepted(free_port):
             headers = {"Authorization": f"Bearer {KEY}"}
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client, ThreadPoolExecutor(5) as pool:
                 assert client.get("/ready").status_code == 200
-                answers = [pool.submit(client.post, "/v1/explain/text", json={"text": f"film number {i}"}) for i in range(5)]
-                wait_for(lambda: accepted(client) == 5, "five requests that wait for others")
+                futures = [pool.submit(client.post, "/v1/explain/text", json={"text": f"film number {i}"}) for i in range(5)]
+                wait_for(lambda: accepted_count(client) == 5, "five requests that wait for others")
                 process.send_signal(signal.SIGTERM)
-                found = [a.result() for a in answers]
-            assert [a.status_code for a in found] == [200] * 5
-            assert [a.json()["explanations"][0]["texts"] for a in found] == [[f"film number {i}"] for i in range(5)]
+                responses = [a.result() for a in futures]
+            assert [a.status_code for a in responses] == [200] * 5
+            assert [a.json()["explanations"][0]["texts"] for a in responses] == [[f"film number {i}"] for i in range(5)]
             process.wait(HANG)
         finally:
             process.kill()

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
-from apps.web.visiting import Visitor
+from apps.web.visitor import Visitor
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.limits import Catalogue, PageLimits
 

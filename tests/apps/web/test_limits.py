@@ -1,4 +1,4 @@
-"""What the page takes from a browser, and where it may look: each limit, and each way around it that was thought of."""
+"""Limits of the page's inputs and of the files that it may open, with attempts to evade them."""
 
 import os
 
@@ -21,44 +21,44 @@ def picture(path, size=(40, 30), **options):
     return path
 
 
-def test_a_picture_within_the_limits_is_read(uploads):
+def test_picture_within_limits_is_read(uploads):
     assert PageLimits().picture(str(picture(uploads / "a.png")), uploads).size == (40, 30)
 
 
-def test_too_many_pixels_are_refused_before_decoding(uploads, monkeypatch):
+def test_too_many_pixels_raise_before_decoding(uploads, monkeypatch):
     path = picture(uploads / "large.png", (500, 400))
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(InputError, match="500 x 400 pixels"):
         PageLimits(pixels=150_000).picture(str(path), uploads)
 
 
-def test_too_many_bytes_are_refused(uploads):
+def test_too_many_bytes_raise(uploads):
     path = uploads / "noise.bmp"
     Image.effect_noise((700, 700), 90).save(path)
     with pytest.raises(InputError, match="MB"):
         PageLimits(size=100_000).picture(str(path), uploads)
 
 
-def test_errors_name_the_file_and_not_its_place(uploads):
+def test_error_names_file_without_folder(uploads):
     (uploads / "note.png").write_text("no picture")
     with pytest.raises(InputError, match=r"note\.png") as caught:
         PageLimits().picture(str(uploads / "note.png"), uploads)
     assert str(uploads) not in str(caught.value)
 
 
-def test_a_picture_format_that_starts_other_programs_is_no_picture(uploads):
+def test_picture_format_that_starts_other_programs_raises(uploads):
     (uploads / "drawing.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n")
     with pytest.raises(InputError, match="not a picture"):
         PageLimits().picture(str(uploads / "drawing.png"), uploads)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", None, 3, ["a"]])
-def test_no_text_is_a_sentence_about_it(text):
+def test_missing_text_raises(text):
     with pytest.raises(InputError, match="no text"):
         PageLimits().text(text)
 
 
-def test_a_long_text_is_refused():
+def test_long_text_raises():
     with pytest.raises(InputError, match="101 characters; at most 100"):
         PageLimits(characters=100).text("a" * 101)
 
@@ -67,25 +67,25 @@ def test_only_uploads_are_opened(uploads, tmp_path):
     outside = picture(tmp_path / "secret.png")
     os.symlink(outside, uploads / "link.png")
     os.symlink(tmp_path, uploads / "folder")
-    wrong = ["/etc/passwd", outside, uploads / ".." / "secret.png", uploads / "link.png", uploads / "folder" / "secret.png", uploads, uploads / "none.png", "a\0b", None, 7, {"path": "x"}]
-    for path in wrong:
+    paths = ["/etc/passwd", outside, uploads / ".." / "secret.png", uploads / "link.png", uploads / "folder" / "secret.png", uploads, uploads / "none.png", "a\0b", None, 7, {"path": "x"}]
+    for path in paths:
         with pytest.raises(InputError, match="was not uploaded"):
             uploaded(path, uploads)
     assert uploaded(str(picture(uploads / "mine.png")), uploads).name == "mine.png"
 
 
 @pytest.mark.parametrize("name", ["owner/model", "gpt2", "facebook/deit-tiny-patch16-224", "a/b.c_d-e"])
-def test_hub_ids(name):
+def test_valid_hub_id_is_accepted(name):
     assert hub_id(name) == name
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../b", "/etc", "~/x", "a/b/c", "a b", "a/b\n", "https://a/b", "a//b", "./a", "a/.b", "-a/b", "a/b.git", "x" * 97, "", "a\\b", "a/b?x=1", "a/b@main", "ä/b"])
-def test_what_is_no_hub_id(name):
+def test_invalid_hub_id_raises(name):
     with pytest.raises(InputError, match="no model id"):
         hub_id(name)
 
 
-def test_a_folder_below_the_working_directory_is_no_hub_id(tmp_path, monkeypatch):
+def test_hub_id_that_is_also_a_folder_raises(tmp_path, monkeypatch):
     (tmp_path / "owner" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="also a folder"):
@@ -104,13 +104,13 @@ def folders(tmp_path):
     return tmp_path / "models"
 
 
-def test_folders_are_offered_by_name_and_links_out_of_them_are_not(folders):
+def test_folders_are_offered_by_name_without_symlinks(folders):
     catalogue = Catalogue([folders])
     assert catalogue.names() == ["bundled:digits", "bundled:sst2", "bundled:reader", "folder:one", "folder:two"]
     assert catalogue.place("folder:one") == str(folders / "one")
 
 
-def test_two_folders_of_one_name_stay_apart(folders, tmp_path):
+def test_folders_of_same_name_are_numbered(folders, tmp_path):
     (tmp_path / "other" / "one").mkdir(parents=True)
     (tmp_path / "other" / "one" / "config.json").write_text("{}")
     catalogue = Catalogue([folders / "one", tmp_path / "other" / "one"])
@@ -118,26 +118,26 @@ def test_two_folders_of_one_name_stay_apart(folders, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["folder:link", "folder:../elsewhere", "bundled:../x", "bundled:none", "/etc", "..", "", None, 5])
-def test_no_other_folder_can_be_named(folders, name):
+def test_other_folder_raises(folders, name):
     with pytest.raises(WhyformerError):
         Catalogue([folders]).place(name)
     with pytest.raises(WhyformerError):
         Catalogue([folders]).place(str(folders / "one"))
 
 
-def test_without_the_hub_only_what_is_offered_is_taken(folders):
+def test_unoffered_model_without_hub_raises(folders):
     with pytest.raises(InputError, match="only the models it was started with"):
         Catalogue([folders], hub=False).place("owner/model")
 
 
-def test_a_folder_without_a_model_is_refused_at_the_start(tmp_path):
+def test_folder_without_model_raises(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(LoadError):
             Catalogue([folder])
 
 
-def test_code_of_a_model_is_never_run(tmp_path):
-    # a config that asks for code of its own, as remote models do
+def test_model_code_is_not_executed(tmp_path):
+    # a config that refers to its own code, as some models on the hub do
     ran = tmp_path / "ran"
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "code.Evil", "AutoModelForSequenceClassification": "code.Evil"}, "architectures": ["Evil"]}')

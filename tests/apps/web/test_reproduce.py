@@ -1,4 +1,4 @@
-"""The snippet and the command line make the view again, to the last bit."""
+"""The page's snippet and command line reproduce the view exactly."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apps.web.visiting import PICTURES, SENTENCE
+from apps.web.visitor import PICTURES, SENTENCE
 from whyformer.apps.cli import app
 from whyformer.apps.web import reproduce
 from whyformer.show import encode, figure
@@ -26,10 +26,10 @@ IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off", "c
 
 
 @pytest.fixture(params=VIEWS, ids=IDS)
-def seen(request, visitor, monkeypatch, tmp_path):
-    given, more = request.param
+def explained_visitor(request, visitor, monkeypatch, tmp_path):
+    input_, options = request.param
     monkeypatch.setattr("whyformer.apps.web.visitor_session.judge", lambda *_: iter(()))
-    shown = visitor.explain(given, **more) if given in ("digits_37.png",) else visitor.explain(given, **more, kind="text")
+    shown = visitor.explain(input_, **options) if input_ in ("digits_37.png",) else visitor.explain(input_, **options, kind="text")
     assert "map" in shown["status"]
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -38,39 +38,39 @@ def seen(request, visitor, monkeypatch, tmp_path):
     return visitor
 
 
-def test_the_snippet_gives_the_same_scores(seen):
-    found = {}
-    written = reproduce.snippet(seen.session.view)
-    assert written.count("whyformer.") == 1  # one call
-    exec(written, found)
-    made = [found["e"]] if "e" in found else found["found"].explanations
-    assert len(made) == len(seen.session.results)
-    for mine, shown in zip(made, seen.session.results, strict=True):
-        np.testing.assert_array_equal(mine.scores.numpy(), shown.scores.numpy())
-        assert (mine.method, mine.settings, mine.target.tolist(), mine.target_names) == (shown.method, shown.settings, shown.target.tolist(), shown.target_names)
-    # and the same picture: what the page downloads is what is drawn of them with the same look
-    name, content = reproduce.download(seen.session, "png")
+def test_snippet_gives_same_scores(explained_visitor):
+    namespace = {}
+    snippet = reproduce.snippet(explained_visitor.session.view)
+    assert snippet.count("whyformer.") == 1  # a single call
+    exec(snippet, namespace)
+    explanations = [namespace["e"]] if "e" in namespace else namespace["found"].explanations
+    assert len(explanations) == len(explained_visitor.session.results)
+    for e, shown in zip(explanations, explained_visitor.session.results, strict=True):
+        np.testing.assert_array_equal(e.scores.numpy(), shown.scores.numpy())
+        assert (e.method, e.settings, e.target.tolist(), e.target_names) == (shown.method, shown.settings, shown.target.tolist(), shown.target_names)
+    # the downloaded picture equals the figure of these explanations in the same style
+    name, content = reproduce.download(explained_visitor.session, "png")
     assert name.endswith(".png")
-    look = seen.session.view.look if seen.session.view.source.kind == "image" else {}
-    assert content == encode(figure(made, **look))
+    look = explained_visitor.session.view.look if explained_visitor.session.view.source.kind == "image" else {}
+    assert content == encode(figure(explanations, **look))
 
 
-def test_the_command_lines_give_the_same_scores(seen):
-    got, command = [], reproduce.command(seen.session.view)
+def test_command_lines_give_same_scores(explained_visitor):
+    results, command = [], reproduce.command(explained_visitor.session.view)
     lines = [command] if "printf" in command else command.splitlines()
     for line in lines:
-        words = shlex.split(line)
-        piped = words[2] if words[0] == "printf" else None
-        arguments = words[words.index("whyformer") + 1 :]
-        ran = CliRunner().invoke(app, [*arguments, "--json"], input=piped)
-        assert ran.exit_code == 0, ran.output
-        got += json.loads(ran.stdout)["explanations"]
-    shown = [e.scores.numpy() for e in seen.session.results]
-    for e, own in zip(got, shown, strict=True):  # what several lines compute one by one, the page computed together
-        np.testing.assert_allclose(e["scores"], own, rtol=0, atol=0 if len(lines) == 1 else 1e-6 * np.abs(own).max())
+        arguments = shlex.split(line)
+        piped = arguments[2] if arguments[0] == "printf" else None
+        options = arguments[arguments.index("whyformer") + 1 :]
+        result = CliRunner().invoke(app, [*options, "--json"], input=piped)
+        assert result.exit_code == 0, result.output
+        results += json.loads(result.stdout)["explanations"]
+    shown = [e.scores.numpy() for e in explained_visitor.session.results]
+    for e, expected in zip(results, shown, strict=True):  # the page computed in one batch what several lines compute separately
+        np.testing.assert_allclose(e["scores"], expected, rtol=0, atol=0 if len(lines) == 1 else 1e-6 * np.abs(expected).max())
 
 
-def test_downloads_are_whole_files(visitor):
+def test_downloads_are_complete_files(visitor):
     visitor.explain(SENTENCE, classes=["1"])
     kinds = {"png": b"\x89PNG", "html": b"<!doctype html>", "json": b"{"}
     for kind, start in kinds.items():
@@ -80,12 +80,12 @@ def test_downloads_are_whole_files(visitor):
         assert "/" not in file["name"]
 
 
-def test_a_report_can_draw_the_downloaded_json(visitor, tmp_path):
+def test_report_accepts_downloaded_json(visitor, tmp_path):
     visitor.explain("digits_37.png", classes=["3"])
     file = visitor.handlers.download(visitor.session, "json")
     content = base64.b64decode(file["base64"])
     assert json.loads(content)["picture"].startswith("data:image/png;base64,")
     (tmp_path / "view.json").write_bytes(content)
-    ran = CliRunner().invoke(app, ["report", str(tmp_path / "view.json"), "-o", str(tmp_path / "report.html"), "--quiet"])
-    assert ran.exit_code == 0, ran.output
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "view.json"), "-o", str(tmp_path / "report.html"), "--quiet"])
+    assert result.exit_code == 0, result.output
     assert "data:image/" in (tmp_path / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""The page as a server: what it refuses over HTTP, that visitors stay apart, and its endpoint for programs."""
+"""The page over HTTP: its API endpoint, refused requests, separation of visitors, and exposure to the network."""
 
 import gc
 import json
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import whyformer
-from apps.web.visiting import PICTURES, SENTENCE
+from apps.web.visitor import PICTURES, SENTENCE
 from waiting import HANG
 from whyformer.apps.web import PageLimits, running, server
 from whyformer.apps.web.gate import MOST_JSON
 from whyformer.apps.web.running import USER
 from whyformer.errors import InputError
 
-# sockets and event loops that gradio leaves to the garbage collector; nothing here can mend them
+# gradio leaves sockets and event loops to the garbage collector
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -29,15 +29,15 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def site(catalogue, tmp_path_factory, free_port):
-    """The address of a running page, started in a folder with a file of its own."""
+    """The address of a running page, started in a folder that contains a secret file."""
     home = tmp_path_factory.mktemp("home")
     (home / "secret.txt").write_text("secret words")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        found = []
+        urls = []
         limits = PageLimits(size=200_000, characters=2000)
-        close = server.serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
-        yield found[0].rstrip("/")
+        close = server.serve(catalogue, limits, port=free_port(), started=urls.append, wait=False)
+        yield urls[0].rstrip("/")
         close()
     gc.collect()
 
@@ -53,36 +53,36 @@ def upload(site, name, content):
 
 
 # -- the endpoint --------------------------------------------------------------------------------------------------
-def test_a_sentence_through_the_endpoint(client):
-    answer = client.predict(text=SENTENCE, methods=["transformer_attribution", "rollout"], targets=["positive"], measure=True, api_name="/explain")
-    mine = whyformer.explain("bundled:sst2", SENTENCE, "transformer_attribution", "positive")
-    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
-    assert [e["method"] for e in answer["explanations"]] == ["transformer_attribution", "rollout"]
-    assert answer["top"][0]["name"] in ("positive", "negative")
-    assert 0 <= answer["faithfulness"][0]["deletion"] <= 1
-    assert "whyformer compare" in answer["command"]
-    assert any("same for every class" in w for w in answer["warnings"])
+def test_endpoint_explains_sentence(client):
+    response = client.predict(text=SENTENCE, methods=["transformer_attribution", "rollout"], targets=["positive"], measure=True, api_name="/explain")
+    expected = whyformer.explain("bundled:sst2", SENTENCE, "transformer_attribution", "positive")
+    np.testing.assert_allclose(response["explanations"][0]["scores"], expected.scores.tolist())
+    assert [e["method"] for e in response["explanations"]] == ["transformer_attribution", "rollout"]
+    assert response["top"][0]["name"] in ("positive", "negative")
+    assert 0 <= response["faithfulness"][0]["deletion"] <= 1
+    assert "whyformer compare" in response["command"]
+    assert any("same for every class" in w for w in response["warnings"])
 
 
-def test_a_picture_through_the_endpoint(client):
+def test_endpoint_explains_picture(client):
     from gradio_client import handle_file
 
-    given = {"picture": handle_file(str(PICTURES / "digits_37.png")), "model": "bundled:digits", "targets": ["7"]}
-    answer = client.predict(**given, methods=["gae"], settings={"gae": {"start_layer": 1}}, api_name="/explain")
-    mine = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", "gae", 7, start_layer=1)
-    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
-    answer = client.predict(**given, api_name="/explain")  # auto, as everywhere
-    mine = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", target=7)
-    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
+    arguments = {"picture": handle_file(str(PICTURES / "digits_37.png")), "model": "bundled:digits", "targets": ["7"]}
+    response = client.predict(**arguments, methods=["gae"], settings={"gae": {"start_layer": 1}}, api_name="/explain")
+    expected = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", "gae", 7, start_layer=1)
+    np.testing.assert_allclose(response["explanations"][0]["scores"], expected.scores.tolist())
+    response = client.predict(**arguments, api_name="/explain")  # the default method is auto
+    expected = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", target=7)
+    np.testing.assert_allclose(response["explanations"][0]["scores"], expected.scores.tolist())
 
 
-def test_the_endpoint_is_described(client):
-    described = client.view_api(return_format="dict")["named_endpoints"]
-    assert list(described) == ["/explain"]
-    assert [p["parameter_name"] for p in described["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint"]
+def test_endpoint_is_listed_with_parameters(client):
+    endpoints = client.view_api(return_format="dict")["named_endpoints"]
+    assert list(endpoints) == ["/explain"]
+    assert [p["parameter_name"] for p in endpoints["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint"]
 
 
-def test_the_example_of_the_documentation(site, monkeypatch, capsys):
+def test_documentation_example_runs(site, monkeypatch, capsys):
     pytest.importorskip("gradio_client")
     root = Path(__file__).parents[3]
     (example,) = re.findall(r"^```py\n(.*?)^```", (root / "docs" / "app.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -92,7 +92,7 @@ def test_the_example_of_the_documentation(site, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("arguments", "message"),
     [
         ({}, "either text or picture"),
         ({"text": "x", "model": "../../etc"}, "no model id"),
@@ -106,18 +106,18 @@ def test_the_example_of_the_documentation(site, monkeypatch, capsys):
         ({"picture": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}}, ""),
     ],
 )
-def test_the_endpoint_refuses_in_sentences(site, given, wanted):
-    # as a client that checks nothing itself would send it
+def test_invalid_endpoint_arguments_raise_with_message(site, arguments, message):
+    # without the validation of gradio's client
     from gradio_client.exceptions import AppError
 
     with pytest.raises((AppError, ValueError, httpx.HTTPError, RuntimeError)) as caught:
-        raw_call(site, given)
-    assert wanted in str(caught.value)
+        raw_call(site, arguments)
+    assert message in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 
-def raw_call(site, given):
-    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False} | given
+def raw_call(site, arguments):
+    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False} | arguments
     started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
     started.raise_for_status()
     with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}") as stream:
@@ -141,7 +141,7 @@ def raw_call(site, given):
         "{home}/secret.txt", "{uploads}/../home/secret.txt", "{uploads}/link", "{uploads}/none", "file:///etc/passwd", "{package}/page.py", "{package}/../bundled/digits/config.json",
     ],
 )
-def test_no_file_but_an_upload_is_served(site, path, tmp_path):
+def test_only_uploaded_files_are_served(site, path, tmp_path):
 
     uploads = Path(os.environ["GRADIO_TEMP_DIR"])
     link = uploads / "link"
@@ -149,35 +149,35 @@ def test_no_file_but_an_upload_is_served(site, path, tmp_path):
     link.symlink_to("/etc/passwd")
     full = path.format(home=Path.cwd(), uploads=uploads, package=Path(server.__file__).parent)
     for url in (f"/gradio_api/file={full}", f"/file={full}"):
-        answer = raw_get(site, url)
-        assert answer[0] in (403, 404, 422), (url, answer)
-        assert "root:" not in answer[1]
-        assert "secret words" not in answer[1]
-        assert "architectures" not in answer[1]
+        response = raw_get(site, url)
+        assert response[0] in (403, 404, 422), (url, response)
+        assert "root:" not in response[1]
+        assert "secret words" not in response[1]
+        assert "architectures" not in response[1]
 
 
 def raw_get(site, target):
-    """GET without the client tidying up the path."""
+    """Send a GET request without the path normalization of HTTP clients; return status and body."""
     host, _, port = site.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=HANG) as wire:
-        wire.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+    with socket.create_connection((host, int(port)), timeout=HANG) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         raw = b""
-        while chunk := wire.recv(65536):
+        while chunk := connection.recv(65536):
             raw += chunk
     head, _, body = raw.partition(b"\r\n\r\n")
     return int(head.split()[1]), body.decode("utf-8", "replace")
 
 
-def test_an_upload_has_a_limit_and_a_place(site):
+def test_upload_is_limited_in_size_and_stays_in_its_folder(site):
     assert upload(site, "large.png", b"x" * 300_000).status_code == 413
 
-    place = Path(upload(site, "../../../escape.png", b"small").json()[0]).resolve()
-    assert place.is_relative_to(Path(os.environ["GRADIO_TEMP_DIR"]).resolve())
-    assert place.stat().st_mode & 0o077 == 0 or place.parents[1].stat().st_mode & 0o077 == 0  # no other user of the machine
+    path = Path(upload(site, "../../../escape.png", b"small").json()[0]).resolve()
+    assert path.is_relative_to(Path(os.environ["GRADIO_TEMP_DIR"]).resolve())
+    assert path.stat().st_mode & 0o077 == 0 or path.parents[1].stat().st_mode & 0o077 == 0  # not readable by other users of the machine
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/x.png", "https://example.org/x.png", "ftp://example.org/x", "HTTP://example.org/x.png"])
-def test_the_server_fetches_no_address(site, address, monkeypatch):
+def test_server_fetches_no_url(site, address, monkeypatch):
     from gradio import processing_utils
 
     def fetched(*_, **__):
@@ -191,103 +191,103 @@ def test_the_server_fetches_no_address(site, address, monkeypatch):
     assert httpx.post(f"{site}/gradio_api/queue/join", json={"data": [[{"deep": file}]], "fn_index": 0, "session_hash": "x"}).status_code == 403
 
 
-def test_a_request_is_not_read_without_end(site):
+def test_request_size_is_limited(site):
     assert httpx.post(f"{site}/gradio_api/call/explain", content=b"[" + b"1," * MOST_JSON).status_code == 413
 
 
-def test_another_sites_name_for_this_machine_is_refused(site):
+def test_foreign_host_header_is_refused(site):
     assert httpx.get(site, headers={"Host": "evil.example:7860"}).status_code == 400
     assert httpx.get(site).status_code == 200
 
 
-def test_the_browser_is_told_to_stay_here(site):
+def test_security_headers_are_sent(site):
     headers = httpx.get(site).headers
     assert "default-src 'self'" in headers["content-security-policy"]
     assert headers["x-frame-options"] == "DENY"
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_another_site_may_not_call_the_page(site):
-    answer = httpx.post(f"{site}/gradio_api/call/explain", json={"data": []}, headers={"Origin": "https://evil.example"})
-    assert "access-control-allow-origin" not in answer.headers or answer.headers["access-control-allow-origin"] != "https://evil.example"
+def test_cross_site_request_has_no_cors_header(site):
+    response = httpx.post(f"{site}/gradio_api/call/explain", json={"data": []}, headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in response.headers or response.headers["access-control-allow-origin"] != "https://evil.example"
 
 
-def test_private_events_cannot_be_called_by_name(site):
+def test_only_explain_endpoint_is_named(site):
     named = httpx.get(f"{site}/gradio_api/info").json()["named_endpoints"]
     assert list(named) == ["/explain"]
     assert httpx.post(f"{site}/gradio_api/call/download", json={"data": []}).status_code >= 400
 
 
 # -- visitors ------------------------------------------------------------------------------------------------------
-def test_two_at_once_get_each_their_own(client, site):
+def test_concurrent_clients_receive_their_own_results(client, site):
     gradio_client = pytest.importorskip("gradio_client")
     other = gradio_client.Client(site, verbose=False)
-    texts, answers = [SENTENCE, "A dull and lifeless mess."], {}
+    texts, results = [SENTENCE, "A dull and lifeless mess."], {}
 
-    def ask(who, text):
+    def ask(caller, text):
         for _ in range(3):
-            answers.setdefault(text, []).append(who.predict(text=text, api_name="/explain")["explanations"][0]["texts"])
+            results.setdefault(text, []).append(caller.predict(text=text, api_name="/explain")["explanations"][0]["texts"])
 
     threads = [threading.Thread(target=ask, args=pair) for pair in zip((client, other), texts, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == {text: [[text]] * 3 for text in texts}
+    assert results == {text: [[text]] * 3 for text in texts}
 
 
-# -- the door ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("asked", [{"share": True}, {"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.168.1.5"}, {"host": "example.org"}])
-def test_others_are_let_in_only_with_a_password(asked):
+# -- exposure ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("options", [{"share": True}, {"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.168.1.5"}, {"host": "example.org"}])
+def test_exposed_page_requires_password(options):
     with pytest.raises(InputError, match="needs a password"):
-        server.serve(**asked)
+        server.serve(**options)
     with pytest.raises(InputError, match="at least 8"):
-        server.serve(**asked, password="short")
+        server.serve(**options, password="short")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1", "localhost"])
-def test_this_machine_needs_none(host):
+def test_local_page_needs_no_password(host):
     assert server.check_exposure(host, False, None) is False
 
 
-def test_a_password_guards_everything(catalogue, free_port):
-    found = []
-    close = server.serve(catalogue, port=free_port(), password="correct horse", started=found.append, wait=False)
+def test_password_protects_all_routes(catalogue, free_port):
+    urls = []
+    close = server.serve(catalogue, port=free_port(), password="correct horse", started=urls.append, wait=False)
     try:
-        site = found[0].rstrip("/")
+        site = urls[0].rstrip("/")
         for path in ("/gradio_api/info", "/config", "/gradio_api/file=x"):
             assert httpx.get(site + path).status_code == 401, path
         assert upload(site, "a.png", b"x").status_code == 401
         assert httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["hello"]}).status_code == 401
-        for number in range(40):  # some run in the browser alone, which nobody may call
-            called = {"data": ["hello"], "session_hash": "x", "fn_index": number}
-            assert httpx.post(f"{site}/gradio_api/queue/join", json=called).status_code in (401, 403), number
+        for number in range(40):  # events that run in the browser are forbidden for everyone
+            body = {"data": ["hello"], "session_hash": "x", "fn_index": number}
+            assert httpx.post(f"{site}/gradio_api/queue/join", json=body).status_code in (401, 403), number
         assert httpx.post(f"{site}/login", data={"username": USER, "password": "wrong horse"}).status_code == 400
         with httpx.Client() as visitor:
             assert visitor.post(f"{site}/login", data={"username": USER, "password": "correct horse"}).status_code == 200
             assert visitor.get(f"{site}/gradio_api/info").status_code == 200
         gradio_client = pytest.importorskip("gradio_client")
-        known = gradio_client.Client(site, auth=(USER, "correct horse"), verbose=False)
-        assert known.predict(text=SENTENCE, api_name="/explain")["explanations"]
+        logged_in = gradio_client.Client(site, auth=(USER, "correct horse"), verbose=False)
+        assert logged_in.predict(text=SENTENCE, api_name="/explain")["explanations"]
     finally:
         close()
 
 
-def test_a_public_address_is_that_of_the_tunnel(catalogue, free_port, monkeypatch):
+def test_share_reports_address_of_tunnel(catalogue, free_port, monkeypatch):
     port, tunnels = free_port(), []
-    monkeypatch.setattr(running, "setup_tunnel", lambda *given: tunnels.append(given[:2]) or "http://made-up.example")
-    found = []
-    close = server.serve(catalogue, port=port, share=True, password="correct horse", started=found.append, wait=False)
+    monkeypatch.setattr(running, "setup_tunnel", lambda *args: tunnels.append(args[:2]) or "http://made-up.example")
+    urls = []
+    close = server.serve(catalogue, port=port, share=True, password="correct horse", started=urls.append, wait=False)
     try:
-        assert found == ["https://made-up.example"]
+        assert urls == ["https://made-up.example"]
         assert tunnels == [("127.0.0.1", port)]
         assert httpx.get(f"http://127.0.0.1:{port}/config", headers={"Host": "made-up.example"}).status_code == 401
     finally:
         close()
 
 
-def test_without_a_tunnel_the_page_is_not_started(catalogue, free_port, monkeypatch):
-    def failing(*given):
+def test_failed_tunnel_raises_and_starts_no_page(catalogue, free_port, monkeypatch):
+    def failing(*args):
         raise RuntimeError("no answer")
 
     monkeypatch.setattr(running, "setup_tunnel", failing)
@@ -298,13 +298,13 @@ def test_without_a_tunnel_the_page_is_not_started(catalogue, free_port, monkeypa
         httpx.get(f"http://127.0.0.1:{port}/")
 
 
-def test_a_taken_port_is_a_sentence(site):
+def test_occupied_port_raises(site):
     port = int(site.rpartition(":")[2])
     with pytest.raises(whyformer.WhyformerError, match=str(port)):
         server.serve(port=port, wait=False)
 
 
-def test_without_gradio_the_extra_is_named(monkeypatch):
+def test_missing_gradio_error_names_extra(monkeypatch):
     import sys
 
     for name in [n for n in sys.modules if n.startswith(("whyformer.apps.web.handlers", "whyformer.apps.web.page", "whyformer.apps.web.api"))]:

@@ -1,4 +1,4 @@
-"""What is computed for a visitor, how often, and what it looks like."""
+"""Sessions of visitors: results, caching, messages and cancellation."""
 
 import base64
 import itertools
@@ -11,7 +11,7 @@ import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
-from apps.web.visiting import SENTENCE, Visitor
+from apps.web.visitor import SENTENCE, Visitor
 from whyformer.apps.web import visitor_session
 from whyformer.apps.web.handlers import CANCELLED
 from whyformer.apps.web.limits import Catalogue
@@ -43,21 +43,21 @@ def forwards(catalogue):
         counter.handle.remove()
 
 
-def test_what_did_not_change_is_not_computed_again(visitor, forwards):
+def test_unchanged_results_are_not_recomputed(visitor, forwards):
     view = {"methods": ["transformer_attribution", "rollout", "gae"], "classes": ["3", "7"]}
     visitor.explain("digits_37.png", **view)
     assert forwards() > 0
     visitor.explain("digits_37.png", **view)
-    assert forwards() == 0  # the same again
+    assert forwards() == 0  # an identical request
     for style in ("contours", "kept"):
         assert list(visitor.handlers.redraw(visitor.session, style, 0.3, 0.2))
     visitor.explain("digits_37.png", opacity=0.5, **view)
     assert forwards() == 0  # another opacity
     visitor.explain("digits_37.png", methods=view["methods"], classes=["7"])
-    assert forwards() == 0  # a class fewer
+    assert forwards() == 0  # one class fewer
 
 
-def test_another_class_runs_only_what_depends_on_the_class(visitor, forwards, monkeypatch):
+def test_new_class_runs_only_class_specific_methods(visitor, forwards, monkeypatch):
     visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["3"])
     monkeypatch.setattr(visitor_session, "judge", lambda *_: iter(()))
     forwards()
@@ -65,7 +65,7 @@ def test_another_class_runs_only_what_depends_on_the_class(visitor, forwards, mo
     assert forwards() == 1  # transformer_attribution for 5; rollout is the same for every class
 
 
-def test_a_start_layer_runs_only_the_method_whose_it_is(visitor, forwards, monkeypatch):
+def test_changed_setting_runs_only_its_method(visitor, forwards, monkeypatch):
     monkeypatch.setattr(visitor_session, "judge", lambda *_: iter(()))
     names = ["transformer_attribution", "gae"]
     visitor.explain(SENTENCE, methods=names, classes=["1"])
@@ -73,10 +73,10 @@ def test_a_start_layer_runs_only_the_method_whose_it_is(visitor, forwards, monke
     visitor.explain(SENTENCE, methods=names, classes=["1"], settings={"gae": {"start_layer": 1}})
     assert forwards() == 1
     visitor.explain(SENTENCE, methods=names, classes=["1"], settings={"gae": {"start_layer": 0}})
-    assert forwards() == 0  # and back
+    assert forwards() == 0  # back to the default
 
 
-def test_words_share_one_forward(visitor, forwards):
+def test_words_share_one_forward_pass(visitor, forwards):
     visitor.explain(SENTENCE)
     forwards()
     for word in range(4):
@@ -84,69 +84,69 @@ def test_words_share_one_forward(visitor, forwards):
     assert forwards() == 1
 
 
-def test_the_maps_shown_are_those_of_the_library(visitor, catalogue):
+def test_displayed_maps_equal_those_of_library(visitor, catalogue):
     shown = visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["7"])
     loaded = catalogue.load("bundled:digits")
     picture = open_picture(visitor.handlers.uploads / "digits_37.png")
     names = ("transformer_attribution", "rollout")
-    together = whyformer.compare(loaded.model, picture, names, [7], loaded.processor).explanations
-    for packed, e, name in zip(re.findall(r'data-values="([^"]+)"', shown["board"]), together, names, strict=True):
-        alone = whyformer.explain(loaded.model, picture, name, 7, loaded.processor)
-        np.testing.assert_allclose(e.scores[0].numpy(), alone.scores[0].numpy(), rtol=1e-4, atol=1e-7)
+    compared = whyformer.compare(loaded.model, picture, names, [7], loaded.processor).explanations
+    for packed, e, name in zip(re.findall(r'data-values="([^"]+)"', shown["board"]), compared, names, strict=True):
+        expected = whyformer.explain(loaded.model, picture, name, 7, loaded.processor)
+        np.testing.assert_allclose(e.scores[0].numpy(), expected.scores[0].numpy(), rtol=1e-4, atol=1e-7)
         np.testing.assert_array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), e.scores[0].numpy())
 
 
-def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
+def test_faithfulness_equals_evaluate(visitor, catalogue):
     visitor.explain("digits_37.png", classes=["3"])
     session, loaded = visitor.session, catalogue.load("bundled:digits")
     _, judged = next(iter(visitor_session.judge(session, loaded, session.view, session.results, session.track())))
-    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, baseline="zero")
-    assert judged.areas[0] == found.value
+    expected = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, baseline="zero")
+    assert judged.areas[0] == expected.value
     assert judged.chance.shape == (len(trust.SEEDS), 1)
     assert judged.areas[0] < judged.chance.min()
 
 
-def test_the_shares_of_a_word_add_up_to_one(visitor):
+def test_attention_shares_of_word_sum_to_one_hundred_percent(visitor):
     visitor.explain("Unbelievably charming, though it drags.", methods=["rollout"])
     for block in ("mean", "0", "2"):
-        (found,) = visitor.handlers.word(visitor.session, 0, block)
-        shown = found["attended"]
+        (update,) = visitor.handlers.word(visitor.session, 0, block)
+        shown = update["attended"]
         shares = [float(s) for s in re.findall(r"<td>([\d.]+) %</td>", shown)]
         assert sum(shares) == pytest.approx(100, abs=0.4)
     assert "“<bdi>Unbelievably</bdi>”" in shown
 
 
-def test_the_share_of_a_word_is_read_off_the_attention_map(visitor, catalogue):
+def test_attention_share_of_word_equals_attention_map(visitor, catalogue):
     visitor.explain(SENTENCE, methods=["rollout"])
     maps = visitor_session.attention(visitor.session, catalogue.load("bundled:sst2"), visitor.session.view)
     np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
     tokens = visitor.session.results[0].tokens[0]
-    asked = tokens.index("charming")
-    words = {t: float(maps[1, asked, i]) for i, t in enumerate(tokens) if not t.startswith("[")}
-    (found,) = visitor.handlers.word(visitor.session, 2, "1")
-    listed = re.findall(r"<td><bdi>(\S+)</bdi></td><td>([\d.]+) %</td>", found["attended"])
+    query = tokens.index("charming")
+    words = {t: float(maps[1, query, i]) for i, t in enumerate(tokens) if not t.startswith("[")}
+    (update,) = visitor.handlers.word(visitor.session, 2, "1")
+    listed = re.findall(r"<td><bdi>(\S+)</bdi></td><td>([\d.]+) %</td>", update["attended"])
     assert listed == [(t, f"{100 * words[t]:.1f}") for t in sorted(words, key=lambda t: -words[t])[:5]]
 
 
-def test_warnings_say_what_the_run_says(visitor):
+def test_warnings_of_run_are_shown(visitor):
     shown = visitor.explain("digits_37.png", methods=["rollout", "lrp", "auto"])["trust"]
     assert "rollout: the map is the same for every class" in shown
-    assert "conserved" not in shown  # neither promises it
+    assert "conserved" not in shown  # no method of the view is conservative
 
 
-@pytest.mark.parametrize(("method", "promises"), [("transformer_attribution", True), ("integrated_gradients", True), ("auto", False), ("lrp", False)])
-def test_that_a_sum_holds_is_said_where_one_is_promised(visitor, method, promises):
+@pytest.mark.parametrize(("method", "conservative"), [("transformer_attribution", True), ("integrated_gradients", True), ("auto", False), ("lrp", False)])
+def test_absence_of_warnings_is_stated_only_for_conservative_methods(visitor, method, conservative):
     shown = visitor.explain(SENTENCE, methods=[method])["trust"]
-    assert ("No warnings" in shown) is promises
+    assert ("No warnings" in shown) is conservative
 
 
-def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monkeypatch):
-    real = Prepared.explain
+def test_inapplicable_method_shows_reason_and_others_show_maps(visitor, monkeypatch):
+    original = Prepared.explain
 
-    def explain(ready, method, *args, **settings):
+    def explain(prepared, method, *args, **settings):
         if method == "gae":
             raise whyformer.errors.MethodNotApplicable("gae has no meaning <here>")
-        return real(ready, method, *args, **settings)
+        return original(prepared, method, *args, **settings)
 
     monkeypatch.setattr(Prepared, "explain", explain)
     shown = visitor.explain("digits_37.png", methods=["gae", "rollout"])
@@ -154,7 +154,7 @@ def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monke
     assert "data-values" in shown["board"]
 
 
-SENTENCES = [
+INVALID = [
     (("",), {"kind": "image"}, "no picture yet"),
     (("   ",), {}, "no text yet"),
     ((SENTENCE,), {"methods": []}, "at least one method"),
@@ -170,17 +170,17 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "more", "wanted"), SENTENCES)
-def test_errors_are_sentences(visitor, given, more, wanted):
-    shown = visitor.explain(*given, **more)
-    words = shown["status"] + shown.get("board", "")
+@pytest.mark.parametrize(("args", "kwargs", "message"), INVALID)
+def test_invalid_input_shows_message(visitor, args, kwargs, message):
+    shown = visitor.explain(*args, **kwargs)
+    text = shown["status"] + shown.get("board", "")
     assert 'role="alert"' in shown["status"]
-    assert wanted in words
-    assert "Traceback" not in words
+    assert message in text
+    assert "Traceback" not in text
     assert "<b>" not in shown["status"]
 
 
-def test_a_bug_is_one_sentence_without_its_details(visitor, monkeypatch, caplog):
+def test_internal_error_shows_message_without_details(visitor, monkeypatch, caplog):
     monkeypatch.setattr(visitor_session, "predict", lambda *_: {}["the secret"])
     shown = visitor.explain(SENTENCE)
     assert "Something went wrong inside whyformer (KeyError)" in shown["status"]
@@ -188,12 +188,12 @@ def test_a_bug_is_one_sentence_without_its_details(visitor, monkeypatch, caplog)
     assert "the page failed" in caplog.text
 
 
-def test_too_many_maps_are_refused(visitor):
+def test_too_many_maps_show_message(visitor):
     shown = visitor.explain("digits_37.png", methods=["gae", "rollout", "raw_attention"], classes=[str(i) for i in range(10)])
     assert "3 methods for 10 classes are 30 maps" in shown["status"]
 
 
-def test_a_path_outside_the_uploads_is_never_opened(visitor):
+def test_path_outside_uploads_is_refused(visitor):
     entered = visitor.entered("digits_37.png")
     for path in ("/etc/passwd", str(visitor.handlers.uploads / ".." / ".." / "x.png")):
         entered["picture"] = {"path": path}
@@ -201,7 +201,7 @@ def test_a_path_outside_the_uploads_is_never_opened(visitor):
         assert "was not uploaded" in last["status"]
 
 
-def test_cancelling_ends_long_work(visitor):
+def test_cancel_ends_computation(visitor):
     steps = visitor.handlers.explain(visitor.session, visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
     next(steps)
     passes = itertools.count()
@@ -216,22 +216,22 @@ def test_cancelling_ends_long_work(visitor):
     finally:
         handle.remove()
     assert CANCELLED in last
-    assert next(passes) < 20  # of some two hundred
+    assert next(passes) < 20  # of about two hundred
     assert visitor.session.view is None
-    assert "1 map in" in visitor.explain("digits_37.png")["status"]  # and the next one runs
+    assert "1 map in" in visitor.explain("digits_37.png")["status"]  # a new request runs
 
 
-def test_visitors_share_nothing_but_the_models(handlers):
-    one, two = Visitor(handlers), Visitor(handlers)
-    one.explain(SENTENCE)
-    assert two.handlers.download(two.session, "json") == {}
-    two.explain("A dull and lifeless mess.")
-    files = [json.loads(base64.b64decode(v.handlers.download(v.session, "json")["base64"])) for v in (one, two)]
+def test_visitors_share_only_models(handlers):
+    first, second = Visitor(handlers), Visitor(handlers)
+    first.explain(SENTENCE)
+    assert second.handlers.download(second.session, "json") == {}
+    second.explain("A dull and lifeless mess.")
+    files = [json.loads(base64.b64decode(v.handlers.download(v.session, "json")["base64"])) for v in (first, second)]
     assert [f["explanations"][0]["texts"] for f in files] == [[SENTENCE], ["A dull and lifeless mess."]]
-    assert not set(one.session.made) & set(two.session.made)
+    assert not set(first.session.made) & set(second.session.made)
 
 
-def test_injected_markup_is_text(visitor):
+def test_injected_markup_is_escaped(visitor):
     evil = 'A <script>alert(1)</script> "film" <img src=x onerror=alert(2)> that\u202e drags.'
     shown = visitor.explain(evil, methods=["rollout"])
     word = next(visitor.handlers.word(visitor.session, 1, "mean"))["attended"]
@@ -241,7 +241,7 @@ def test_injected_markup_is_text(visitor):
     assert "\u202e" not in shown["board"] + word
 
 
-def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
+def test_page_shows_five_likeliest_classes_and_offers_all(visitor):
     *_, shown = visitor.handlers.look(visitor.session, visitor.entered("digits_37.png"))
     says, classes, form = (shown[name] for name in ("says", "classes", "form"))
     assert says.count("<li>") == 5
@@ -250,7 +250,7 @@ def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
     assert 'type="range" min="0" max="4"' in form
 
 
-def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp_path):
+def test_regression_shows_output_value_without_probability(visitor, catalogue, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = BertForSequenceClassification(BertConfig(vocab_size=8000, **sizes, num_labels=1, problem_type="regression"))
     model.save_pretrained(tmp_path / "regression")
@@ -258,10 +258,10 @@ def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp
     e = whyformer.explain(str(tmp_path / "regression"), SENTENCE, "lrp_ah_ln")
     value, share = f"{float(e.logits[0, 0]):.4g}", f"{100 * float(e.logits.sigmoid()):.1f}"
     handlers = replace(visitor.handlers, catalogue=Catalogue([tmp_path / "regression"]))
-    visitor, place = Visitor(handlers), handlers.catalogue.names()[-1]
-    *_, seen = handlers.look(visitor.session, visitor.entered(SENTENCE, model=place))
-    says, classes = seen["says"], seen["classes"]
-    shown = visitor.explain(SENTENCE, model=place, methods=["lrp_ah_ln"], classes=["#0"])
+    visitor, name = Visitor(handlers), handlers.catalogue.names()[-1]
+    *_, update = handlers.look(visitor.session, visitor.entered(SENTENCE, model=name))
+    says, classes = update["says"], update["classes"]
+    shown = visitor.explain(SENTENCE, model=name, methods=["lrp_ah_ln"], classes=["#0"])
     assert "the output" in says and value in says
     assert classes["choices"] == [("the output", "#0")]
     assert "Measured for <bdi>the output</bdi>" in shown["board"]

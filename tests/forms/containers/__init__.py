@@ -1,4 +1,4 @@
-"""The same four blocks, kept and called in other ways."""
+"""Four blocks in different containers, called in different ways."""
 
 from __future__ import annotations
 

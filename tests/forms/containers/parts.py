@@ -1,4 +1,4 @@
-"""Attention, feed-forward layers and norms kept by themselves, in wrappers, in hooks, or as parameters of a function."""
+"""Attention, feed-forward layers and norms in separate lists, in wrappers, in hooks, or as parameters of a function."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .pieces import DEPTH, NAMES, PLAIN, NormedAttention, Reader, Residual, norm
 
 # -- containers of parts of blocks -------------------------------------------------------------------------------------------------
 class AttentionAndFeed(Reader):
-    """Pairs of attention and feed-forward layer, each with its norm inside; the sums stand in the model."""
+    """Pairs of attention and feed-forward layer, each with its norm; the model adds the residuals."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([nn.ModuleList([NormedAttention(name), normed_feed(name)]) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for attn, ff in self.layers:
             x = attn(x) + x
             x = ff(x) + x
@@ -44,13 +44,13 @@ class AttentionAndFeed(Reader):
 
 
 class FourOfEach(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList()
         for name in NAMES:
             parts = [layer_norm(f"{name}.norm1"), Attention(name, PLAIN), layer_norm(f"{name}.norm2"), FeedForward(name, PLAIN)]
             self.layers.append(nn.ModuleList(parts))
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for norm1, attn, norm2, ff in self.layers:
             x = x + attn(norm1(x))
             x = x + ff(norm2(x))
@@ -58,10 +58,10 @@ class FourOfEach(Reader):
 
 
 class PreNormPairs(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([nn.ModuleList(prenormed(name)) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for attn, ff in self.layers:
             x = attn(x) + x
             x = ff(x) + x
@@ -69,51 +69,51 @@ class PreNormPairs(Reader):
 
 
 class ResidualPairs(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([nn.ModuleList([Residual(m) for m in prenormed(name)]) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for attn, ff in self.layers:
             x = ff(attn(x))
         return x
 
 
 class FlatResiduals(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.net = nn.Sequential(*[Residual(m) for name in NAMES for m in prenormed(name)])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.net(x)
 
 
 class SequencesOfResiduals(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.net = nn.Sequential(*[nn.Sequential(*[Residual(m) for m in prenormed(name)]) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.net(x)
 
 
 class FlatSublayers(Reader):
-    """A flat list of branches; the model adds each."""
+    """A flat list of branches; the model adds the residuals."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.sublayers = nn.ModuleList([m for name in NAMES for m in prenormed(name)])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for branch in self.sublayers:
             x = x + branch(x)
         return x
 
 
 class ParallelLists(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.attentions = nn.ModuleList([Attention(name, PLAIN) for name in NAMES])
         self.feeds = nn.ModuleList([FeedForward(name, PLAIN) for name in NAMES])
         self.norms1 = nn.ModuleList([layer_norm(f"{name}.norm1") for name in NAMES])
         self.norms2 = nn.ModuleList([layer_norm(f"{name}.norm2") for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for attention, feed, norm1, norm2 in zip(self.attentions, self.feeds, self.norms1, self.norms2, strict=True):
             x = x + attention(norm1(x))
             x = x + feed(norm2(x))
@@ -121,7 +121,7 @@ class ParallelLists(Reader):
 
 
 class Sublayers(nn.Module):
-    """A block whose sums are in modules that are handed a function."""
+    """A block whose residual modules take the branch as a function."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -143,33 +143,33 @@ class Sublayer(nn.Module):
 
 
 class SublayerBlocks(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([Sublayers(name) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class Hooked(Reader):
-    """Norms and sums in hooks."""
+    """Norms and residuals in hooks."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList()
         for name in NAMES:
             for number, module in ((1, Attention(name, PLAIN)), (2, FeedForward(name, PLAIN))):
                 norm = layer_norm(f"{name}.norm{number}")
                 self.layers.append(nn.ModuleList([Behind(norm, module)]))
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for (layer,) in self.layers:
             x = layer(x)
         return x
 
 
 class Behind(nn.Module):
-    """A module whose forward hook adds what came in."""
+    """A module whose forward hook adds its input."""
 
     def __init__(self, norm: nn.Module, fn: nn.Module) -> None:
         super().__init__()
@@ -183,28 +183,28 @@ class Behind(nn.Module):
 class InlineBlocks(Reader):
     parts = PLAIN
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.ModuleList([InlineBlock(name, self.parts) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class InlineParameters(InlineBlocks):
-    """Blocks that hold parameters, and no modules."""
+    """Blocks with parameters but without modules."""
 
     parts = Parts(linear=F.linear)
 
 
 def tensors(name: str) -> dict[str, Tensor]:
-    found = {}
+    weights = {}
     for part, out, into in (*((p, WIDTH, WIDTH) for p in "qkvo"), ("up", INNER, WIDTH), ("down", WIDTH, INNER)):
-        found[f"{part}_weight"], found[f"{part}_bias"] = matrix(f"{name}.{part}.weight", out, into), shift(f"{name}.{part}.bias", out)
+        weights[f"{part}_weight"], weights[f"{part}_bias"] = matrix(f"{name}.{part}.weight", out, into), shift(f"{name}.{part}.bias", out)
     for norm in ("norm1", "norm2"):
-        found[f"{norm}_weight"], found[f"{norm}_bias"] = gain(f"{name}.{norm}.weight", WIDTH), shift(f"{name}.{norm}.bias", WIDTH)
-    return found
+        weights[f"{norm}_weight"], weights[f"{norm}_bias"] = gain(f"{name}.{norm}.weight", WIDTH), shift(f"{name}.{norm}.bias", WIDTH)
+    return weights
 
 
 def functional_block(x: Tensor, w: Any) -> Tensor:
@@ -218,50 +218,50 @@ def functional_block(x: Tensor, w: Any) -> Tensor:
 
 
 class ParametersOnly(Reader):
-    """No modules of blocks: dictionaries of parameters, and a function."""
+    """Dictionaries of parameters and a function instead of block modules."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.weights = nn.ModuleList([nn.ParameterDict(tensors(name)) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for w in self.weights:
             x = functional_block(x, w)
         return x
 
 
 class ParameterLists(Reader):
-    """One list of parameters for each part, over all blocks."""
+    """One list of parameters per part, over all blocks."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.parts = list(tensors(NAMES[0]))
         for part in self.parts:
             setattr(self, part, nn.ParameterList([tensors(name)[part] for name in NAMES]))
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for i in range(DEPTH):
             x = functional_block(x, {part: getattr(self, part)[i] for part in self.parts})
         return x
 
 
 class StackedParameters(Reader):
-    """One tensor for each part, with an axis of blocks."""
+    """One tensor per part, with an axis of blocks."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.parts = list(tensors(NAMES[0]))
         for part in self.parts:
             self.register_parameter(part, nn.Parameter(torch.stack([tensors(name)[part] for name in NAMES])))
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for i in range(DEPTH):
             x = functional_block(x, {part: getattr(self, part)[i] for part in self.parts})
         return x
 
 
 class TorchEncoder(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.encoder = torch_encoder(post=False)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.encoder(x)
 
 

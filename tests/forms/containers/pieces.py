@@ -1,4 +1,4 @@
-"""A block, its parts, and what stands before and behind the blocks."""
+"""A block, its parts, and the base model with embedding and head."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class NormedAttention(nn.Module):
-    """Attention with its norm inside."""
+    """Attention with its norm."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -91,23 +91,23 @@ def prenormed(name: str) -> list[nn.Module]:
 
 
 class Reader(nn.Module):
-    """Bounds an embedding and a head: what subclasses write."""
+    """A model with embedding and head; subclasses define the blocks."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.embed, self.mean = EMBEDDINGS[kind](), kind == "vectors"
-        self.keep()
+        self.add_blocks()
         self.norm, self.head = layer_norm("norm"), linear("head", CLASSES, WIDTH)
 
-    def keep(self) -> None:
-        """Blocks become modules."""
+    def add_blocks(self) -> None:
+        """Create the modules of the blocks."""
         raise NotImplementedError
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.through(self.embed(x)))
+        x = self.norm(self.run_blocks(self.embed(x)))
         return self.head(x.mean(1) if self.mean else x[:, 0])
 
 

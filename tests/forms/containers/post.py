@@ -1,4 +1,4 @@
-"""Blocks whose norms stand behind the sums, and one block that is called three times."""
+"""Post-norm blocks, and one block that is called three times."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class BertLayer(nn.Module):
 
 
 class PostReader(Reader):
-    """No norm behind the last block. ``made`` gives the modules that are called one behind the other."""
+    """A model without final norm, which calls the modules of ``build_layers`` in order."""
 
-    def __init__(self, kind: str, made: Callable[[], list[nn.Module]], container: Callable[..., nn.Module]) -> None:
-        self.made, self.container = made, container
+    def __init__(self, kind: str, build_layers: Callable[[], list[nn.Module]], container: Callable[..., nn.Module]) -> None:
+        self.build_layers, self.container = build_layers, container
         nn.Module.__init__(self)
         self.embed, self.mean = EMBEDDINGS[kind](), kind == "vectors"
-        self.layers = container(made()) if container is nn.ModuleList else container(*made())
+        self.layers = container(build_layers()) if container is nn.ModuleList else container(*build_layers())
         self.norm, self.head = nn.Identity(), linear("head", CLASSES, WIDTH)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         if self.container is not nn.ModuleList:
             return self.layers(x)
         for layer in self.layers:
@@ -100,7 +100,7 @@ def add_norms() -> list[nn.Module]:
 
 
 class PostFour(PostReader):
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for attention, norm1, feed, norm2 in self.layers:
             x = norm1(attention(x) + x)
             x = norm2(feed(x) + x)
@@ -131,14 +131,14 @@ POST: dict[str, Callable[[str], nn.Module]] = {
 
 # -- one block, called three times ------------------------------------------------------------------------------------------------
 class Repeated(Reader):
-    def __init__(self, kind: str, kept: Callable[[], nn.Module], called: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, kind: str, build_blocks: Callable[[], nn.Module], call: Callable[[Any, Tensor], Tensor]) -> None:
         nn.Module.__init__(self)
-        self.embed, self.mean, self.called = EMBEDDINGS[kind](), kind == "vectors", called
-        self.blocks = kept()
+        self.embed, self.mean, self.call = EMBEDDINGS[kind](), kind == "vectors", call
+        self.blocks = build_blocks()
         self.norm, self.head = layer_norm("norm"), linear("head", CLASSES, WIDTH)
 
-    def through(self, x: Tensor) -> Tensor:
-        return self.called(self.blocks, x)
+    def run_blocks(self, x: Tensor) -> Tensor:
+        return self.call(self.blocks, x)
 
 
 def each(blocks: Any, x: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ def three_times(block: Any, x: Tensor) -> Tensor:
 def tied() -> nn.ModuleList:
     """Three modules with the same parameters."""
     blocks = nn.ModuleList([Block(NAMES[0]) for _ in range(3)])
-    own = dict(blocks[0].named_parameters())
+    shared = dict(blocks[0].named_parameters())
     for block in blocks[1:]:
-        for name, parameter in own.items():
+        for name, parameter in shared.items():
             holder, _, last = name.rpartition(".")
             setattr(block.get_submodule(holder), last, parameter)
     return blocks

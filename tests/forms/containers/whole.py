@@ -1,4 +1,4 @@
-"""Whole blocks, kept and called in other ways."""
+"""Whole blocks in different containers, called in different ways."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from .pieces import DEPTH, NAMES, Block, Reader
 
 # -- containers of whole blocks ------------------------------------------------------------------------------------------------
 class Listed(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.ModuleList([Block(name) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class Sequenced(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.Sequential(*[Block(name) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.blocks(x)
 
 
 class Attributes(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.first, self.second, self.third, self.fourth = (Block(name) for name in NAMES)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.fourth(self.third(self.second(self.first(x))))
 
 
 class ListAndLast(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks, self.last = nn.ModuleList([Block(name) for name in NAMES[:-1]]), Block(NAMES[-1])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return self.last(x)
 
 
 class FirstAndList(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.stem, self.blocks = Block(NAMES[0]), nn.ModuleList([Block(name) for name in NAMES[1:]])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
@@ -72,11 +72,11 @@ class FirstAndList(Reader):
 class TwoLists(Reader):
     cut = 2
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.lower = nn.ModuleList([Block(name) for name in NAMES[: self.cut]])
         self.upper = nn.ModuleList([Block(name) for name in NAMES[self.cut :]])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.lower:
             x = block(x)
         for block in self.upper:
@@ -89,18 +89,18 @@ class UnequalLists(TwoLists):
 
 
 class Stages(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.stages = nn.Sequential(*[nn.Sequential(Block(a), Block(b)) for a, b in (NAMES[:2], NAMES[2:])])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.stages(x)
 
 
 class ListOfStages(Stages):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.stages = nn.ModuleList([nn.Sequential(*map(Block, NAMES[:1])), nn.Sequential(*map(Block, NAMES[1:]))])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage(x)
         return x
@@ -116,73 +116,73 @@ class Stage(nn.Module):
 
 
 class OwnStages(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.stage1, self.stage2 = Stage(NAMES[:2]), Stage(NAMES[2:])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.stage2(self.stage1(x))
 
 
 class Dictionary(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.ModuleDict({name: Block(name) for name in NAMES})
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks.values():
             x = block(x)
         return x
 
 
 class DictionaryByKey(Dictionary):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleDict({f"layer_{i}": nn.ModuleDict({"block": Block(name)}) for i, name in enumerate(NAMES)})
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for i in range(DEPTH):
             x = self.layers[f"layer_{i}"]["block"](x)
         return x
 
 
 class PairsOfBlocks(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.pairs = nn.ModuleList([nn.ModuleList([Block(a), Block(b)]) for a, b in (NAMES[:2], NAMES[2:])])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for first, second in self.pairs:
             x = second(first(x))
         return x
 
 
 class PlainList(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = [Block(name) for name in NAMES]
         for i, layer in enumerate(self.layers):
             self.add_module(f"layer{i}", layer)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class NumberedAttributes(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         for i, name in enumerate(NAMES):
             setattr(self, f"h{i}", Block(name))
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for i in range(DEPTH):
             x = getattr(self, f"h{i}")(x)
         return x
 
 
 class WithNones(Reader):
-    """Lists of [nothing, block, nothing], where other settings would put norms."""
+    """Lists [None, block, None], as of models with optional norms."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([nn.ModuleList([nn.ModuleList([None, None, None]), Block(name), None]) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for norms, block, scale in self.layers:
             x = block(x) if all(n is None for n in norms) else x
             x = x if scale is None else scale(x)
@@ -190,23 +190,23 @@ class WithNones(Reader):
 
 
 class ListOfNones(Listed):
-    """Beside the blocks a list of the same length that holds nothing."""
+    """A second list of the same length that contains None only."""
 
-    def keep(self) -> None:
-        super().keep()
+    def add_blocks(self) -> None:
+        super().add_blocks()
         self.projections = nn.ModuleList([None] * DEPTH)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block, projection in zip(self.blocks, self.projections, strict=True):
             x = block(x) if projection is None else projection(block(x))
         return x
 
 
 class WithIdentities(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.Sequential(*[m for name in NAMES for m in (nn.Dropout(0.1), Block(name), nn.Identity())])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
@@ -223,18 +223,18 @@ class Chained(nn.Module):
 
 
 class Nested(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.chain = Chained(NAMES)
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         return self.chain(x)
 
 
 class BackToFront(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.ModuleList([Block(name) for name in reversed(NAMES)])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in reversed(self.blocks):
             x = block(x)
         return x
@@ -243,17 +243,17 @@ class BackToFront(Reader):
 class ByIndex(Reader):
     order = (2, 0, 3, 1)
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.blocks = nn.ModuleList([Block(NAMES[self.order.index(i)]) for i in range(DEPTH)])
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for i in self.order:
             x = self.blocks[i](x)
         return x
 
 
 class Checkpointed(Listed):
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
         return x
@@ -265,21 +265,21 @@ class TupleBlock(Block):
 
 
 class Tuples(Reader):
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.layers = nn.ModuleList([TupleBlock(name) for name in NAMES])
 
-    def through(self, x: Tensor) -> Tensor:
-        kept: tuple[Any, ...] = ()
+    def run_blocks(self, x: Tensor) -> Tensor:
+        states: tuple[Any, ...] = ()
         for layer in self.layers:
             outputs = layer(hidden_states=x, mask=None)
-            x, kept = outputs[0], (*kept, outputs[1])
+            x, states = outputs[0], (*states, outputs[1])
         return x
 
 
 class AllStates(Listed):
-    """Keeps what every block puts out."""
+    """Collects the output of every block."""
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_blocks(self, x: Tensor) -> Tensor:
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1]))
@@ -287,9 +287,9 @@ class AllStates(Listed):
 
 
 class WithNorm(Reader):
-    """The last norm at the end of the same sequence as the blocks."""
+    """The final norm as last module of the sequence of blocks."""
 
-    def keep(self) -> None:
+    def add_blocks(self) -> None:
         self.encoder = nn.Sequential(*[Block(name) for name in NAMES], layer_norm("norm"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def one_sequence(kind: str) -> nn.Module:
 
 
 class Wrapped(nn.Module):
-    """A model around a model around a model."""
+    """A model inside two wrapper models."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

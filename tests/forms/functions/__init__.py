@@ -1,4 +1,4 @@
-"""Kinds of functions, and the ways of writing each: the first way of a function is what the others are compared with."""
+"""Kinds of functions and their implementations; the first one of a function is the reference of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .masks import MASKED, TORCH_MASKED, padded_inputs, padded_model
 from .norms import NORMS
 from .softmax import CAUSAL, SOFTMAX
 
-# where a way is tried: name -> what else holds of the model
+# models of the forms: name -> options
 BASES: dict[str, dict[str, Any]] = {
     "pre-norm, vectors": {},
     "pre-norm, vectors, inline": {"inline": True},
@@ -30,11 +30,11 @@ BASES: dict[str, dict[str, Any]] = {
 }
 INLINE, IDS, PIXELS = "pre-norm, vectors, inline", "post-norm, ids", "post-norm, pixels"
 PLAIN = "pre-norm, vectors"
-Made = Callable[[Way], Mapping[str, Any]]
+MakeOptions = Callable[[Way], Mapping[str, Any]]
 
 
-def _model(options: Mapping[str, Any], made: Made, way: Way) -> nn.Module:
-    return build(Parts(**options, **made(way)))
+def _model(options: Mapping[str, Any], make_options: MakeOptions, way: Way) -> nn.Module:
+    return build(Parts(**options, **make_options(way)))
 
 
 def _inputs(options: Mapping[str, Any]) -> Inputs:
@@ -45,22 +45,22 @@ def _forms(
     kind: str,
     function: str,
     ways: Mapping[str, Way],
-    made: Made,
+    make_options: MakeOptions,
     bases: tuple[str, ...],
     regrouped: Mapping[str, Way] | None = None,
     undefined: tuple[str, ...] = (),
-    **usual: Any,
+    **extra: Any,
 ) -> Iterator[Form]:
-    """A form for each way in the first base, and for every other way in further ones; ``usual`` is what else holds of the model."""
+    """One form per implementation in the first base, and for every second one in further bases; ``extra`` are further options of the model."""
     for base in bases:
-        options = {**BASES[base], **usual}
+        options = {**BASES[base], **extra}
         for name, way in list({**ways, **(regrouped or {})}.items())[:: 1 if base == bases[0] else 2]:
             regroups = name in (regrouped or {})
-            model = partial(_model, options, made, way)
+            model = partial(_model, options, make_options, way)
             yield Form(kind, function, name, base, model, partial(_inputs, options), regroups, undefined=undefined)
 
 
-def _as(part: str) -> Made:
+def _as(part: str) -> MakeOptions:
     return lambda way: {part: way}
 
 
@@ -93,15 +93,15 @@ def activations() -> Iterator[Form]:
 
 
 def linear_maps() -> Iterator[Form]:
-    made = _as("linear")
+    make_options = _as("linear")
     ways = {**linears.LINEAR, **custom.LINEAR}
-    yield from _forms("linear", "linear", ways, made, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
+    yield from _forms("linear", "linear", ways, make_options, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
     yield from _forms("linear modules", "linear", linears.MODULES, _as("layer"), (PLAIN, IDS), linears.MODULES_REGROUPED)
 
 
 def attention_products() -> Iterator[Form]:
-    made = _as("product")
-    yield from _forms("attention", "softmax(q k) v", attentions.PRODUCTS, made, (INLINE, IDS))
+    make_options = _as("product")
+    yield from _forms("attention", "softmax(q k) v", attentions.PRODUCTS, make_options, (INLINE, IDS))
     functions = {
         "position bias": attentions.BIASED,
         "soft capping": attentions.SOFT_CAPPED,
@@ -112,7 +112,7 @@ def attention_products() -> Iterator[Form]:
         "rotation": {name: attentions.rotated(turn) for name, turn in attentions.ROTATIONS.items()},
     }
     for function, ways in functions.items():
-        yield from _forms("further attention", function, ways, made, (PLAIN, IDS))
+        yield from _forms("further attention", function, ways, make_options, (PLAIN, IDS))
 
 
 def attention_projections() -> Iterator[Form]:
@@ -126,24 +126,24 @@ def attention_projections() -> Iterator[Form]:
         return {"attention": lambda name: projections.Mixed(name, way)}
 
     bases = ("pre-norm, ids", PIXELS)
-    made = {
+    options_by_name = {
         "three linears": {},
         **{name: fused(way) for name, way in projections.FUSED.items()},
         **{name: projected(way) for name, way in projections.PROJECTIONS.items()},
     }
-    yield from _forms("qkv", "qkv", {name: partial(dict, options) for name, options in made.items()}, lambda way: way(), bases)
+    yield from _forms("qkv", "qkv", {name: partial(dict, options) for name, options in options_by_name.items()}, lambda way: way(), bases)
     yield from _forms("heads and W_O", "heads and W_O", projections.MERGES, merged, bases, projections.MERGES_REGROUPED)
     whole = {"written": partial(dict), **{name: partial(dict, attention=way) for name, way in projections.WHOLE.items()}}
     yield from _forms("whole attention", "whole attention", whole, lambda way: way(), bases)
 
 
 def gates() -> Iterator[Form]:
-    def made(way: Way) -> Mapping[str, Any]:
+    def gated_feed(way: Way) -> Mapping[str, Any]:
         return {"feed": lambda name: streams.Gated(name, way)}
 
     for function, act in streams.ACTS.items():
         ways = {name: partial(_with_act, way, act) for name, way in streams.GATES.items()}
-        yield from _forms("gates", function, {**ways, **streams.GATES_OF[function]}, made, (PLAIN, IDS))
+        yield from _forms("gates", function, {**ways, **streams.GATES_OF[function]}, gated_feed, (PLAIN, IDS))
 
 
 def _with_act(way: Way, act: Way, x: Any, gate: Any, up: Any) -> Any:
@@ -167,14 +167,14 @@ def embeddings() -> Iterator[Form]:
 
 def readouts() -> Iterator[Form]:
     for function, ways in streams.READOUTS.items():
-        # where a path begins, rows are the same, and of the largest of several any one may be taken
+        # at the start of a path all tokens are equal, and ties of the maximum are resolved arbitrarily
         undefined = ("beyond_intuition",) if function == "maximum" else ()
         yield from _forms("readout", function, ways, _as("read"), ("pre-norm, pixels", IDS), undefined=undefined)
     yield from _forms("output", "output", streams.ENDS, _as("end"), (PLAIN, PIXELS))
 
 
 def placements() -> Iterator[Form]:
-    """The same functions in modules, and called in the block's forward."""
+    """Functions in modules, and functions called in the forward of the block."""
     for base in (PLAIN, "post-norm, pixels"):
         ways = {"modules": {}, "inline": {"inline": True}}
         for name, options in ways.items():

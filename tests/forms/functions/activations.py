@@ -1,4 +1,4 @@
-"""Activations, each against its named function: x -> Tensor."""
+"""Implementations of activations, x -> Tensor; the first one is the named function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = math.sqrt(2 / math.pi)
 
 
 def inner(x: Tensor) -> Tensor:
-    """What stands inside the tanh of the approximate GELU."""
+    """The argument of tanh in the approximate GELU."""
     return ROOT * (x + 0.044715 * torch.pow(x, 3.0))
 
 
@@ -32,7 +32,7 @@ def gelu_in_place(x: Tensor) -> Tensor:
 
 
 def by_halves(way: Way) -> Way:
-    """The same, applied to two parts of the channels."""
+    """The function applied to two parts of the channels."""
     return lambda x: torch.cat([way(part) for part in x.chunk(2, dim=-1)], dim=-1)
 
 
@@ -296,7 +296,7 @@ ACTIVATIONS: dict[str, dict[str, Way]] = {
     "leaky relu": LEAKY,
 }
 
-# classes whose names say nothing, or something else: (class, function, way)
+# classes with neutral or misleading names: (class, function, way)
 CLASSES: list[tuple[str, str, str]] = [
     ("NewGELU", "gelu tanh", "pow 3.0"),
     ("GELU", "gelu tanh", "x * x * x"),

@@ -1,4 +1,4 @@
-"""Attention written in other ways: its products, with biases, capping, shared keys, norms and rotations."""
+"""Implementations of attention: products, biases, soft capping, shared keys, norms and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def baddbmm_of_zeros(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def head_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    found = []
+    mixed = []
     for h in range(q.shape[1]):
         weights = (q[:, h] @ k[:, h].transpose(-2, -1) / ROOT).softmax(dim=-1)
-        found.append(weights @ v[:, h])
-    return torch.stack(found, dim=1)
+        mixed.append(weights @ v[:, h])
+    return torch.stack(mixed, dim=1)
 
 
 def head_by_head_written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def divided_behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def ones_column(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The sum of the weights as one more column of the values."""
+    """The sum of the weights as an additional column of the values."""
     both = torch.exp(q @ k.mT / ROOT) @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
     return both[..., :-1] / both[..., -1:]
 
@@ -106,7 +106,7 @@ def grouped_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sdpa_by_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, N, H, d], as a kernel takes it."""
+    """[B, N, H, d], the layout of some kernels."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     weights = torch.einsum("bthd,bshd->bhts", q * HEAD**-0.5, k).softmax(dim=-1)
     return torch.einsum("bhts,bshd->bthd", weights, v).transpose(1, 2)
@@ -195,7 +195,7 @@ PRODUCTS: dict[str, Way] = {
 }
 
 
-# -- products that are another function ----------------------------------------------------------------------------------
+# -- further attention functions -----------------------------------------------------------------------------------------
 def position_bias(n: int) -> Tensor:
     return noise(f"bias {n}", HEADS, n, n)
 
@@ -268,7 +268,7 @@ TALKING: dict[str, Way] = {
 }
 
 
-# -- keys and values that heads share: of three heads, all look at the first one's --------------------------------------------
+# -- multi-query attention: all heads use the keys and values of the first head -----------------------------------------------
 def shared(k: Tensor) -> Tensor:
     return k[:, :1]
 
@@ -280,9 +280,9 @@ def shared_by_five_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def shared_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Heads as further queries of one head."""
-    found = plain(q.flatten(1, 2), k[:, 0], v[:, 0])
-    return found.unflatten(1, (HEADS, -1))
+    """Heads as additional queries of one head."""
+    mixed = plain(q.flatten(1, 2), k[:, 0], v[:, 0])
+    return mixed.unflatten(1, (HEADS, -1))
 
 
 SHARED: dict[str, Way] = {
@@ -361,7 +361,7 @@ QUERY_NORM: dict[str, Way] = {
 }
 
 
-# -- rotations of queries and keys: neighbouring channels are pairs -------------------------------------------------------------
+# -- rotary embeddings of queries and keys with adjacent pairs ------------------------------------------------------------------
 def angles(n: int) -> Tensor:
     """``[N, d/2]``"""
     return torch.arange(n, dtype=torch.float64)[:, None] / 3.0 ** torch.arange(HEAD // 2, dtype=torch.float64)
@@ -384,7 +384,7 @@ def every_two(t: Tensor) -> Tensor:
 
 
 def by_halves(t: Tensor) -> Tensor:
-    """Pairs brought to the two halves, rotated there and brought back."""
+    """Pairs are permuted to the two halves, rotated and permuted back."""
     order = torch.cat([torch.arange(0, HEAD, 2), torch.arange(1, HEAD, 2)])
     cos, sin = (torch.cat([f(angles(t.shape[2]))] * 2, dim=-1) for f in (torch.cos, torch.sin))
     t = t[..., order]

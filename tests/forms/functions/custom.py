@@ -1,4 +1,4 @@
-"""The same functions as classes of ``torch.autograd.Function`` with a derivative of their own, and compiled by TorchScript."""
+"""Functions as classes of ``torch.autograd.Function`` with a custom derivative, and compiled by TorchScript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers written in other ways: (x ``[B, N, in]``, weight ``[out, in]``, bias) -> ``[B, N, out]``."""
+"""Implementations of linear layers: (x ``[B, N, in]``, weight ``[out, in]``, bias) -> ``[B, N, out]``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expanded_baddbmm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def lora_parts(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Constants of two factors whose product is a part of the weight."""
+    """Two constant factors whose product is a part of the weight."""
     return noise(f"lora a {w.shape[1]}", 2, w.shape[1]) / 3, noise(f"lora b {w.shape[0]}", w.shape[0], 2) / 3
 
 
@@ -106,13 +106,13 @@ def loaded_module(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def spectral(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Divided by the largest singular value and multiplied by it again."""
+    """The weight divided and multiplied by its largest singular value."""
     size = torch.linalg.matrix_norm(w, 2)
     return F.linear(x, w / size, b / size) * size
 
 
 def out_multiplied(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """A width multiplier at the output, as in µP."""
+    """A width multiplier of the output, as in µP."""
     return F.linear(x, w * 4.0) / 4.0 + b
 
 
@@ -200,7 +200,7 @@ LINEAR: dict[str, Way] = {
     "batch_first einsum of a 3-d weight": lambda x, w, b: torch.einsum("bnd,dhe->bnhe", x, w.T.view(w.shape[1], 2, -1)).flatten(-2) + b,
 }
 
-# the same function in parts that are summed: what adds two branches shares relevance between them
+# sums of partial products: an addition distributes relevance over its operands
 LINEAR_REGROUPED: dict[str, Way] = {
     "input halves": input_halves,
     "LoRA beside": beside_lora,
@@ -224,7 +224,7 @@ class Transposed(nn.Module):
 
 
 class WidthMultiplied(nn.Linear):
-    """Input divided by a width multiplier, as at the output of models in µP."""
+    """An input divided by a width multiplier, as at the output of µP models."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x / 2.0 * 2.0)
@@ -236,7 +236,7 @@ class CastLinear(nn.Linear):
 
 
 class Buffered(nn.Module):
-    """Frozen: weights in buffers."""
+    """Frozen weights in buffers."""
 
     def __init__(self, name: str, out: int, into: int) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Buffered(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A layer with LoRA, merged into the weight or beside it."""
+    """A layer with LoRA, merged into the weight or separate."""
 
     def __init__(self, name: str, out: int, into: int, merged: bool) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class Added(nn.Module):
 
 
 def refilled(layer: nn.Linear, name: str) -> nn.Linear:
-    """With the weights that belong to the name."""
+    """Fill a layer with the weights of its name."""
     with torch.no_grad():
         layer.weight.copy_(matrix(f"{name}.weight", *layer.weight.shape))
         layer.bias.copy_(shift(f"{name}.bias", layer.weight.shape[0]))

@@ -1,4 +1,4 @@
-"""Padding hidden from attention in other ways: the model takes ids and an attention mask."""
+"""Implementations of padding masks in attention; the model takes ids and an attention mask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTHS = (5, 3)
 
 
 def padded_inputs() -> dict[str, Tensor]:
-    """Two texts of five and three words, padded behind."""
+    """Two texts of five and three tokens, padded on the right."""
     ids = inputs("ids").clone()
     mask = torch.arange(ids.shape[1]) < torch.tensor(LENGTHS)[:, None]
     return {"input_ids": ids * mask, "attention_mask": mask.long()}
@@ -72,7 +72,7 @@ def times_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def hidden_values(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Masked scores, and masked values too."""
+    """Masked scores and masked values."""
     return additive(q, k, v * mask[:, None, :, None], mask, -1e9)
 
 
@@ -128,7 +128,7 @@ TORCH_MASKED: dict[str, Way] = {
 
 
 class PaddedModel(nn.Module):
-    """Pre-norm blocks over padded words, read at the first."""
+    """Pre-norm blocks over padded tokens, with readout at the first token."""
 
     def __init__(self, attention: Way) -> None:
         super().__init__()

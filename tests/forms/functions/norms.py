@@ -1,4 +1,4 @@
-"""Norms written in other ways: LayerNorm, RMSNorm, unit length, groups, and norms over other axes than the last."""
+"""Implementations of norms: LayerNorm, RMSNorm, unit length, groups, and norms over other axes than the last."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ LAYER_HATS: dict[str, Hat] = {
     "addcdiv": lambda x, eps: torch.addcdiv(torch.zeros_like(x), c := centred(x), (c.square().mean(-1, keepdim=True) + eps).sqrt().expand_as(c)),
 }
 
-# -- the affine map behind it ------------------------------------------------------------------------------------------
+# -- the affine map ----------------------------------------------------------------------------------------------------
 AFFINES: dict[str, Way] = {
     "h * w + b": lambda h, w, b: h * w + b,
     "w * h + b": lambda h, w, b: w * h + b,
@@ -183,7 +183,7 @@ LAYER_PLAIN: dict[str, Way] = {name: (lambda hat: lambda x, w, b, eps: hat(x, ep
 LAYER_GAIN: dict[str, Way] = {name: (lambda hat: lambda x, w, b, eps: w * hat(x, eps))(hat) for name, hat in LAYER_HATS.items()}
 LAYER_WIDE: dict[str, Way] = {name: (lambda hat: lambda x, w, b, eps: hat(x, 1e-3) * w + b)(hat) for name, hat in LAYER_HATS.items()}
 
-# the deviation of n − 1, ε beside it, as in a well-known tutorial
+# the deviation with n − 1 plus ε, as in a well-known tutorial
 UNBIASED: dict[str, Way] = {
     "std": lambda x, w, b, eps: w * (x - mean(x)) / (x.std(-1, keepdim=True) + eps) + b,
     "hat times weight": lambda x, w, b, eps: (x - mean(x)) / (x.std(-1, keepdim=True) + eps) * w + b,
@@ -199,7 +199,7 @@ UNBIASED: dict[str, Way] = {
     "in place": lambda x, w, b, eps: centred(x).div_(x.std(-1, keepdim=True).add_(eps)).mul_(w).add_(b),
 }
 
-# the variance of n − 1, ε inside the root
+# the variance with n − 1, ε inside the root
 UNBIASED_INSIDE: dict[str, Way] = {
     "var": lambda x, w, b, eps: w * (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + eps) + b,
     "rsqrt": lambda x, w, b, eps: (x - mean(x)) * torch.rsqrt(torch.var(x, -1, keepdim=True) + eps) * w + b,
@@ -215,11 +215,11 @@ UNBIASED_INSIDE: dict[str, Way] = {
 
 # -- RMSNorm -----------------------------------------------------------------------------------------------------------
 def rms_upcast(x: Tensor, eps: float) -> Tensor:
-    given = x.dtype
+    dtype = x.dtype
     x = x.to(torch.float64)
     variance = x.pow(2).mean(-1, keepdim=True)
     x = x * torch.rsqrt(variance + eps)
-    return x.to(given)
+    return x.to(dtype)
 
 
 def rms_in_place(x: Tensor, eps: float) -> Tensor:
@@ -250,7 +250,7 @@ RMS_HATS: dict[str, Hat] = {
     "root mean square, root of squares": lambda x, eps: x / torch.hypot(
         x.square().mean(-1, keepdim=True).sqrt(), torch.full([], eps, dtype=x.dtype).sqrt()
     ),
-}  # the affine map is the weight alone
+}  # the affine map is the weight only
 
 RMS: dict[str, Way] = {
     "F.rms_norm, weight": lambda x, w, b, eps: F.rms_norm(x, (WIDTH,), w, eps),
@@ -263,7 +263,7 @@ RMS: dict[str, Way] = {
 }
 RMS_WIDE: dict[str, Way] = {name: (lambda hat: lambda x, w, b, eps: hat(x, 1e-3) * w)(hat) for name, hat in RMS_HATS.items()}
 
-# ε beside the root
+# ε outside the root
 RMS_OUTSIDE: dict[str, Way] = {
     "sqrt of mean": lambda x, w, b, eps: w * (x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps)),
     "norm over root of size": lambda x, w, b, eps: w * (x / (x.norm(2, dim=-1, keepdim=True) * WIDTH**-0.5 + eps)),
@@ -294,7 +294,7 @@ UNIT: dict[str, Way] = {
 }
 
 
-# -- groups of channels, for each token ------------------------------------------------------------------------------------
+# -- groups of channels per token ------------------------------------------------------------------------------------------
 def groups_by_view(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
     g = x.view(*x.shape[:2], GROUPS, -1)
     g = (g - g.mean(-1, keepdim=True)) / torch.sqrt(g.var(-1, keepdim=True, unbiased=False) + eps)
@@ -319,7 +319,7 @@ def groups_einsum(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
 
 
 def groups_heads(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Each head's share of the channels behind its own norm."""
+    """A separate norm of the channels of each head."""
     g = x.view(x.shape[0], x.shape[1], GROUPS, -1).transpose(1, 2)
     return F.layer_norm(g, g.shape[-1:], eps=eps).transpose(1, 2).reshape(x.shape) * w + b
 
@@ -376,7 +376,7 @@ WHOLE: dict[str, Way] = {
     "std": lambda x, w, b, eps: (x - x.mean((1, 2), keepdim=True)) / (x.std((1, 2), keepdim=True, correction=0) ** 2 + eps).sqrt() * w + b,
 }
 
-# -- over the tokens, for each channel ---------------------------------------------------------------------------------------
+# -- over the tokens, per channel --------------------------------------------------------------------------------------------
 ALONG_TOKENS: dict[str, Way] = {
     "F.instance_norm": lambda x, w, b, eps: F.instance_norm(x.transpose(1, 2), weight=w, bias=b, eps=eps).transpose(1, 2),
     "F.instance_norm, then affine": lambda x, w, b, eps: F.instance_norm(x.mT, eps=eps).mT * w + b,
@@ -399,9 +399,9 @@ ALONG_TOKENS: dict[str, Way] = {
 }
 
 
-# -- batch norm with running statistics: no norm at all, but a linear map ----------------------------------------------------
+# -- batch norm with running statistics, which is a linear map ---------------------------------------------------------------
 def running(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Constants that stand for a mean and a variance."""
+    """Constants as running mean and variance."""
     steps = torch.arange(WIDTH, dtype=x.dtype)
     return steps / 20 - 0.3, 0.5 + steps / 10
 
@@ -435,7 +435,7 @@ BATCH_NORM: dict[str, Way] = {
 }
 
 
-# -- a norm with tanh or nothing in its place ----------------------------------------------------------------------------------
+# -- tanh or an affine map instead of a norm -----------------------------------------------------------------------------------
 DYNAMIC_TANH: dict[str, Way] = {
     "torch.tanh": lambda x, w, b, eps: torch.tanh(0.5 * x) * w + b,
     "method": lambda x, w, b, eps: w * (x * 0.5).tanh() + b,

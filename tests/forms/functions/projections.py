@@ -1,4 +1,4 @@
-"""Queries, keys and values, the output projection, and whole attentions written in other ways."""
+"""Implementations of query, key and value projections, the output projection, and whole attention modules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .attentions import plain
 
 # -- whole attention modules: [B, N, D] -> [B, N, D] ----------------------------------------------------------------------------
 def stacked(name: str) -> tuple[Tensor, Tensor]:
-    """Weights and biases of queries, keys and values in one, ``[3 D, D]`` and ``[3 D]``."""
+    """Fused weights and biases of queries, keys and values, ``[3 D, D]`` and ``[3 D]``."""
     weights = [matrix(f"{name}.{p}.weight", WIDTH, WIDTH) for p in "qkv"]
     return torch.cat(weights), torch.cat([shift(f"{name}.{p}.bias", WIDTH) for p in "qkv"])
 
 
 class Fused(nn.Module):
-    """One layer for queries, keys and values, and a way to take its output apart."""
+    """One layer for queries, keys and values, and a function that splits its output."""
 
     def __init__(self, name: str, taken_apart: Way) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Fused(nn.Module):
 
 
 def interleaved(y: Tensor) -> list[Tensor]:
-    """Taken apart by indices of channels."""
+    """Split by indices of channels."""
     return [heads(y[..., i * WIDTH + torch.arange(WIDTH)]) for i in range(3)]
 
 
@@ -65,7 +65,7 @@ FUSED: dict[str, Way] = {
 
 
 class Projected(nn.Module):
-    """Weights of its own, and a function x, [3 D, D], [3 D] -> q, k, v, each [B, H, N, d]."""
+    """Parameters and a function x, [3 D, D], [3 D] -> q, k, v, each [B, H, N, d]."""
 
     def __init__(self, name: str, way: Way) -> None:
         super().__init__()
@@ -105,10 +105,10 @@ def by_head_bmm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def list_of_heads(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
-    found = []
+    projections = []
     for weight, bias in zip(w.chunk(3), b.chunk(3), strict=True):
-        found.append(torch.stack([F.linear(x, a, c) for a, c in zip(weight.chunk(HEADS), bias.chunk(HEADS), strict=True)], dim=1))
-    return found
+        projections.append(torch.stack([F.linear(x, a, c) for a, c in zip(weight.chunk(HEADS), bias.chunk(HEADS), strict=True)], dim=1))
+    return projections
 
 
 def old_convolution(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
@@ -117,7 +117,7 @@ def old_convolution(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def head_major(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
-    """Of each head its query, key and value side by side, as some fused weights lie."""
+    """Query, key and value of each head are adjacent, as in some fused weights."""
     order = torch.arange(3 * WIDTH).view(3, HEADS, HEAD).transpose(0, 1).flatten()
     y = F.linear(x, w[order], b[order]).view(*x.shape[:2], HEADS, 3 * HEAD).transpose(1, 2)
     return list(y.chunk(3, dim=-1))
@@ -155,7 +155,7 @@ PROJECTIONS: dict[str, Way] = {
 
 
 class Mixed(nn.Module):
-    """Attention whose output projection is written in another way: ([B, H, N, d], weight, bias) -> [B, N, D]."""
+    """Attention with another implementation of the output projection: ([B, H, N, d], weight, bias) -> [B, N, D]."""
 
     def __init__(self, name: str, way: Way) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ MERGES_REGROUPED: dict[str, Way] = {
 }
 
 
-# -- torch's own attention, and others that are whole -------------------------------------------------------------------------
+# -- attention of torch and other whole modules -------------------------------------------------------------------------------
 def multihead(name: str, batch_first: bool = True) -> nn.MultiheadAttention:
     module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, dtype=torch.float64)
     with torch.no_grad():
@@ -216,20 +216,20 @@ class Called(nn.Module):
 
 def functional(m: nn.MultiheadAttention, x: Tensor) -> Tensor:
     t = x.transpose(0, 1)
-    given = (m.in_proj_weight, m.in_proj_bias, None, None, False, 0.0, m.out_proj.weight, m.out_proj.bias)
-    return F.multi_head_attention_forward(t, t, t, WIDTH, HEADS, *given, training=False)[0].transpose(0, 1)
+    arguments = (m.in_proj_weight, m.in_proj_bias, None, None, False, 0.0, m.out_proj.weight, m.out_proj.bias)
+    return F.multi_head_attention_forward(t, t, t, WIDTH, HEADS, *arguments, training=False)[0].transpose(0, 1)
 
 
 def functional_separate(m: nn.MultiheadAttention, x: Tensor) -> Tensor:
     t = x.transpose(0, 1)
     q, k, v = m.in_proj_weight.chunk(3)
-    given = (None, m.in_proj_bias, None, None, False, 0.0, m.out_proj.weight, m.out_proj.bias)
+    arguments = (None, m.in_proj_bias, None, None, False, 0.0, m.out_proj.weight, m.out_proj.bias)
     weights = {"use_separate_proj_weight": True, "q_proj_weight": q, "k_proj_weight": k, "v_proj_weight": v}
-    return F.multi_head_attention_forward(t, t, t, WIDTH, HEADS, *given, training=False, need_weights=False, **weights)[0].transpose(0, 1)
+    return F.multi_head_attention_forward(t, t, t, WIDTH, HEADS, *arguments, training=False, need_weights=False, **weights)[0].transpose(0, 1)
 
 
 class ListOfHeads(nn.Module):
-    """Each head a module, as in tutorials."""
+    """One module per head, as in tutorials."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -245,11 +245,11 @@ class OneHead(nn.Module):
         super().__init__()
         rows = slice(number * HEAD, (number + 1) * HEAD)
         for layer, part in (("query", "q"), ("key", "k"), ("value", "v")):
-            own = nn.Linear(WIDTH, HEAD, dtype=torch.float64)
+            layer_module = nn.Linear(WIDTH, HEAD, dtype=torch.float64)
             with torch.no_grad():
-                own.weight.copy_(matrix(f"{name}.{part}.weight", WIDTH, WIDTH)[rows])
-                own.bias.copy_(shift(f"{name}.{part}.bias", WIDTH)[rows])
-            setattr(self, layer, own)
+                layer_module.weight.copy_(matrix(f"{name}.{part}.weight", WIDTH, WIDTH)[rows])
+                layer_module.bias.copy_(shift(f"{name}.{part}.bias", WIDTH)[rows])
+            setattr(self, layer, layer_module)
 
     def forward(self, x: Tensor) -> Tensor:
         k, q = self.key(x), self.query(x)

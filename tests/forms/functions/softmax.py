@@ -1,4 +1,4 @@
-"""Softmax over the keys, plain and causal, written in other ways."""
+"""Implementations of softmax over the keys, plain and causal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def in_place(s: Tensor) -> Tensor:
 
 
 def two_chunks(s: Tensor) -> Tensor:
-    """Running maximum and sum, as kernels do that see the keys in parts."""
+    """Running maximum and sum, as in kernels that process the keys in parts."""
     first, second = s[..., :2], s[..., 2:]
     top = first.amax(-1, keepdim=True)
     total = (first - top).exp().sum(-1, keepdim=True)
@@ -144,7 +144,7 @@ SOFTMAX: dict[str, Way] = {
 }
 
 
-# -- causal: a row looks at itself and what stands before ----------------------------------------------------------------
+# -- causal: a query attends to itself and earlier keys ------------------------------------------------------------------
 def keep(s: Tensor) -> Tensor:
     return torch.ones(s.shape[-2:], dtype=torch.bool).tril()
 
@@ -160,8 +160,8 @@ def written_into(s: Tensor) -> Tensor:
 
 
 def renormalised(s: Tensor, softened: Tensor) -> Tensor:
-    kept = softened * keep(s)
-    return kept / kept.sum(-1, keepdim=True)
+    masked = softened * keep(s)
+    return masked / masked.sum(-1, keepdim=True)
 
 
 def visible_only(s: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Residual sums, gates, embeddings, readouts and outputs written in other ways."""
+"""Implementations of residual sums, gates, embeddings, readouts and outputs."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Gated(nn.Module):
         return self.down(self.way(x, self.gate, self.up))
 
 
-# -- words: (ids, table [V, D]) -> [B, N, D] -------------------------------------------------------------------------------------
+# -- lookups: (ids, table [V, D]) -> [B, N, D] -------------------------------------------------------------------------------------
 LOOKUPS: dict[str, Way] = {
     "F.embedding": lambda ids, w: F.embedding(ids, w),
     "torch.embedding": lambda ids, w: torch.embedding(w, ids),
@@ -248,12 +248,12 @@ def channels_last_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def cut_out(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    found = []
+    tokens = []
     for i in range(ROWS):
         for j in range(COLUMNS):
             patch = x[:, :, i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH]
-            found.append(F.linear(patch.flatten(1), w.flatten(1), b))
-    return torch.stack(found, dim=1)
+            tokens.append(F.linear(patch.flatten(1), w.flatten(1), b))
+    return torch.stack(tokens, dim=1)
 
 
 def chunked(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ READOUTS: dict[str, dict[str, Way]] = {"first token": FIRST, "mean": MEAN, "last
 
 # -- what a model returns -----------------------------------------------------------------------------------------------------------------
 class Output(OrderedDict[str, Tensor]):
-    """A dictionary whose entries are attributes too."""
+    """A dictionary with attribute access."""
 
     def __getattr__(self, name: str) -> Tensor:
         try:

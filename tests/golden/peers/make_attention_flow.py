@@ -1,7 +1,7 @@
 """Attention flow and joint attention of samiraabnar/attention_flow on the attention maps of the zoo's BERT.
 
-Of a padded sentence only the real tokens are used, as the peer knows no padding. Its graph is built by a function that
-also draws, with a call that networkx has renamed since: drawing does nothing here, and the call has its new name.
+Padding is cropped, because the peer does not support it. The function that builds its graph also draws it, and calls a
+networkx function that was renamed later: here drawing is disabled, and the old name is an alias.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import networkx
 import numpy as np
 import torch
-from making import checkout, load, save, stand_ins, text
+from peer_tools import checkout, load, save, stand_ins, text_model
 
 root = checkout()
 networkx.from_numpy_matrix = networkx.from_numpy_array
@@ -17,7 +17,7 @@ for name in ("draw_networkx_nodes", "draw_networkx_labels", "draw_networkx_edges
     setattr(networkx, name, lambda *args, **kwargs: None)
 with stand_ins("tensorflow"):
     peer = load(root / "attention_graph_util.py", "attention_graph_util")
-model, inputs = text()
+model, inputs = text_model()
 with torch.no_grad():
     output = model(**inputs, output_attentions=True)
 out = {"logits": output.logits}

@@ -1,6 +1,6 @@
 """Segmentation and perturbation figures of hila-chefer/Transformer-Explainability for seeded 14 × 14 maps.
 
-Both are functions of scripts that cannot be imported; they run unedited, with the names they use given: `eval_batch` of
+Both are functions of scripts that cannot be imported; they run unedited, with the names that they use defined: `eval_batch` of
 imagenet_seg_eval.py, whose method returns the seeded maps, and `eval` of pertubation_eval_from_hdf5.py.
 """
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from making import checkout, function, load, save, small
+from peer_tools import checkout, function, load, save, tiny_models
 from torch import nn
 
 torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
@@ -31,23 +31,23 @@ segmentation = function(
     **{name: getattr(figures, name) for name in ("batch_pix_accuracy", "batch_intersection_union", "get_ap_scores", "get_f1_scores")},
 )  # fmt: skip
 rows = []
-for one, truth in zip(maps, objects, strict=True):
-    method.generate_LRP = lambda *args, _one=one, **kwargs: torch.from_numpy(_one)
+for map_, truth in zip(maps, objects, strict=True):
+    method.generate_LRP = lambda *args, _map=map_, **kwargs: torch.from_numpy(_map)
     labels = torch.from_numpy(truth.repeat(16, 0).repeat(16, 1)).long()[None]
     correct, labelled, inter, union, ap, _, _, _ = segmentation(torch.zeros(1, 3, 224, 224), labels, nn.Identity(), 0)
     rows.append((correct, labelled, *inter, *union, *ap))
 names = ("correct", "labelled", "intersection_background", "intersection_object", "union_background", "union_object", "average_precision")
 out.update(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
 
-pictures, model = small.photographs(), small.Pooled()
-out["logits"] = model(pictures * 2 - 1)
+images, model = tiny_models.photographs(), tiny_models.PooledModel()
+out["logits"] = model(images * 2 - 1)
 label = out["logits"].argmax(-1)
-label[-1] = (label[-1] + 1) % 5  # one that is wrong from the start
+label[-1] = (label[-1] + 1) % 5  # a wrong label
 large = nn.functional.interpolate(torch.from_numpy(maps)[:, None], scale_factor=16, mode="bilinear")
 normalize = function(root / "baselines" / "ViT" / "pertubation_eval_from_hdf5.py", "normalize", torch=torch)
 evaluate = function(
     root / "baselines" / "ViT" / "pertubation_eval_from_hdf5.py", "eval", torch=torch, np=np, os=__import__("os"), tqdm=lambda x: x,
-    device="cpu", model=model, normalize=normalize, imagenet_ds=range(6), sample_loader=[(pictures, large, label)], print=lambda *a: None,
+    device="cpu", model=model, normalize=normalize, imagenet_ds=range(6), sample_loader=[(images, large, label)], print=lambda *a: None,
 )  # fmt: skip
 for name, neg in (("positive", False), ("negative", True)):
     with tempfile.TemporaryDirectory() as folder:

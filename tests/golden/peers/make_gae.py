@@ -2,7 +2,7 @@
 
 The peer's functions run unedited, one pair or query at a time, on the attention maps and gradients of transformers'
 models: `interpret` of CLIP_explainability.ipynb, and the class Generator of DETR with use_lrp=False, the paper's method.
-Transformers takes the softmax of CLIP in single precision; here it keeps the model's.
+Transformers computes the softmax of CLIP in float32; here it keeps the dtype of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from making import cell, checkout, load, save, single, small
+from peer_tools import cell, checkout, float32, load, save, tiny_models
 from torch import Tensor, nn
 
 torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
@@ -22,15 +22,15 @@ out: dict[str, Any] = {}
 
 
 class Blocks(nn.ModuleList):
-    """As many blocks as a tower has, each with the attention map of the last forward pass."""
+    """The blocks of a tower, each with the attention map of the last forward pass."""
 
-    def keep(self, maps: tuple[Tensor, ...]) -> None:
-        for block, one in zip(self, maps, strict=True):
-            block.attn_probs = one
+    def store(self, maps: tuple[Tensor, ...]) -> None:
+        for block, map_ in zip(self, maps, strict=True):
+            block.attn_probs = map_
 
 
 class Towers(nn.Module):
-    """CLIP in the peer's words: what `interpret` looks at."""
+    """CLIP with the attributes that the peer's `interpret` uses."""
 
     def __init__(self, clip: nn.Module, mask: Tensor) -> None:
         super().__init__()
@@ -41,26 +41,26 @@ class Towers(nn.Module):
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         output = self.clip(input_ids=texts, attention_mask=self.mask, pixel_values=images, output_attentions=True)
-        self.image.keep(output.vision_model_output.attentions)
-        self.text.keep(output.text_model_output.attentions)
+        self.image.store(output.vision_model_output.attentions)
+        self.text.store(output.text_model_output.attentions)
         return output.logits_per_image, output.logits_per_text
 
 
-with single():
-    clip, inputs = small.clip("eager")
+with float32():
+    clip, inputs = tiny_models.clip("eager")
 clip.double()
 interpret = cell(root / "CLIP_explainability.ipynb", "interpret", start_layer=-1, start_layer_text=-1)
 towers = Towers(clip, inputs["attention_mask"])
-pictures = inputs["pixel_values"].double()
-out["clip_logits"] = towers(pictures, inputs["input_ids"])[0]
+images_ = inputs["pixel_values"].double()
+out["clip_logits"] = towers(images_, inputs["input_ids"])[0]
 for first in (-1, 0, 1):
-    texts, images = zip(*(interpret(p[None], inputs["input_ids"], towers, "cpu", first, first) for p in pictures), strict=True)
-    out[f"clip_image_{first}"] = torch.stack(images)  # [picture, text, patch]
-    out[f"clip_text_{first}"] = torch.stack(texts)  # [picture, text, token, token]
+    texts, images = zip(*(interpret(p[None], inputs["input_ids"], towers, "cpu", first, first) for p in images_), strict=True)
+    out[f"clip_image_{first}"] = torch.stack(images)  # [image, text, patch]
+    out[f"clip_text_{first}"] = torch.stack(texts)  # [image, text, token, token]
 
 
 class Attention:
-    """One attention of DETR in the peer's words."""
+    """An attention of DETR with the methods that the peer uses."""
 
     def __init__(self, weights: Tensor) -> None:
         weights.retain_grad()
@@ -75,41 +75,41 @@ class Attention:
 
 
 class Detector:
-    """DETR in the peer's words: what its Generator looks at."""
+    """DETR with the attributes that the peer's Generator uses."""
 
     def __init__(self, detr: nn.Module) -> None:
         self.detr, self.eval, self.zero_grad = detr, detr.eval, detr.zero_grad
 
     def __call__(self, image: Tensor) -> dict[str, Tensor]:
-        found = self.detr(image, output_attentions=True)
-        inside = [SimpleNamespace(self_attn=Attention(w)) for w in found.encoder_attentions]
-        pairs = zip(found.decoder_attentions, found.cross_attentions, strict=True)
-        across = [SimpleNamespace(self_attn=Attention(own), multihead_attn=Attention(other)) for own, other in pairs]
-        self.transformer = SimpleNamespace(encoder=SimpleNamespace(layers=inside), decoder=SimpleNamespace(layers=across))
-        return {"pred_logits": found.logits}
+        output = self.detr(image, output_attentions=True)
+        encoder_layers = [SimpleNamespace(self_attn=Attention(w)) for w in output.encoder_attentions]
+        pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+        decoder_layers = [SimpleNamespace(self_attn=Attention(self_map), multihead_attn=Attention(cross_map)) for self_map, cross_map in pairs]
+        self.transformer = SimpleNamespace(encoder=SimpleNamespace(layers=encoder_layers), decoder=SimpleNamespace(layers=decoder_layers))
+        return {"pred_logits": output.logits}
 
 
 peer = load(root / "DETR" / "modules" / "ExplanationGenerator.py", "ExplanationGenerator")
-normalised, lost = peer.handle_residual, []
+normalised, nan_found = peer.handle_residual, []
 
 
-def noting(relevance: Tensor) -> Tensor:
-    """The peer's division by row sums, which is 0/0 for a row of zeros."""
-    found = normalised(relevance)
-    lost.append(bool(found.isnan().any()))
-    return found
+def recorded(relevance: Tensor) -> Tensor:
+    """Divide by row sums as the peer does, and record whether a zero row gave 0/0."""
+    result = normalised(relevance)
+    nan_found.append(bool(result.isnan().any()))
+    return result
 
 
-peer.handle_residual = noting
-with single():
-    detr, pictures = small.detr("eager")
+peer.handle_residual = recorded
+with float32():
+    detr, images_ = tiny_models.detr("eager")
 generator = peer.Generator(Detector(detr.double()))
-out["detr_logits"] = detr(pictures.double()).logits
-out["detr"] = torch.zeros(len(pictures), small.QUERIES, 16)
-out["detr_lost_a_block"] = torch.zeros(len(pictures), small.QUERIES, dtype=torch.bool)
-for i, one in enumerate(pictures.double().split(1)):
-    for query in range(small.QUERIES):
-        lost.clear()
-        out["detr"][i, query] = generator.generate_ours(one, query, small.CLASS, use_lrp=False).flatten()
-        out["detr_lost_a_block"][i, query] = any(lost)
+out["detr_logits"] = detr(images_.double()).logits
+out["detr"] = torch.zeros(len(images_), tiny_models.QUERIES, 16)
+out["detr_lost_a_block"] = torch.zeros(len(images_), tiny_models.QUERIES, dtype=torch.bool)
+for i, image in enumerate(images_.double().split(1)):
+    for query in range(tiny_models.QUERIES):
+        nan_found.clear()
+        out["detr"][i, query] = generator.generate_ours(image, query, tiny_models.CLASS, use_lrp=False).flatten()
+        out["detr_lost_a_block"][i, query] = any(nan_found)
 save("gae", **out)

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import torch
-from making import checkout, picture, save, stand_ins
+from peer_tools import checkout, image_model, save, stand_ins
 from torch import Tensor
 
 sys.path.insert(0, str(checkout()))
@@ -15,19 +15,19 @@ with stand_ins("cv2", "ttach", Multiply=lambda factors: None, Compose=list):
 
 
 def grid(tokens: Tensor) -> Tensor:
-    """Without the class token, channels first: what the peer asks its users for."""
+    """Remove the class token and put channels first, as the peer requires of its users."""
     return tokens[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
 
 
-model, pictures = picture()
-out = {"logits": model(pictures)}
+model, images = image_model()
+out = {"logits": model(images)}
 for block, module in enumerate(model.blocks):
-    found = []
+    cams = []
     for target in (1, 2):
         cam = GradCAM(model, [module.norm1], grid)
-        cam.activations_and_grads(pictures)[:, target].sum().backward()
+        cam.activations_and_grads(images)[:, target].sum().backward()
         (features,), (gradients,) = cam.activations_and_grads.activations, cam.activations_and_grads.gradients
-        found.append(np.maximum(cam.get_cam_image(pictures, module, None, features.numpy(), gradients.numpy()), 0))
+        cams.append(np.maximum(cam.get_cam_image(images, module, None, features.numpy(), gradients.numpy()), 0))
         cam.activations_and_grads.release()
-    out[f"block_{block}"] = torch.from_numpy(np.stack(found, 1))  # [picture, target, row, column]
+    out[f"block_{block}"] = torch.from_numpy(np.stack(cams, 1))  # [image, target, row, column]
 save("grad_cam", **out)

@@ -6,11 +6,11 @@ Only the layers of the peer's fork of transformers run (3.0, which no longer imp
 from __future__ import annotations
 
 import torch
-from making import checkout, layers_of, load, masked, save, stand_ins, text
+from peer_tools import additive_mask, checkout, layers_of, load, save, stand_ins, text_model
 from torch import nn
 
 root = checkout()
-model, inputs = text()
+model, inputs = text_model()
 out: dict[str, list[torch.Tensor]] = {}
 NAMES = {"emnlp2020": ("", "heads", "attention"), "emnlp2021": ("heads", "attention", "residual", "norm")}
 for version, names in NAMES.items():
@@ -21,7 +21,7 @@ for version, names in NAMES.items():
     with torch.no_grad():
         hidden = model.bert.embeddings(inputs["input_ids"])
         for layer in layers_of(model, peer.BertLayer):
-            hidden, _, *norms = layer(hidden, masked(inputs["attention_mask"]), output_norms=True)
+            hidden, _, *norms = layer(hidden, additive_mask(inputs["attention_mask"]), output_norms=True)
             for name, values in zip(names, norms, strict=False):
                 if name:
                     out.setdefault(f"{version}_{name}", []).append(values)

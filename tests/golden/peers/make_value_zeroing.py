@@ -1,7 +1,7 @@
-"""Value zeroing with the BERT of hmohebbi/ValueZeroing, whose layers take the token whose values are zeroed.
+"""Value zeroing with the BERT of hmohebbi/ValueZeroing, whose layers have an argument for the token to zero.
 
-Its scoring is a script that cannot be imported: the loop over layers and tokens, the distance (of scikit-learn) and the
-product of the maps are those that the script has, written again. Of a padded sentence only the real tokens go in.
+Its scoring script cannot be imported, so its loop over layers and tokens, its distance (of scikit-learn) and its product of
+maps are re-implemented here. Padding is cropped.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from making import checkout, layers_of, load, save, stand_ins, text
+from peer_tools import checkout, layers_of, load, save, stand_ins, text_model
 from sklearn.metrics.pairwise import cosine_distances
 from transformers.activations import ACT2FN
 
 root = checkout()
-model, inputs = text()
+model, inputs = text_model()
 parents = ("transformers", "transformers.models", "transformers.models.bert")
 others = ("file_utils", "modeling_outputs", "models.bert.configuration_bert")
 with (
     stand_ins(*parents, *(f"transformers.{name}" for name in others)),
     stand_ins("transformers.utils", logging=SimpleNamespace(get_logger=logging.getLogger)),
     stand_ins("transformers.activations", ACT2FN=ACT2FN),
-    stand_ins("transformers.modeling_utils", apply_chunking_to_forward=lambda call, size, axis, *given: call(*given)),
+    stand_ins("transformers.modeling_utils", apply_chunking_to_forward=lambda call, size, axis, *args: call(*args)),
 ):
     peer = load(root / "modeling" / "customized_modeling_bert.py", "customized_modeling_bert")
 layers = layers_of(model, peer.BertLayer, chunk_size_feed_forward=0, position_embedding_type="absolute")

@@ -107,7 +107,7 @@ def _version(wanted: bool) -> None:
 def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
-    """Explain what a Transformer says: which patches of a picture, which words of a sentence, made it say so."""
+    """Explain predictions of Transformers: which patches of a picture or words of a text led to them."""
 
 
 def main() -> None:

@@ -64,14 +64,14 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _colour_maps() -> tuple[str, ...]:
-    """Ours, those with even steps that are safe for the colour-blind, and that of the papers."""
+    """The default maps, perceptually uniform ones that are safe for colour-blind readers, and that of the papers."""
     from whyformer.show.colours import DIVERGING, SEQUENTIAL
 
     return (SEQUENTIAL, DIVERGING, "inferno", "viridis", "cividis", "magma", "plasma", "jet")
 
 
 # -- for each option -----------------------------------------------------------------------------------------------
-purposes = of(lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")])
+purposes = of(lambda: [("faithful", "what the prediction depends on"), ("localise", "where the object or the word is")])
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
 cmaps = of(lambda: [(c, "") for c in _colour_maps()])

@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     from whyformer.evaluation.strip import Strip
 
 _FIGURES = ("png", "svg", "pdf")
-_Block = Annotated[int | None, Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")]
-_Heads = Annotated[bool, Option("--heads", help="One map a head instead of their mean.")]
-_Matrix = Annotated[bool, Option("--matrix", help="Which token looks at which, in one block (default: the last).")]
-_Head = Annotated[str, Option(metavar="N|mean|max|min", help="The head of the matrix and of single maps.")]
+_Block = Annotated[int | None, Option(
+    metavar="N", help="Index of a block; negative ones count from the last. Default: all."
+)]
+_Heads = Annotated[bool, Option("--heads", help="A map for each head instead of their mean.")]
+_Matrix = Annotated[bool, Option("--matrix", help="Attention from token to token in one block (default: the last).")]
+_Head = Annotated[str, Option(metavar="N|mean|max|min", help="Head of the matrix and of single maps.")]
 _Gradient = Annotated[bool, Option(
-    "--gradient", help="Weighted by the gradient of the target, so that maps speak of a class."
+    "--gradient", help="Weight maps by the gradient of the target, so that they are specific to a class."
 )]
 _AttentionFormats = Annotated[str, opt.format_option(
-    "Files to write: png, svg, pdf, html (of a text: choose block and heads, point at a token); or none."
+    "Files to write: png, svg, pdf, html (for texts: an interactive page of blocks and heads); or none."
 )]
 _PerturbFormats = Annotated[str, opt.format_option("Files to write: png, svg, pdf; or none.")]
 _Baseline = Annotated[str, Option(
     metavar="|".join(names_for("image")), autocompletion=completion.baselines,
-    help="What stands in for removed pixels."
+    help="What replaces removed pixels."
 )]
 
 
@@ -67,10 +69,10 @@ def attention(
     if isinstance(which, str) and which not in ("mean", "max", "min"):
         raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
     if target is not None and not gradient:
-        raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
+        raise InputError("attention does not depend on a class; --gradient weights it by the gradient of one")
     argument = read_argument(source)
     if "html" in formats and argument.kind == "image":
-        raise InputError("the page of heads is for text; of a picture --heads draws one map a head")
+        raise InputError("the page of heads is for texts: for a picture, --heads draws a map for each head")
     with printer.working() as bars:
         loaded = load_for(argument.kind, model, options, bars)
         with bars.step("attention"):
@@ -129,7 +131,7 @@ def perturb(
     options: Options,
     printer: Printer,
 ) -> None:
-    """Remove 10 to 90 % of a picture, highest scores first and lowest first, and show what the model then says."""
+    """Remove 10 to 90 % of a picture, the highest and the lowest scores first, and show the model's predictions."""
     from whyformer.inputs.argument import read_argument
 
     formats = opt.formats_in(format, _FIGURES)

@@ -35,26 +35,26 @@ _More = Annotated[list[str] | None, typer.Argument(
 )]
 _Methods = Annotated[str | None, Option(
     metavar="NAMES", autocompletion=completion.methods,
-    help="A method, or several with commas between; see: whyformer methods. Default: auto, which takes what measured "
-    "best for the kind of input and the purpose, and names it."
+    help="Methods, separated by commas; `whyformer methods` lists them. Default: auto, the method that measured "
+    "best for the kind of input and the purpose; the output names it."
 )]
 _ComparedMethods = Annotated[str | None, Option(
     metavar="NAMES", autocompletion=completion.methods,
-    help="Methods, separated by commas. Default: a choice that applies."
+    help="Methods, separated by commas. Default: recommended ones that apply to the model."
 )]
 _Purpose = Annotated[str | None, Option(
     metavar="faithful|localise", autocompletion=completion.purposes,
-    help="What the map of auto is for: scores that the prediction hangs on (faithful, the default), or lying on the "
+    help="What auto selects for: scores that the prediction depends on (faithful, the default), or that lie on the "
     "object."
 )]
 _Contrast = Annotated[str | None, Option(
-    metavar="CLASS|TEXT", help='Explain the target rather than this: --target " are" --contrast " is".'
+    metavar="CLASS|TEXT", help='Explain why the target rather than this: --target " are" --contrast " is".'
 )]
 _Images = Annotated[list[Path] | None, Option(
-    metavar="PICTURE", help="The picture that the text is about; repeat for several."
+    metavar="PICTURE", help="A picture that belongs to the text; can be repeated."
 )]
 _Pair = Annotated[str | None, Option(
-    metavar="TEXT", help="The second text, of a model that reads two: a hypothesis about the first, its answer ..."
+    metavar="TEXT", help="The second text, for a model that reads two, such as a premise and a hypothesis."
 )]
 
 
@@ -76,7 +76,7 @@ class Request:
     """The explanations to compute for each input.
 
     Attributes:
-        command: its name.
+        command: name of the command.
         methods: each with its settings; required: whether each of them has to apply.
         targets: None for the predicted class, or the ``likeliest`` classes.
         formats: of files; None for the usual one of the kind of input.
@@ -114,11 +114,11 @@ def explain(
     printer: Printer,
     drawing: opt.Drawing,
 ) -> None:
-    """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
+    """Explain a prediction: print the likeliest classes and the map of each target, and write files.
 
-    A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
+    By default, the file is a PNG for a picture and HTML for a text; several classes are drawn side by side.
     Several inputs, or a folder of pictures and .txt files, are explained one after the other. Answers of
-    language models have a command of their own, generate.
+    language models have a separate command, generate.
     """
     from whyformer.comparing import read_methods
     from whyformer.inputs.argument import read_argument
@@ -126,7 +126,7 @@ def explain(
     names, settings = opt.parts(method or DEFAULT_METHOD), opt.settings_in(question.setting)
     if purpose is not None:
         if DEFAULT_METHOD not in names:
-            raise InputError(f"--purpose says what auto is to take, and the method is {method}: leave one of them out")
+            raise InputError(f"--purpose is a setting of auto, and the method is {method}: leave one of them out")
         settings["purpose"] = purpose
     targets: list[Any] | None = question.target
     if contrast is not None:

@@ -18,24 +18,24 @@ from whyformer.options import Options
 _FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
 _Prompt = Annotated[str, Argument(metavar="PROMPT", help="A sentence, a .txt file, or - for standard input.")]
 _LanguageModel = Annotated[str | None, opt.model_option(
-    "A language model: a hub id, a local folder or bundled:reader. Needed."
+    "A language model: a hub id, a local folder or bundled:reader. Required."
 )]
 _Length = Annotated[int, Option(
-    "--max-new-tokens", "-n", metavar="N", min=1, help="How many tokens the answer has at most."
+    "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum number of tokens of the answer."
 )]
-_Continuation = Annotated[str | None, Option(metavar="TEXT", help="Explain this answer instead of the model's own.")]
+_Continuation = Annotated[str | None, Option(metavar="TEXT", help="Explain this answer instead of a generated one.")]
 _Chat = Annotated[bool, Option(
-    "--chat", help="The prompt is a user's message: the tokenizer's chat template writes it down."
+    "--chat", help="Format the prompt as a user's message, with the tokenizer's chat template."
 )]
 _Images = Annotated[list[Path] | None, Option(
-    metavar="PICTURE", help="The picture that the prompt is about; repeat for several."
+    metavar="PICTURE", help="A picture that belongs to the prompt; can be repeated."
 )]
 _Explained = Annotated[str | None, opt.target_option(
-    "What of each token is explained: log_probability (default), logit, probability, among_likeliest, contrast "
-    "(against the best other token), or a token.",
+    "The explained quantity of each token: log_probability (default), logit, probability, among_likeliest, contrast "
+    "(to the best other token), or the logit of a token.",
     metavar="WHAT"
 )]
-_Contrast = Annotated[str | None, Option(metavar="TEXT", help="Explain the target rather than this token.")]
+_Contrast = Annotated[str | None, Option(metavar="TEXT", help="Explain why the target rather than this token.")]
 _Formats = Annotated[str | None, opt.format_option(
     "Files to write, separated by commas: png, svg, pdf, html, json, safetensors; or none."
 )]
@@ -60,9 +60,9 @@ def generate(
     printer: Printer,
     drawing: opt.Drawing,
 ) -> None:
-    """Let a language model answer, and explain each token of the answer.
+    """Generate an answer with a language model, and explain each of its tokens.
 
-    A prompt becomes an HTML page, a prompt with pictures a PNG with the map of each word, unless --format is given.
+    By default, the file is an HTML page; for a prompt with pictures, a PNG with the map of each word.
     """
     from whyformer.inputs.argument import read_argument
 
@@ -72,15 +72,15 @@ def generate(
     explained = target if contrast is None else opt.contrasted(target, contrast)
     argument = read_argument(prompt)
     if argument.kind != "text":
-        raise InputError("the prompt is a text: give a sentence, a .txt file or -, and pictures with --image")
+        raise InputError("the prompt is a text: pass a sentence, a .txt file or -, and pictures with --image")
     if image and chat:
-        raise InputError("leave --chat out: a prompt with a picture is written down as the model's processor does it")
+        raise InputError("leave --chat out: a prompt with a picture is formatted by the model's processor")
     if model is None and not image:
         raise InputError("an answer needs a language model: --model ID|FOLDER")
     with printer.working() as bars:
         loaded = load_model(model_for("both" if image else "text", model), options, bars)
         if image and loaded.modality != "both":
-            raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")
+            raise InputError(f"{loaded.name} reads no pictures: choose another --model, or omit --image")
         import whyformer
         from whyformer.inputs.pictures import open_picture
 

@@ -19,7 +19,7 @@ from whyformer.options import Options
 @opt.command()
 def methods(
     name: Annotated[str | None, Argument(
-        autocompletion=completion.method, help="A method to describe in full."
+        autocompletion=completion.method, help="A method to describe in detail."
     )] = None,
     *,
     printer: Printer,
@@ -46,7 +46,7 @@ def audit(
     options: Options,
     printer: Printer,
 ) -> None:
-    """Show what is read off a model: its inputs and attentions, the rule of each operation, the methods that apply."""
+    """Show what is recognised in a model: inputs, attentions, the rule of each operation, and methods that apply."""
     with printer.working() as bars:
         import whyformer
         from whyformer.inputs.argument import read_argument
@@ -65,7 +65,7 @@ def schema(
     *,
     debug: Debug = False,
 ) -> None:
-    """Print the JSON Schema of what --json prints, of one command or of all."""
+    """Print the JSON Schema of the output of --json, for one command or for all."""
     from whyformer.apps.cli.output import COMMANDS
     from whyformer.apps.cli.schema import make_schema
 

@@ -1,4 +1,4 @@
-"""``whyformer maximize``: the pictures that units of a model answer to most."""
+"""``whyformer maximize``: the pictures that maximise the activation of units of a model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from whyformer.explanation.versions import record
 
 _Units = Annotated[list[str], Argument(
     metavar="UNIT...",
-    help='One or more of: a class (number or name), "module.path:neuron", "module.path:token:neuron".'
+    help='One or more of: a class (index or name), "module.path:neuron", "module.path:token:neuron".'
 )]
 _Recipe = Annotated[str, Option(
     metavar="feature_visualisation|plain",
-    help="What the settings are where they are not given: plain is gradient ascent on pixels."
+    help="Defaults of the settings; plain is gradient ascent on pixels."
 )]
 _File = Annotated[Path, Option(
     "--out", "-o", metavar="FILE",
-    help="A .png or .safetensors file; of several units, a figure as .png, .svg or .pdf."
+    help="A .png or .safetensors file; for several units, a figure as .png, .svg or .pdf."
 )]
 
 
@@ -33,19 +33,19 @@ def maximize(
     model: Annotated[str, opt.model_option("A picture model.")] = "bundled:digits",
     recipe: _Recipe = "feature_visualisation",
     steps: Annotated[int | None, Option(min=1, help="Gradient steps. Default: 256.")] = None,
-    learning_rate: Annotated[float | None, Option(min=0, help="Of Adam.")] = None,
+    learning_rate: Annotated[float | None, Option(min=0, help="Learning rate of Adam.")] = None,
     weight_decay: Annotated[float | None, Option(min=0, help="λ of −λ‖I‖².")] = None,
     jitter: Annotated[int | None, Option(min=0, help="Random shift in pixels in each step.")] = None,
     blur: Annotated[float | None, Option(min=0, help="Gaussian blur after each step, in pixels.")] = None,
     setting: Annotated[list[str] | None, opt.setting_option(
         "Any other setting of whyformer.maximize_activation, such as total_variation=20"
     )] = None,
-    seed: Annotated[int, Option(help="Of the starting noise and all random changes.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the initial noise and all random changes.")] = 0,
     out: _File = Path("maximized.png"),
     device: opt.Device = None,
     printer: Printer,
 ) -> None:
-    """Draw the pictures that classes, neurons or tokens answer to most (activation maximisation)."""
+    """Draw the pictures that maximise classes, neurons or tokens (activation maximisation)."""
     _check_file(out, several=len(units) > 1)
     numbers = {"steps": steps, "learning_rate": learning_rate, "weight_decay": weight_decay, "jitter": jitter,
                "blur": blur}

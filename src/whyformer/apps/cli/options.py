@@ -1,7 +1,7 @@
 """Options of several commands, and parsers of their values.
 
 A command is a function whose parameters are its options: ``Annotated`` with :func:`typer.Option`. A parameter whose
-type is a dataclass stands for the fields of the dataclass.
+type is a dataclass is replaced with the fields of the dataclass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whyformer.options import WORDS, Options, kind_of
 # -- inputs, models and files --------------------------------------------------------------------------------------
 _SOURCE = "A picture file, a .txt file, a sentence, or - for standard input."
 _MODEL = "Hub id, local folder, bundled:digits or bundled:sst2."
-_DEFAULT = "Default: what the model predicts."
+_DEFAULT = "Default: the predicted class."
 
 
 def model_option(help: str) -> Any:
@@ -36,7 +36,7 @@ def model_option(help: str) -> Any:
 
 def setting_option(help: str, **words: Any) -> Any:
     """Return the option ``--setting``."""
-    return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; repeat for several.", **words)
+    return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; can be repeated.", **words)
 
 
 def format_option(help: str, **words: Any) -> Any:
@@ -65,43 +65,46 @@ ModelOfJob = Annotated[str | None, model_option(_MODEL)]
 ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)]
 Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
 Device = Annotated[str | None, Option(
-    metavar="cpu|cuda", autocompletion=completion.devices, help="Where the model runs."
+    metavar="cpu|cuda", autocompletion=completion.devices, help="Device on which the model runs."
 )]
-Address = Annotated[str | None, Option(metavar="ADDRESS", help="Of the Ray cluster. Default: one on this machine.")]
+Address = Annotated[str | None, Option(
+    metavar="ADDRESS", help="Address of the Ray cluster. Default: a new one on this machine."
+)]
 
 # -- what is explained, and how ------------------------------------------------------------------------------------
-Target = Annotated[str | None, target_option(f"Class, by name or number. {_DEFAULT}")]
+Target = Annotated[str | None, target_option(f"Name or index of a class. {_DEFAULT}")]
 Targets = Annotated[list[str] | None, target_option(
-    "Class to explain, by name or number, or a target such as \"Token(5, 'blue')\"; repeat for several. " + _DEFAULT
+    "Name or index of a class, or a target such as \"Token(5, 'blue')\"; can be repeated. " + _DEFAULT
 )]
 WrittenTarget = Annotated[str | None, target_option(f"Class, or a target such as \"Token(5, 'blue')\". {_DEFAULT}")]
 Method = Annotated[str, Option(
-    metavar="NAME", autocompletion=completion.method, help="A method; see: whyformer methods."
+    metavar="NAME", autocompletion=completion.method, help="Name of a method; `whyformer methods` lists them."
 )]
 Setting = Annotated[list[str] | None, setting_option(
-    "A setting of the method (see: whyformer methods NAME)", autocompletion=completion.settings
+    "A setting of the method (see `whyformer methods NAME`)", autocompletion=completion.settings
 )]
 Formats = Annotated[str | None, format_option(
     "Files to write, separated by commas: png, svg, pdf, html, json; or none.", autocompletion=completion.formats
 )]
-Top = Annotated[int, Option(min=1, help="How many of the likeliest classes to list.")]
+Top = Annotated[int, Option(min=1, help="Number of likeliest classes to list.")]
 Check = Annotated[bool, Option(
-    "--check", help="Measure how far each map may be believed, against random maps (forward passes)."
+    "--check", help="Measure the faithfulness of each map, compared with random maps (needs forward passes)."
 )]
 
 # -- groups --------------------------------------------------------------------------------------------------------
 def _of_map(*flags: str, **words: Any) -> Any:
-    return Option(*flags, rich_help_panel="How maps lie on a picture", **words)
+    return Option(*flags, rich_help_panel="Drawing of maps on pictures", **words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How a map is laid over a picture."""
+    """How maps are drawn on pictures."""
 
-    opacity: Annotated[float | None, _of_map(metavar="0..1", help="Of the map. Default: 1.")] = None
+    opacity: Annotated[float | None, _of_map(metavar="0..1", help="Opacity of the map. Default: 1.")] = None
     cmap: Annotated[str | None, _of_map(
         metavar="NAME", autocompletion=completion.cmaps,
-        help="A matplotlib colour map: viridis, the papers' jet ...; default: one hue, and two for scores with a sign."
+        help="A matplotlib colour map, such as viridis, or jet as in the papers. Default: one hue, and two for signed "
+        "scores."
     )] = None
     cover: Annotated[bool, _of_map("--cover", help="Cover the picture evenly, also where scores are near 0.")] = False
     contours: Annotated[int | None, _of_map(metavar="N", help="Draw N contour lines (0 to 9).")] = None
@@ -113,7 +116,7 @@ class Drawing:
     )] = None
     smooth: Annotated[float | None, _of_map(
         metavar="PIXELS",
-        help="How far a signed map of single pixels is smoothed; 0: each pixel as it is. Default: 1/64 of the shorter "
+        help="σ of the smoothing of signed maps of pixels; 0 turns it off. Default: 1/64 of the shorter "
         "side."
     )] = None
 

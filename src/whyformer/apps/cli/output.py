@@ -18,7 +18,7 @@ from whyformer.jobs.costs import Cost
 
 
 def _required(about: str) -> Any:
-    """Return a key that is always there."""
+    """Return a key that is always present."""
     return Field(description=about)
 
 
@@ -28,7 +28,7 @@ def _optional(about: str | None = None) -> Any:
 
 
 class _Command(BaseModel):
-    """What one command prints; new keys may appear at any time."""
+    """The output of one command; any version may add keys."""
 
     schema_version: Literal[1]
 
@@ -47,42 +47,42 @@ class ExplanationOutput(ExplanationSchema):
     model_config = ConfigDict(extra="ignore")
     level: Literal["patch", "token", "pixel"]
     scores: list[list[Any]]
-    target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
+    target: list[int] = _required("[B] index of the explained class; -1 if the target is not a class.")
     logits: list[list[float]]
     classes: list[list[int]] = _optional()
     normalizer: list[float] = _optional()
     probabilities: list[list[float]] | None = _required(
-        "As logits: their softmax over all classes, or sigmoid where these do not exclude one another; null of numbers."
+        "In the order of logits: softmax over all classes, or sigmoid if multi_label is true; null for a regression."
     )
-    multi_label: bool = _required("True where the classes do not exclude one another.")
+    multi_label: bool = _required("True if several classes can be true at once.")
     geometry: list[Geometry] | None = None  # type: ignore[assignment]
     parts: dict[str, ExplanationOutput] = _optional()
 
 
 class TrustOutput(BaseModel):
-    """The deletion curve of a map beside those of random maps; one entry a sample.
+    """The deletion curve of a map, compared with those of random maps; one entry per sample.
 
-    null: not measured, for all scores are equal.
+    null: not measured, because all scores are equal.
     """
 
     method: str
-    followed: list[int] = _required("The class whose probability is followed, or which number.")
-    numeric: bool = _required("True where a number is followed (a regression) and no probability.")
-    fractions: list[float] = _required("Share of the features taken out, the highest scores first.")
-    curves: list[list[float | None]] = _required("Probability of the class, or the number, at each fraction.")
+    followed: list[int] = _required("Index of the class whose probability is measured, or of the value.")
+    numeric: bool = _required("True if a value (of a regression) is measured instead of a probability.")
+    fractions: list[float] = _required("Share of the features removed, the highest scores first.")
+    curves: list[list[float | None]] = _required("Probability of the class, or the value, at each fraction.")
     areas: list[float | None] = _required("Area under the curve; lower is better.")
     random: list[list[list[float | None]]] = _required(
-        "The same for random scores on the same cells: one entry a random map."
+        "The same for random scores of the same features: one entry per random map."
     )
-    chance: list[list[float | None]] = _required("Areas under these.")
+    chance: list[list[float | None]] = _required("Areas under the curves of random maps.")
     verdicts: list[str]
     warnings: list[list[str]]
-    baseline: str = _required("What stood in for a feature.")
-    seeds: list[int] = _required("Of the random maps.")
+    baseline: str = _required("What replaced removed features.")
+    seeds: list[int] = _required("Seeds of the random maps.")
 
 
 class GenerationCandidate(BaseModel):
-    """A token that could have come next."""
+    """A possible next token."""
 
     id: int
     text: str
@@ -92,14 +92,14 @@ class GenerationCandidate(BaseModel):
 
 
 class GenerationOutput(GenerationSchema):
-    """Every token of an answer."""
+    """The explanation of every token of an answer."""
 
     model_config = ConfigDict(extra="ignore")
     matrix: list[list[float]]
     value: list[float]
     target: list[int]
-    probabilities: list[float] = _required("Of each token of the answer.")
-    candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step, and the answer's.")
+    probabilities: list[float] = _required("Probability of each token of the answer.")
+    candidates: list[list[GenerationCandidate]] = _required("Per step: the likeliest tokens, and the answer's.")
     seen: dict[str, Any] = _optional()
     prompt: str
     text: str = _required("The answer.")
@@ -111,13 +111,13 @@ class _ExplanationsOutput(_Command):
     versions: dict[str, str]
     model: str = _required("Name of the model.")
     input: str = _required("File name, or the beginning of the text.")
-    explanations: list[ExplanationOutput] = _required("One for each method and target, method by method.")
+    explanations: list[ExplanationOutput] = _required("One for each method and target, ordered by method.")
     checks: list[TrustOutput] = _optional(
-        "With --check: how far each of the explanations may be believed, in their order."
+        "With --check: the faithfulness of each explanation, in the same order."
     )
     picture: str = _optional(
-        "The picture given, at most 672 pixels long "
-        "(what the model saw of it, where geometry is null), as a data URI (PNG). In files only."
+        "The input picture, at most 672 pixels long "
+        "(as the model saw it if geometry is null), as a data URI (PNG). In files only."
     )
     files: list[str] = _optional("Files that were written. Not in the files themselves.")
 
@@ -148,28 +148,28 @@ class AttentionOutput(_Command):
     command: Literal["attention"]
     model: str
     input: str = _required("File name, or the beginning of the text.")
-    blocks: int = _required("Of the model.")
-    heads: int = _required("Of its first block.")
+    blocks: int = _required("Number of blocks of the model.")
+    heads: int = _required("Number of heads of its first block.")
     drawn: str = _required("What the figure shows, such as 'blocks' or 'block 3 head 1 matrix'.")
     files: list[str] = _required("Files that were written.")
 
 
 class PerturbProbabilities(BaseModel):
-    """Of the class, at each fraction."""
+    """Probability of the class, or value of a regression, at each fraction."""
 
     highest_first: list[float]
     lowest_first: list[float]
 
 
 class PerturbPredicted(BaseModel):
-    """What the model says, at each fraction."""
+    """The predicted class at each fraction."""
 
     highest_first: list[str]
     lowest_first: list[str]
 
 
 class PerturbOutput(_Command):
-    """A picture with more and more removed, and what the model says."""
+    """The model's output for a picture as parts of it are removed."""
 
     command: Literal["perturb"]
     model: str
@@ -177,11 +177,13 @@ class PerturbOutput(_Command):
     method: str
     settings: dict[str, Any]
     target: str = _required("Name of the class.")
-    baseline: Literal[names_for("image")] = _required("What stands in for removed pixels.")  # type: ignore[valid-type]
+    baseline: Literal[names_for("image")] = _required("What replaces removed pixels.")  # type: ignore[valid-type]
     fractions: list[float] = _required("Share of the pixels removed; the first is 0.")
-    probabilities: PerturbProbabilities | None = _required("Of the class, at each fraction; null of a number.")
-    values: PerturbProbabilities | None = _required("Of a regression, its number at each fraction; else null.")
-    predicted: PerturbPredicted = _required("What the model says, at each fraction.")
+    probabilities: PerturbProbabilities | None = _required(
+        "Probability of the class at each fraction; null for a regression."
+    )
+    values: PerturbProbabilities | None = _required("Value of a regression at each fraction; else null.")
+    predicted: PerturbPredicted = _required("The predicted class at each fraction.")
     files: list[str] = _required("Files that were written.")
 
 
@@ -191,27 +193,27 @@ AuditOutput = create_model(
 
 
 class MethodsMethod(BaseModel):
-    """One method."""
+    """A method."""
 
     name: str
     summary: str
     family: str = _required("attention, propagation, gradient or perturbation.")
-    level: str = _required("What its scores belong to.")
+    level: str = _required("Kind of features that have scores.")
     modality: Literal["both", "image", "text"]
-    class_specific: bool = _required("False where the map is the same for every class.")
+    class_specific: bool = _required("False if the map is the same for every class.")
     citation: str
     settings: dict[str, Any] = _required("Setting -> default.")
 
 
 class MethodsOutput(_Command):
-    """The methods asked for."""
+    """The requested methods."""
 
     command: Literal["methods"]
     methods: list[MethodsMethod]
 
 
 class BenchmarkCount(BaseModel):
-    """What became of the samples of one configuration."""
+    """Numbers of samples of one configuration, by outcome."""
 
     scored: int
     failed: int
@@ -220,69 +222,69 @@ class BenchmarkCount(BaseModel):
 
 
 class BenchmarkTable(BaseModel):
-    """One table, without its figures."""
+    """A table without its figures."""
 
     table: str
     title: str
-    corner: str = _required("What the rows are.")
+    corner: str = _required("Heading of the column of row names.")
     rows: list[str]
     columns: list[str]
-    digits: int = _required("After the point.")
+    digits: int = _required("Number of digits after the decimal point.")
     note: str
 
 
 class BenchmarkFigure(BaseModel):
-    """One cell of a table."""
+    """A cell of a table."""
 
     table: str
     row: str
     column: str
     measured: float | None
     low: float | None = _required("Lower end of the 95 % interval.")
-    high: float | None = _required("Upper end.")
+    high: float | None = _required("Upper end of this interval.")
     samples: int
     published: float | None
 
 
 class BenchmarkCurve(BaseModel):
-    """The points of one line."""
+    """The points of a curve."""
 
     x: list[float | None]
     y: list[float | None]
 
 
 class BenchmarkOutput(_Command):
-    """The figures of a benchmark: what report.json holds, and how the run went."""
+    """The figures of a benchmark, as in report.json, and the counts of the run."""
 
     command: Literal["benchmark"]
-    benchmark: str = _required("Its name.")
-    conventions: dict[str, Any] = _required("Every choice behind the figures, in words.")
+    benchmark: str = _required("Name of the benchmark.")
+    conventions: dict[str, Any] = _required("Every convention that the figures depend on, in words.")
     counts: dict[str, BenchmarkCount] = _required("Configuration -> number of samples.")
-    remarks: list[str] = _required("What a reader must know.")
-    tables: list[BenchmarkTable] = _required("What stands around the figures.")
-    figures: list[BenchmarkFigure] = _required("One for each cell.")
-    curves: dict[str, dict[str, BenchmarkCurve]] = _required("Panel -> line -> points.")
-    extra: dict[str, Any] = _required("What a benchmark has besides.")
+    remarks: list[str] = _required("Remarks on the results.")
+    tables: list[BenchmarkTable] = _required("The tables without their figures.")
+    figures: list[BenchmarkFigure] = _required("One for each cell of a table.")
+    curves: dict[str, dict[str, BenchmarkCurve]] = _required("Panel -> name of the curve -> points.")
+    extra: dict[str, Any] = _required("Further results of this benchmark.")
     measured: int = _required("Samples x configurations measured in this run.")
-    resumed: int = _required("Taken from an earlier run.")
-    unscored: int = _required("Without figures; the exit status is 3 where there are any.")
+    resumed: int = _required("Number taken from an earlier run.")
+    unscored: int = _required("Number without figures; if there are any, the exit status is 3.")
     files: list[str] = _required("Files that were written.")
 
 
 class MaximizeUnit(BaseModel):
-    """One unit."""
+    """A unit of the model."""
 
-    unit: str = _required("What was maximised.")
-    activation: float = _required("At the end.")
-    history: list[float] = _required("Before each step, and at the end.")
+    unit: str = _required("Name of the unit.")
+    activation: float = _required("Activation at the end.")
+    history: list[float] = _required("Activation before each step, and at the end.")
 
 
 class MaximizeOutput(_Command):
-    """The pictures that units answer to most."""
+    """The pictures that maximise the activation of units."""
 
     command: Literal["maximize"]
     model: str
-    units: list[MaximizeUnit] = _required("Each unit, in order.")
+    units: list[MaximizeUnit] = _required("The units, in the order of the arguments.")
     settings: dict[str, Any]
     files: list[str] = _required("Files that were written.")
 
@@ -298,7 +300,7 @@ ReportOutput = create_model(
 
 
 class AppOutput(_Command):
-    """A web page that is being served; printed once it answers."""
+    """A running web page; printed as soon as it accepts requests."""
 
     command: Literal["app"]
     url: str
@@ -306,26 +308,26 @@ class AppOutput(_Command):
 
 RunCost = create_model(
     "RunCost",
-    __doc__="With --dry-run.",
+    __doc__="The expected cost of a job.",
     warnings=(list[str], _required("Reasons not to start the job.")),
     **_fields_of(Cost),
 )
 
 
 class RunOutput(_Command):
-    """How a job went, or with --dry-run what it would cost."""
+    """The outcome of a job, or its expected cost with --dry-run."""
 
     command: Literal["run"]
-    out: str = _required("The folder.")
-    rows: int = _optional("Of the input.")
-    written: int = _optional("Rows of the table: one for each input, method and target.")
-    failed: int = _optional("Rows of the table of failures.")
+    out: str = _required("The output folder.")
+    rows: int = _optional("Number of rows of the input.")
+    written: int = _optional("Number of rows of the table: one for each input, method and target.")
+    failed: int = _optional("Number of rows of the table of failures.")
     complete: bool = _optional()
     cost: RunCost = _optional("With --dry-run.")  # type: ignore[valid-type]
 
 
 class ServeOutput(_Command):
-    """Where the server answers."""
+    """A running server; printed as soon as it accepts requests."""
 
     command: Literal["serve"]
     url: str

@@ -103,15 +103,15 @@ class Bars:
             self._bars.remove_task(task)
 
 
-Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of errors.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printer:
     """Prints the output of a command; its fields are options."""
 
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")] = False
-    as_json: Annotated[bool, Option("--json", help="Print the result as JSON, nothing else.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors and the output of --json only.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print only the result, as JSON.")] = False
     debug: Debug = False
 
     def result(self, facts: dict[str, Any], text: Any, files: Sequence[Path] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""``whyformer benchmark``, which scores methods over a data set, and ``whyformer report``, about what was saved."""
+"""``whyformer benchmark``, which scores methods over a data set, and ``whyformer report`` on saved results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from whyformer.explanation.versions import record
 _Name = Annotated[str, Argument(
     metavar="NAME", autocompletion=completion.benchmarks, help=f"{', '.join(_NAMES)} or {_LAST}."
 )]
-_Data = Annotated[str | None, Option(metavar="PLACE", help="Folder or file of a known data set, or scenes:COUNT.")]
+_Data = Annotated[str | None, Option(metavar="PLACE", help="Folder or file of a supported data set, or scenes:COUNT.")]
 _Records = Annotated[Path, Option(
     "--out", "-o", metavar="DIR", help="Folder for records and tables; the same folder resumes."
 )]
 _Option = Annotated[list[str] | None, Option(
-    metavar="KEY=VALUE", autocompletion=completion.options, help="An option of the benchmark; repeat for several."
+    metavar="KEY=VALUE", autocompletion=completion.options, help="An option of the benchmark; can be repeated."
 )]
 _Methods = Annotated[str | None, opt.methods_option("name:key=value:key=value,name ... Default: the paper's.")]
 _Sources = Annotated[list[Path], Argument(
@@ -41,22 +41,22 @@ def benchmark(
     data: _Data = None,
     methods: _Methods = None,
     out: _Records = Path("benchmark"),
-    count: Annotated[int | None, Option(min=1, help="Only so many samples, spread evenly over the data.")] = None,
-    split: Annotated[str | None, Option(help="Which part of the data, as the data set calls it.")] = None,
-    reader: Annotated[str | None, Option(help="How to read the data, if the layout does not tell.")] = None,
+    count: Annotated[int | None, Option(min=1, help="Number of samples, evenly spread over the data.")] = None,
+    split: Annotated[str | None, Option(help="Split of the data, as the data set names it.")] = None,
+    reader: Annotated[str | None, Option(help="Layout of the data, if it is not recognised.")] = None,
     option: _Option = None,
     batch_size: Annotated[int, Option(min=1, help="Samples in one plain forward pass.")] = 64,
-    seed: Annotated[int, Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, Option(help="Seed of all random numbers.")] = 0,
     device: opt.Device = None,
-    engine: Annotated[str, Option(metavar="local|ray", help="Where it is measured.")] = "local",
+    engine: Annotated[str, Option(metavar="local|ray", help="Engine that runs the benchmark.")] = "local",
     workers: Annotated[int, Option(min=1, help="Threads that read the samples.")] = 2,
     address: opt.Address = None,
-    actors: Annotated[int, Option(min=1, help="Ray actors, each with a model of its own.")] = 1,
+    actors: Annotated[int, Option(min=1, help="Number of Ray actors; each holds a copy of the model.")] = 1,
     printer: Printer,
 ) -> None:
-    """Score methods over a data set, as the founding papers did.
+    """Score methods over a data set, as the papers do.
 
-    Kill it and start it again: it goes on where it stopped.
+    After an interruption, the same command resumes.
     """
     options = dict(opt.assignment(text, "an option") for text in option or [])
     if count is not None:
@@ -85,10 +85,10 @@ def report(
     sources: _Sources,
     *,
     out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="The .html file to write.")] = Path("report.html"),
-    title: Annotated[str, Option(help="Its heading.")] = "Why the models said so",
+    title: Annotated[str, Option(help="Title of the report.")] = "Why the models said so",
     printer: Printer,
 ) -> None:
-    """Put saved explanations, benchmark results and what jobs wrote into one HTML file that needs nothing else."""
+    """Collect saved explanations, benchmark results and outputs of jobs in one self-contained HTML file."""
     with printer.working() as bars:
         with bars.step("starting"):
             from whyformer.apps.report import write_report

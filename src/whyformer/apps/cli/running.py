@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from whyformer.jobs.description import Job
 
 _Job = Annotated[Path | None, Argument(
-    metavar="JOB.toml", help="The job; without it, --model, --input and --out say what it is."
+    metavar="JOB.toml", help="The job; without it, --model, --input and --out are required."
 )]
 _Input = Annotated[str | None, Option(
     "--input", "-i", metavar="PLACE",
@@ -31,24 +31,24 @@ _Out = Annotated[str | None, Option(
 )]
 _Targets = Annotated[str | None, Option(
     "--targets", "-t", metavar="WHICH",
-    help="predicted (default), top-K, all, column:NAME (the true class), or classes with commas between."
+    help="predicted (default), top-K, all, column:NAME (the true class), or classes separated by commas."
 )]
 _Column = Annotated[str | None, Option(
-    metavar="NAME", help="Which column of a table is the input. Default: text, image, path ..."
+    metavar="NAME", help="Column of a table that holds the input. Default: the first of text, image, path ..."
 )]
 _IdColumn = Annotated[str | None, Option(
-    metavar="NAME", help="Which column names the rows. Default: their number, or the file's name."
+    metavar="NAME", help="Column that identifies rows. Default: the index of the row, or the file name."
 )]
 _BatchSize = Annotated[str | None, Option(
-    metavar="N|auto", help="Rows explained at once. Default: auto, as many as fit."
+    metavar="N|auto", help="Rows per batch. Default: auto, as many as fit into memory."
 )]
 _Scores = Annotated[str | None, Option(
-    metavar="KIND", help="How scores are kept: float32 (default), float16, or top-K."
+    metavar="KIND", help="Format of stored scores: float32 (default), float16, or top-K."
 )]
 _Overlays = Annotated[bool, Option("--overlays", help="Also write a picture or page of each explanation.")]
-_MetricsPort = Annotated[int | None, Option(min=1, max=65535, help="Serve figures for Prometheus there while it runs.")]
+_MetricsPort = Annotated[int | None, Option(min=1, max=65535, help="Port for Prometheus metrics during the run.")]
 _DryRun = Annotated[bool, Option(
-    "--dry-run", help="Check everything, time some rows, and say how long it takes and how large it becomes."
+    "--dry-run", help="Only check the job, and estimate its duration and the size of its output on some rows."
 )]
 
 
@@ -67,24 +67,24 @@ def run(
     targets: _Targets = None,
     column: _Column = None,
     id_column: _IdColumn = None,
-    limit: Annotated[int | None, _count("Only so many rows.")] = None,
+    limit: Annotated[int | None, _count("Number of rows. Default: all.")] = None,
     batch_size: _BatchSize = None,
     scores: _Scores = None,
-    rows_per_part: Annotated[int | None, _count("Rows of the input in one file. Default: 1000.")] = None,
+    rows_per_part: Annotated[int | None, _count("Rows of the input per file. Default: 1000.")] = None,
     overlays: _Overlays = False,
     options: Options,
     workers: Annotated[int | None, _count("Threads that read the input. Default: 2.")] = None,
-    max_failures: Annotated[int | None, _count("Stop when more rows than that failed.", min=0)] = None,
+    max_failures: Annotated[int | None, _count("Stop if more rows fail. Default: never.", min=0)] = None,
     metrics_port: _MetricsPort = None,
-    engine: Annotated[str | None, Option(metavar="local|ray", help="Where it runs. Default: local.")] = None,
+    engine: Annotated[str | None, Option(metavar="local|ray", help="Engine that runs the job. Default: local.")] = None,
     address: opt.Address = None,
-    actors: Annotated[int | None, _count("Ray actors, each with a model of its own. Default: 1.")] = None,
+    actors: Annotated[int | None, _count("Number of Ray actors; each holds a copy of the model. Default: 1.")] = None,
     dry_run: _DryRun = False,
     printer: Printer,
 ) -> None:
-    """Explain a whole data set, as a JOB.toml says, or the same as options (which come before the file's keys).
+    """Explain a data set, described by a JOB.toml or by options, which take precedence over keys of the file.
 
-    Kill it and start it again: it goes on where it stopped, and ends with the same files.
+    After an interruption, the same command resumes, and the files are those of an uninterrupted run.
     """
     keys = _keys(
         input=input, model=model, methods=methods, out=out, targets=targets, column=column, id_column=id_column,

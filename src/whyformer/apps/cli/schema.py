@@ -73,14 +73,14 @@ def make_schema(command: str | None = None) -> dict[str, Any]:
     """
     references, generated = models_json_schema(
         [(kind, "validation") for kind in COMMANDS.values()],
-        title="What whyformer prints with --json",
-        description="One object for each run of a command. schema_version counts up when a key changes its meaning "
-        "or goes away; new keys may appear at any time.",
+        title="Output of whyformer --json",
+        description="One object for each run of a command. schema_version increases if a key changes its meaning "
+        "or is removed; any version may add keys.",
         schema_generator=_Schema,
     )
     parts = generated["$defs"]
     for name, kind in COMMANDS.items():
         parts[name] = parts.pop(references[kind, "validation"]["$ref"].rpartition("/")[2])
     to = [{"$ref": f"#/$defs/{name}"} for name in COMMANDS]
-    whole = {"$schema": GenerateJsonSchema.schema_dialect, **generated}
-    return whole | ({"oneOf": to} if command is None else to[list(COMMANDS).index(command)])
+    document = {"$schema": GenerateJsonSchema.schema_dialect, **generated}
+    return document | ({"oneOf": to} if command is None else to[list(COMMANDS).index(command)])

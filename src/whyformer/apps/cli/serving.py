@@ -15,15 +15,15 @@ from whyformer.options import Options
 
 _Key = Annotated[list[str] | None, Option(
     metavar="KEY", envvar="WHYFORMER_API_KEY",
-    help="Asked of clients, as Authorization: Bearer KEY; repeat for several."
+    help="Key that clients must send, as Authorization: Bearer KEY; can be repeated."
 )]
 _ModelFolders = Annotated[list[Path] | None, Option(
     metavar="DIR",
-    help="A folder that save_pretrained wrote, or one with such folders in it, to offer; repeat for several."
+    help="A model to offer: a folder that save_pretrained wrote, or a folder of these; can be repeated."
 )]
 _Password = Annotated[str | None, Option(
     metavar="WORD", envvar="WHYFORMER_PASSWORD",
-    help="Asked of visitors, with the user name whyformer. Needed for --share and for other hosts."
+    help="Password of visitors; the user name is whyformer. Required for --share and for other hosts."
 )]
 
 
@@ -32,29 +32,31 @@ def serve(
     model: opt.ModelArgument,
     *,
     host: Annotated[str, Option(
-        metavar="ADDRESS", help="Where to listen; other machines are let in only with a key."
+        metavar="ADDRESS", help="Address to listen on; access from other machines needs a key."
     )] = "127.0.0.1",
-    port: Annotated[int, Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     api_key: _Key = None,
-    batch: Annotated[int, Option(min=1, help="The most requests that are explained at once.")] = Limits.batch,
+    batch: Annotated[int, Option(min=1, help="Maximum number of requests in a batch.")] = Limits.batch,
     wait: Annotated[float, Option(
-        min=0.001, metavar="MILLISECONDS", help="How long the first of them waits for others."
+        min=0.001, metavar="MILLISECONDS", help="Time that the first request of a batch waits for others."
     )] = 1000 * Limits.wait,
-    queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones are refused (429).")] = Limits.queue,
+    queue: Annotated[int, Option(
+        min=1, help="Maximum number of waiting requests; others are refused (429)."
+    )] = Limits.queue,
     seconds: Annotated[float, Option(
-        min=0.1, help="From a request to its answer, or it is refused (504)."
+        min=0.1, help="Maximum time from a request to its response (else 504)."
     )] = Limits.seconds,
     grace: Annotated[float, Option(
-        min=0.1, metavar="SECONDS", help="How long accepted requests may take to finish when the server ends."
+        min=0.1, metavar="SECONDS", help="Time for accepted requests to finish when the server stops."
     )] = Limits.grace,
     options: Options,
     printer: Printer,
 ) -> None:
-    """Answer requests for explanations of one model, on this machine alone unless asked otherwise."""
+    """Serve explanations of one model over HTTP, by default for this machine only."""
     from whyformer.apps.server import serve as answer
 
     def started(url: str) -> None:
-        text = f"whyformer answers at {url}, described in {url}/openapi.json (Ctrl+C ends it)"
+        text = f"whyformer serves {url}, described in {url}/openapi.json (stop it with Ctrl+C)"
         printer.result(record("serve", url=url), text)
 
     limits = Limits(batch=batch, wait=wait / 1000, queue=queue, seconds=seconds, grace=grace)
@@ -67,21 +69,23 @@ def serve_page(
     *,
     model_dir: _ModelFolders = None,
     hub: Annotated[bool | None, Option(
-        "--hub/--no-hub", help="Take hub ids. Default: only while the page is for this machine alone."
+        "--hub/--no-hub", help="Accept hub ids. Default: only if the page is for this machine only."
     )] = None,
-    host: Annotated[str, Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int | None, Option(min=1, max=65535, help="Default: the first free one from 7860.")] = None,
+    host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int | None, Option(
+        min=1, max=65535, help="Port to listen on. Default: the first free one from 7860."
+    )] = None,
     share: Annotated[bool, Option("--share", help="Also open a public address (through gradio).")] = False,
     password: _Password = None,
     browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     printer: Printer,
 ) -> None:
-    """Serve the web page, on this machine alone unless asked otherwise."""
+    """Serve the web page, by default for this machine only."""
     from whyformer.apps.web import Catalogue, serve
     from whyformer.apps.web.server import check_exposure
 
     def started(url: str) -> None:
-        printer.result(record("app", url=url), f"whyformer is at {url} (Ctrl+C ends it)")
+        printer.result(record("app", url=url), f"whyformer serves {url} (stop it with Ctrl+C)")
 
     public = check_exposure(host, share, password)
     catalogue = Catalogue(model_dir or (), hub=not public if hub is None else hub)

@@ -64,14 +64,14 @@ class InputSection:
 
     @property
     def files(self) -> str:
-        """The first file that a map was found in, and the number of the others."""
-        first, *others = dict.fromkeys(file for one in self.maps for file in one.file.split("\n"))
+        """The first file that holds a map, and the number of other files."""
+        first, *others = dict.fromkeys(file for saved_map in self.maps for file in saved_map.file.split("\n"))
         return f"{first} and {len(others)} more" if others else first
 
-    def searched(self, one: SavedMap) -> str:
+    def searched(self, m: SavedMap) -> str:
         """Return the words by which the page's script finds a map."""
         predicted = self.first.top(0, 1)[0][1]
-        words = (self.title, one.file, one.label, target_name(one.e), predicted, one.model, *(self.first.texts or ()))
+        words = (self.title, m.file, m.label, target_name(m.e), predicted, m.model, *(self.first.texts or ()))
         return " ".join(" ".join(words).casefold().split())
 
 
@@ -84,18 +84,18 @@ def once(saved: Sequence[SavedMap]) -> list[SavedMap]:
     """
     groups: dict[Hashable, list[int]] = {}
     maps: list[SavedMap] = []
-    for one in saved:
-        e = one.e
+    for saved_map in saved:
+        e = saved_map.e
         key = (e.model, input_of(e), e.input, method_names([e])[0], e.method, str(e.settings), target_name(e))
         group = groups.setdefault(key, [])
         same = next((place for place in group if _alike(e, maps[place].e)), None)
         if same is None:
             group.append(len(maps))
-            maps.append(one)
+            maps.append(saved_map)
             continue
         other = maps[same]
-        preferred = one if trust_figures(e) and not trust_figures(other.e) else other
-        files = dict.fromkeys([*other.file.split("\n"), one.file])
+        preferred = saved_map if trust_figures(e) and not trust_figures(other.e) else other
+        files = dict.fromkeys([*other.file.split("\n"), saved_map.file])
         maps[same] = replace(preferred, title=other.title, file="\n".join(files))
     return maps
 
@@ -110,12 +110,12 @@ def _alike(a: Explanation, b: Explanation) -> bool:
 def inputs_of(saved: Sequence[SavedMap]) -> list[InputSection]:
     """Group maps by model and input, in order of appearance."""
     groups: dict[Hashable, list[SavedMap]] = {}
-    for one in saved:
-        groups.setdefault((one.e.model, input_of(one.e)), []).append(one)
+    for saved_map in saved:
+        groups.setdefault((saved_map.e.model, input_of(saved_map.e)), []).append(saved_map)
     sections = []
     for number, group in enumerate(groups.values(), 1):
-        labels = method_names([one.e for one in group])
-        maps = [replace(one, id=f"i{number}-{k}", label=labels[k - 1]) for k, one in enumerate(group, 1)]
+        labels = method_names([saved_map.e for saved_map in group])
+        maps = [replace(saved_map, id=f"i{number}-{k}", label=labels[k - 1]) for k, saved_map in enumerate(group, 1)]
         sections.append(InputSection(number, _title(group), maps))
     return sections
 
@@ -125,7 +125,7 @@ def _title(group: Sequence[SavedMap]) -> str:
     first = group[0]
     if first.e.texts is not None:
         return short(" ".join(first.e.texts[0].split()), 90)
-    shared = os.path.commonprefix([one.title for one in group])  # noqa: RUF071 - not a path
+    shared = os.path.commonprefix([saved_map.title for saved_map in group])  # noqa: RUF071 - not a path
     return shared.rstrip("-_., ") or first.title
 
 

@@ -52,12 +52,12 @@ def models(
     def of(name: str | None) -> Model | None:
         return by_name.setdefault(name, Model(title(name))) if name else None
 
-    for one in saved:
-        if (model := of(one.e.model)) is not None:
+    for saved_map in saved:
+        if (model := of(saved_map.e.model)) is not None:
             model.maps += 1
-            model.inputs = list(dict.fromkeys([*model.inputs, _input(one)]))
-            model.outputs = model.outputs or one.e.logits.shape[-1]
-            model.classes = model.classes or [name for _, name in sorted((one.e.labels or {}).items())]
+            model.inputs = list(dict.fromkeys([*model.inputs, _input(saved_map)]))
+            model.outputs = model.outputs or saved_map.e.logits.shape[-1]
+            model.classes = model.classes or [name for _, name in sorted((saved_map.e.labels or {}).items())]
     for answer in answers:
         if (model := of(answer.g.model)) is not None:
             model.maps += 1

@@ -58,10 +58,10 @@ def room(pictures: int, inputs: int) -> int:
 def encoded(picture: Image.Image, most: int) -> Markup:
     """Return a picture as a data URI: WebP, or JPEG if Pillow has no WebP; reduced until it takes ``most`` bytes."""
     kind = "WEBP" if features.check("webp") else "JPEG"
-    made = _compressed(picture, LONGEST, kind)
-    if len(made) > most:
-        made = _compressed(picture, max(LONGEST // 3, int(LONGEST * math.sqrt(most / len(made)))), kind)
-    return data_uri(made, f"image/{kind.lower()}")
+    data = _compressed(picture, LONGEST, kind)
+    if len(data) > most:
+        data = _compressed(picture, max(LONGEST // 3, int(LONGEST * math.sqrt(most / len(data)))), kind)
+    return data_uri(data, f"image/{kind.lower()}")
 
 
 def drawn(e: Explanation, most: int) -> Markup:

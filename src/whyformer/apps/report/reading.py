@@ -222,13 +222,13 @@ def _read_json(path: Path, name: str, contents: Contents) -> None:
     elif keys and facts.get("command") in ("explain", "compare"):
         contents.saved += _printed(facts, path, name)
     else:
-        raise _OtherFile("JSON, but no explanations in it")
+        raise _OtherFile("JSON without explanations")
 
 
 def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
     """Return the explanations of ``--format json``, with the picture that they share."""
     if not isinstance(facts.get("explanations"), list):
-        raise LoadError("damaged: no list of explanations in it")
+        raise LoadError("damaged: it has no list of explanations")
     picture = None if facts.get("picture") is None else decoded(facts["picture"])
     maps = []
     for values in facts["explanations"]:
@@ -254,10 +254,10 @@ def _maps(e: Explanation, title: str, name: str, facts: Mapping[str, Any]) -> li
     maps = []
     for number, sample in enumerate(e, 1):
         for part in by_input(sample):
-            one = shrunk(part, LONGEST)
-            _check_drawing(one)
+            shrunken = shrunk(part, LONGEST)
+            _check_drawing(shrunken)
             label = title if len(e) == 1 else f"{title}, sample {number}"
-            maps.append(SavedMap(one, label, name, _versions(facts)))
+            maps.append(SavedMap(shrunken, label, name, _versions(facts)))
     return maps
 
 

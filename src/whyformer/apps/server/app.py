@@ -41,7 +41,7 @@ DISCONNECT_CHECK = 0.05
 
 
 class Reason(BaseModel):
-    """Why a request was refused."""
+    """The reason why a request was refused."""
 
     detail: Any
 
@@ -49,20 +49,20 @@ class Reason(BaseModel):
 REFUSALS: Responses = {
     code: {"model": Reason, "description": why}
     for code, why in {
-        400: "The input, the method, a setting or the target is wrong; the reason says what to do.",
-        401: "A key is asked for.",
-        403: "A page of another site made the request.",
+        400: "The input, the method, a setting or the target is invalid; the reason names the remedy.",
+        401: "The key is missing or wrong.",
+        403: "The request is from a page of another site.",
         408: "The request took too long to arrive.",
-        413: "The body, the picture or the text is too large, or its explanation would take too much memory.",
-        422: "The body is not of this form.",
-        429: "Too many requests wait, or the server is about to end; try again later.",
-        503: "The server is about to end, or has too many connections.",
-        504: "The explanation would take too long.",
+        413: "The body, the picture or the text is too large, or its explanation needs too much memory.",
+        422: "The body does not fit the schema.",
+        429: "Too many requests are waiting, or the server is stopping; try again later.",
+        503: "The server is stopping, or has too many connections.",
+        504: "There was no response within the time limit.",
     }.items()
 }
 ANSWERS: Responses = REFUSALS | {
     200: {
-        "description": "The explanation, as `whyformer explain --json` prints it, or a picture of it.",
+        "description": "The explanation: the output of `whyformer explain --json`, or a picture.",
         "content": {"application/json": {"schema": {"type": "object"}}, "image/png": {}},
     }
 }
@@ -72,13 +72,15 @@ PICTURE_BODY = {
 
 
 class TextRequest(BaseModel):
-    """A text and what is asked of it."""
+    """A text and the options of its explanation."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     text: str = Field(min_length=1, description="The sentence to explain.")
-    method: str = Field(DEFAULT_METHOD, description="A name of GET /v1/methods.")
-    settings: dict[str, Any] = Field(default_factory=dict, description="Of the method, where not the defaults.")
-    target: int | str | None = Field(None, description="A class, by number or name; the predicted one by default.")
+    method: str = Field(DEFAULT_METHOD, description="Name of a method, see GET /v1/methods.")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the method that differ from the defaults."
+    )
+    target: int | str | None = Field(None, description="Index or name of a class; default: the predicted class.")
 
 
 class Service:
@@ -104,14 +106,14 @@ class Service:
         try:
             for name, value in find(method).complete(settings).items():
                 if isinstance(value, int | float) and abs(value) > most:
-                    raise InputError(f"{name} may be at most {most} here")
+                    raise InputError(f"{name} must be at most {most} on this server")
             if target is not None:
                 class_index(target, class_names(self.session.model)[0], class_count(self.session.model))
         except WhyformerError as error:
             raise HTTPException(400, str(error)) from error
 
     async def explain(self, request: Request, pending: PendingRequest) -> Explanation:
-        """Return the explanation, or raise the status of why there is none; cancel it once the client is gone."""
+        """Return the explanation, or raise the status of a refusal; cancel it if the client disconnects."""
         seconds = self.limits.seconds
         try:
             with self.seconds.time():
@@ -122,7 +124,7 @@ class Service:
                             raise HTTPException(499, "the client is gone")
                 return answer.result()
         except TimeoutError:
-            raise HTTPException(504, f"no answer within {seconds:g} seconds; ask for less") from None
+            raise HTTPException(504, f"no response within {seconds:g} seconds: use a faster method") from None
         finally:
             pending.answer.cancel()  # nobody waits for it any more
 
@@ -154,7 +156,7 @@ router = APIRouter()
 async def explain_text(request: Request, service: Served, body: TextRequest, format: Format = "json") -> Response:  # noqa: A002
     """Explain a text."""
     if (count := len(body.text)) > (most := service.limits.characters):
-        raise HTTPException(413, f"the text has {count} characters, and {most} are taken")
+        raise HTTPException(413, f"the text has {count} characters; the limit is {most}")
     return await service.respond(request, body.text, body.method, body.settings, body.target, format)
 
 
@@ -164,14 +166,16 @@ async def explain_picture(
     service: Served,
     method: str = DEFAULT_METHOD,
     target: str | None = None,
-    settings: Annotated[str, Query(description="Of the method, where not the defaults: a JSON object.")] = "{}",
+    settings: Annotated[
+        str, Query(description="Settings of the method that differ from the defaults, as a JSON object.")
+    ] = "{}",
     format: Format = "json",  # noqa: A002
 ) -> Response:
     """Explain a picture, which is the body."""
     try:
         values = TypeAdapter(dict[str, Any]).validate_json(settings)
     except ValidationError as error:
-        raise HTTPException(422, "settings is a JSON object, such as {\"start_layer\": 1}") from error
+        raise HTTPException(422, "settings must be a JSON object, such as {\"start_layer\": 1}") from error
     file, limits = io.BytesIO(await request.body()), service.limits
     try:
         picture = await run_in_threadpool(lambda: open_picture(file, pixels=limits.pixels, size=limits.size))
@@ -183,28 +187,28 @@ async def explain_picture(
 
 @router.get("/v1/methods", responses={401: REFUSALS[401]})
 async def list_methods(service: Served) -> list[dict[str, Any]]:
-    """The methods for what the model reads, and their settings with the defaults."""
+    """List the methods for the model's kind of input, with their settings and defaults."""
     methods = [method for _, method in sorted(METHODS.items()) if method.modality in ("both", service.modality)]
     return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings)} for m in methods]
 
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Whether the process lives."""
+    """Report that the process is alive."""
     return {"status": "ok"}
 
 
-@router.get("/ready", responses={503: {"model": Reason, "description": "It takes no requests (any more)."}})
+@router.get("/ready", responses={503: {"model": Reason, "description": "The server accepts no requests."}})
 async def ready(service: Served) -> dict[str, Any]:
-    """Whether it takes requests, and how many wait."""
+    """Report that requests are accepted, and how many are waiting."""
     if not service.batcher.ready:
-        raise HTTPException(503, "no requests are taken now")
+        raise HTTPException(503, "the server accepts no requests")
     return {"status": "ready", "model": service.session.name, "waiting": len(service.batcher.waiting)}
 
 
 @router.get("/metrics", responses={401: REFUSALS[401], 200: {"content": {"text/plain": {}}}}, response_class=Response)
 async def metrics(service: Served) -> Response:
-    """Metrics for Prometheus."""
+    """Return metrics for Prometheus."""
     return Response(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
 
 

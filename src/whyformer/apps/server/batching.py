@@ -1,4 +1,4 @@
-"""Requests that wait together are explained together, by one thread that has the model to itself."""
+"""Batches of waiting requests, explained by one thread that alone uses the model."""
 
 from __future__ import annotations
 

@@ -36,4 +36,4 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             if not (value := getattr(self, field.name)) > 0:
-                raise InputError(f"{field.name} must be more than 0, not {value!r}")
+                raise InputError(f"{field.name} must be greater than 0, not {value!r}")

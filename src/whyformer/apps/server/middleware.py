@@ -57,14 +57,14 @@ class RequestGate:
         except asyncio.CancelledError:
             if status:
                 raise
-            await JSONResponse({"detail": "the server is about to end"}, 503)(scope, receive, counted)
+            await JSONResponse({"detail": "the server is stopping"}, 503)(scope, receive, counted)
         finally:
             self.counter.labels(str(status or 500)).inc()
 
     async def _respond(self, request: Request, send: Any) -> None:
         if self.keys and request.scope["path"] not in NO_KEY and not await self._has_key(request):
             raise HTTPException(
-                401, "this server asks for a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
+                401, "this server requires a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
             )
         if request.method not in ("GET", "HEAD", "OPTIONS") and is_foreign(request.headers):
             raise HTTPException(403, "requests from pages of other sites are refused")

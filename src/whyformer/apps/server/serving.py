@@ -19,9 +19,9 @@ def require_key_if_public(host: str, keys: Collection[str]) -> None:
         InputError: there is no key, or one has fewer than 16 characters.
     """
     if not is_local(host) and not keys:
-        raise InputError(f"--host {host} opens the server to other machines, so it needs a key: set WHYFORMER_API_KEY")
+        raise InputError(f"--host {host} opens the server to other machines, which needs a key: set WHYFORMER_API_KEY")
     if any(len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() for key in keys):
-        raise InputError(f"a key has at least {SHORTEST_KEY} printable ASCII characters")
+        raise InputError(f"a key must have at least {SHORTEST_KEY} printable ASCII characters")
 
 
 def serve(

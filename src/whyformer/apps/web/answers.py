@@ -38,18 +38,18 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     prompt = handlers.source("text", None, asked.sentence)
     picture = None if asked.picture is None else handlers.source("image", asked.picture, "")
     if not 1 <= asked.length <= handlers.limits.tokens:
-        raise InputError(f"an answer has 1 to {handlers.limits.tokens} tokens here, not {asked.length}")
+        raise InputError(f"an answer must have 1 to {handlers.limits.tokens} tokens here, not {asked.length}")
     loaded = handlers.catalogue.load(asked.model)
     if loaded.modality not in ("text", "both"):
         raise InputError(f"{asked.model} reads {loaded.reads} and writes nothing: choose a model that generates text")
     if picture is not None and loaded.modality != "both":
-        raise InputError(f"{asked.model} reads no pictures: choose another model, or take the picture away")
+        raise InputError(f"{asked.model} reads no pictures: choose another model, or remove the picture")
     if not getattr(loaded.model, "can_generate", lambda: True)():
         raise InputError(f"{asked.model} cannot generate text: choose a model that generates text")
     if picture is not None and asked.chat:
-        raise InputError("a prompt with a picture is written down as the model's processor does it: untick the message")
-    given = controls.read_form(asked.settings).get(method.name, {})
-    chosen = ((method.name, controls.changed(method.name, given, controls.blocks_of(loaded))),)
+        raise InputError("a prompt with a picture is formatted by the model's processor: untick the message")
+    settings = controls.read_form(asked.settings).get(method.name, {})
+    chosen = ((method.name, controls.changed(method.name, settings, controls.blocks_of(loaded))),)
     view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, (), asked.options)
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 

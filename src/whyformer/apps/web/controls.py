@@ -77,12 +77,12 @@ def blocks_of(loaded: Loaded) -> int:
 def read_form(raw: Any) -> dict[str, dict[str, Any]]:
     """Read {method: settings} from a JSON object or its text."""
     try:
-        given = json.loads(raw) if isinstance(raw, str) and raw.strip() else raw or {}
+        settings = json.loads(raw) if isinstance(raw, str) and raw.strip() else raw or {}
     except ValueError as error:
         raise InputError("the settings are not JSON") from error
-    if not isinstance(given, dict) or not all(isinstance(v, dict) for v in given.values()):
+    if not isinstance(settings, dict) or not all(isinstance(v, dict) for v in settings.values()):
         raise InputError('settings are an object for each method, such as {"rollout": {"start_layer": 1}}')
-    return given
+    return settings
 
 
 def changed(name: str, given: Mapping[str, Any], blocks: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class PageGate:
             if not upload or started:
                 raise
             # gradio raises these for a malformed form
-            await PlainTextResponse("this is no form with a file that can be read", 400)(scope, receive, send)
+            await PlainTextResponse("the body is not a form with a readable file", 400)(scope, receive, send)
         finally:
             if visitor is not None:
                 self.visits(visitor, False)
@@ -166,7 +166,7 @@ def _check_body(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
-        raise HTTPException(400, "the body is no JSON object")
+        raise HTTPException(400, "the body is not a JSON object")
     if any(isinstance(path, str) and "://" in path[:16] for path in paths):
         raise HTTPException(403, "not on this page")
     return read

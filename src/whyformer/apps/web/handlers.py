@@ -99,18 +99,18 @@ class Handlers:
         """Return the model and the view, checked."""
         if not asked.methods:
             raise InputError("choose at least one method")
-        given = controls.read_form(asked.settings)
+        settings = controls.read_form(asked.settings)
         names = list(dict.fromkeys(find(name).name for name in asked.methods))
         loaded, view, prediction = self.ready(session, asked)
-        chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
+        chosen = tuple((n, controls.changed(n, settings.get(n, {}), prediction.blocks)) for n in names)
         targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
-        wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
-        if (count := len(chosen) * len(wanted)) > self.limits.maps:
+        classes = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
+        if (count := len(chosen) * len(classes)) > self.limits.maps:
             raise InputError(
-                f"{len(chosen)} methods for {len(wanted)} classes are {count} maps; at most {self.limits.maps} are "
+                f"{len(chosen)} methods for {len(classes)} classes are {count} maps; at most {self.limits.maps} are "
                 "drawn at once: choose fewer"
             )
-        return loaded, replace(view, methods=chosen, targets=wanted)
+        return loaded, replace(view, methods=chosen, targets=classes)
 
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str, number: int | None = None) -> Updates:
@@ -162,8 +162,8 @@ class Handlers:
                 if asked.kind == "answer":
                     # the same checks as those of Explain, because this may follow it
                     loaded, _ = answers.view_of(self, asked)
-                    given = controls.read_form(asked.settings)
-                    form = controls.form(asked.methods, given, controls.blocks_of(loaded))
+                    settings = controls.read_form(asked.settings)
+                    form = controls.form(asked.methods, settings, controls.blocks_of(loaded))
                     yield {"says": "", "form": form, "status": status("Ready: press Explain.")}
                 else:
                     _, _, prediction = self.ready(session, asked)
@@ -324,8 +324,8 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 # -- pieces of the page --------------------------------------------------------------------------------------------
 def offered(kind: str) -> list[tuple[str, str]]:
     """Return the methods for a kind of input: the recommended ones first, then by family."""
-    wanted = "text" if kind == "answer" else kind
-    families = {m.name: m.family for m in list_methods() if m.modality in ("both", wanted)}
+    modality = "text" if kind == "answer" else kind
+    families = {m.name: m.family for m in list_methods() if m.modality in ("both", modality)}
     return [(name, name) for names in grouped(families).values() for name in names]
 
 
@@ -336,8 +336,8 @@ def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: s
     best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
     rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
     choices = [(name, f"#{i}") for i, name in (best | rest).items()]
-    kept = [c for c in asked.classes if c in dict(choices).values()]
-    chosen = kept or [f"#{prediction.order[0]}"]
+    valid = [c for c in asked.classes if c in dict(choices).values()]
+    chosen = valid or [f"#{prediction.order[0]}"]
     says = piece("classes", model=model, classes=prediction.top(), numeric=numeric, chosen=chosen)
     form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-    return {"says": says, "classes": gr.update(choices=choices, value=kept), "form": form}
+    return {"says": says, "classes": gr.update(choices=choices, value=valid), "form": form}

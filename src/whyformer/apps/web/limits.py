@@ -48,7 +48,9 @@ class PageLimits:
         if message := missing("text", None, raw):
             raise InputError(message)
         if len(raw) > self.characters:
-            raise InputError(f"the text has {len(raw):,} characters; at most {self.characters:,} are taken: shorten it")
+            raise InputError(
+                f"the text has {len(raw):,} characters; at most {self.characters:,} are allowed: shorten it"
+            )
         return raw.strip()
 
     def picture(self, path: Any, folder: Path) -> Image.Image:

@@ -81,7 +81,7 @@ def _uri(picture: Any) -> Markup:
 
 
 def trusted(judged: Sequence[tuple[Explanation, Mapping[str, Any] | str]]) -> str:
-    """Return the faithfulness of the maps as HTML: a chart and a sentence for each, or the reason why there is none.
+    """Return the faithfulness of the maps as HTML: a chart and a sentence for each, or the reason why it is missing.
 
     Args:
         judged: each map with the figures of its :class:`~whyformer.evaluation.trust.Trust`, or the reason.

@@ -41,7 +41,7 @@ def sentences() -> Iterator[None]:
     except Exception as error:
         _LOG.exception("the page failed")
         raise PageError(
-            f"Something went wrong inside whyformer ({type(error).__name__}); the log of the server says more."
+            f"Something went wrong inside whyformer ({type(error).__name__}); see the log of the server."
         ) from error
 
 

@@ -31,7 +31,7 @@ def stored(handlers: Handlers, session: VisitorSession, number: int | None = Non
     asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], DEFAULTS, {})
     order = e.logits[0].argsort(descending=True, stable=True).tolist()
     prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
-    hint = "Stored: no model was asked. For a photograph of your own: drop it, pick a model below, press Explain."
+    hint = "Stored result: no model was run. For your own photograph, drop it, choose a model below, and press Explain."
     shown = handlers.switch(session, "image", number)
     result = {
         **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
@@ -96,19 +96,19 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
     del shown["settings"]
     for name, visible in fields_of(asked.kind).items():
         shown[name] = {**visible, "value": shown[name]}
-    kept = asked.look.get("keep") is not None
-    shown["opacity"] = gr.update(value=shown["opacity"], visible=not kept)
-    shown["keep"] = gr.update(value=shown["keep"], visible=kept)
+    masked = asked.look.get("keep") is not None
+    shown["opacity"] = gr.update(value=shown["opacity"], visible=not masked)
+    shown["keep"] = gr.update(value=shown["keep"], visible=masked)
     shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
     shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known after the prediction
     if any(settings.values()):  # the browser does not read a form that is folded
         shown["accordion"] = gr.update(open=True)
-    there = handlers.catalogue.has(asked.model)
-    if there:  # in one update, because the browser drops some while it builds the page
+    is_loaded = handlers.catalogue.has(asked.model)
+    if is_loaded:  # in one update, because the browser drops some while it builds the page
         *_, known = handlers.look(session, entered)
         shown |= known
     yield shown
-    if not there:
+    if not is_loaded:
         if asked.model not in handlers.catalogue.names():
             yield {"status": status("Press Explain to load the model and see this view.")}
             return

@@ -30,7 +30,7 @@ def check_exposure(host: str, share: bool, password: str | None) -> bool:
         raise InputError(f"the password needs at least {SHORTEST_PASSWORD} characters")
     if (share or not local) and password is None:
         how = "--share puts the page on the internet" if share else f"--host {host} opens the page to other machines"
-        raise InputError(f"{how}, so it needs a password: set WHYFORMER_PASSWORD, or give --password")
+        raise InputError(f"{how}, so it needs a password: set WHYFORMER_PASSWORD, or pass --password")
     return share or not local
 
 

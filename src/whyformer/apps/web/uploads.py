@@ -53,8 +53,8 @@ def sweep_the_dead() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
         owner = folder.name.removeprefix(_NAME).partition("-")[0]
         with contextlib.suppress(OSError):
-            mine = not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
-            if mine and owner.isdecimal() and not _runs(int(owner)):
+            is_own = not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
+            if is_own and owner.isdecimal() and not _runs(int(owner)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

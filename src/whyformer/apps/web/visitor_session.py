@@ -246,7 +246,7 @@ def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
 
 
 def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
-    """Yield the map of each method for each class, or the reason why there is none, as soon as it is computed."""
+    """Yield the map of each method for each class as soon as it is computed, or the reason why it is missing."""
 
     def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
         any_class, this_class = view.key("map", *key[:2], "any class"), view.key("map", *key)

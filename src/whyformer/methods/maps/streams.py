@@ -185,10 +185,10 @@ class StreamTask:
         self.task.layer(start)
         counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
         each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
-        wanted = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
-        if any(self.attentions[number].is_merged for number in wanted):
+        needed = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
+        if any(self.attentions[number].is_merged for number in needed):
             raise self.task.refuse(MERGED)
-        return wanted
+        return needed
 
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They

@@ -32,7 +32,9 @@ def transformer_attribution(
     """Ā_b = I + mean_h (∇A_b ⊙ R_b)⁺, C = Ā_L ⋯ Ā_start; the scores are the readout row of C (Eq. 13–14).
 
     R_b is the relevance of the attention map under the deep Taylor rules, started from ∂target/∂logits (one-hot for a
-    logit). One forward, one gradient and one relevance pass; both backward passes stop at ``start_layer``.
+    logit). The rule for sums scales relevance to its total, so positive and negative parts of the start (of a contrast,
+    a log-probability) are propagated separately, and R_b is their sum. One forward, one gradient and one relevance
+    pass (two for such a target); both backward passes stop at ``start_layer``.
 
     Args:
         start_layer: first block used, counted from 0 at the input. The published perturbation and segmentation
@@ -61,7 +63,7 @@ def transformer_attribution(
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else block)
     work = streams.begin(task, rules, row_alone=True)
-    wanted = work.wanted(how, start_layer if block is None else 0)
-    walked = work.walk(rules, MapWatch(wanted, observe, gradient=weighted))
+    needed = work.wanted(how, start_layer if block is None else 0)
+    walked = work.walk(rules, MapWatch(needed, observe, gradient=weighted))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)

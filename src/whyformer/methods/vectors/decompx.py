@@ -46,14 +46,15 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
         logits, seed, values = _shares(task, passed, batch_size)
     except UnknownOperation as error:
         raise task.refuse(str(error)) from error
-    wanted = (seed * logits).flatten(1).sum(1)
-    rows = values.unflatten(0, (len(wanted), -1)) if task.inputs.choices else values  # [B, C, N] of multiple choice
+    expected = (seed * logits).flatten(1).sum(1)
+    rows = values.unflatten(0, (len(expected), -1)) if task.inputs.choices else values  # [B, C, N] of multiple choice
     total, size = rows.flatten(1).sum(1), rows.abs().flatten(1).sum(1)
-    if bool(((total - wanted).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
+    if bool(((total - expected).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
         raise task.refuse(
-            f"its tokens' shares sum to {total[0].item():.4g}, but the target is {wanted[0].item():.4g}: some are lost"
+            f"its tokens' shares sum to {total[0].item():.4g}, but the target is {expected[0].item():.4g}: "
+            "some are lost"
         )
-    figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
+    figure = {"target": expected.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
     name = passed.name_of(passed.blocks_of(task.inputs.name)[0][0])
     return task.of_sources({name: values}, logits, {"shares": figure})
 
