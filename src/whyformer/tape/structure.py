@@ -305,7 +305,7 @@ def _labelled(
         return _Labelled(piece, at_map[1 - over[0]], keys)
     if shape[axis] == 1:
         return _Labelled(piece, keys, keys)
-    queries = _learned(a.origin, entry, unit.exit, tape, rows) if axis == -1 else None
+    queries = _learned(a.origin, axis, entry, unit.exit, rows)
     return _Labelled(piece, queries, None if queries is None else keys, True)
 
 
@@ -328,15 +328,27 @@ def _repeats(label: Label, keys: int, axis: int) -> bool:
     return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
-def _learned(map_: int, entry: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
-    """Return the rows of learned queries in the shape of a map. They begin in A·V, whose factor A is ``entry``."""
-    queries, (*lead, _) = rows.labels.get(product, ()), tape.shapes[map_]
-    keys, at_map = rows.labels.get(entry, ()), rows.labels[map_]
-    if not queries or not keys or queries[0].shape[:-1] != keys[0].shape[:-1]:
+def _learned(map_: int, axis: int, entry: int, product: int, rows: Rows) -> Tensor | None:
+    """Return the rows of learned queries in the shape of a map. They begin in A·V.
+
+    Args:
+        map_: number of the map.
+        axis: its axis of keys.
+        entry: number of A, or of A ⊙ V before the sum over the keys.
+        product: number of A·V.
+        rows: the rows of the pass.
+    """
+    if not rows.labels.get(product) or not rows.labels.get(entry):
         return None
-    if keys[0].numel() != at_map[0].numel() or not torch.equal(keys[0].reshape(at_map[0].shape), at_map[0]):
+    at_map, key, query = rows.labels[map_][0], rows.labels[entry][0], rows.labels[product][0].narrow(-1, 0, 1)
+    single = [*at_map.shape]
+    single[axis] = 1  # a query row has all keys
+    aligned = query.shape[:-1] == key.shape[:-1]
+    if key.numel() != at_map.numel():  # A ⊙ V has the width of V
+        key, aligned = key.narrow(-1, 0, 1), [n for n in query.shape if n > 1] == [n for n in single if n > 1]
+    if not aligned or key.numel() != at_map.numel() or not torch.equal(key.reshape(at_map.shape), at_map):
         return None  # the map was rearranged before the product
-    return queries[0].narrow(-1, 0, 1).reshape(*lead, 1).expand(at_map[0].shape)
+    return query.reshape(single).expand(at_map.shape)
 
 
 def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def test_benchmark_writes_tables_and_resumes(tmp_path: Path, model_folder: Path)
     first = CliRunner().invoke(app, ["benchmark", *arguments, "--option", "explained=target"])
     assert first.exit_code == 0, first.output
     assert "3 samples" in first.output
-    assert "backward passes" in first.output
+    assert "forward passes" in first.output
     for name in ("records.jsonl", "table.md", "table.csv", "report.json"):
         assert (out / name).is_file()
     repeated = CliRunner().invoke(app, ["benchmark", *arguments, "--option", "explained=target"])

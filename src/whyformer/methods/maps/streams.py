@@ -186,9 +186,11 @@ class StreamTask:
         counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
         each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
         needed = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
-        if any(self.attentions[number].is_merged for number in needed):
+        followed = [number for number in needed if not self.attentions[number].is_merged]
+        # no path leads through a merge, but a single block needs none
+        if len(followed) < len(needed) and not (followed and isinstance(how.layers, int)):
             raise self.task.refuse(MERGED)
-        return needed
+        return followed
 
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
