@@ -181,10 +181,11 @@ def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
     if number is None:
         return False
     if known.get(key) is None:
-        alone = batch.opened.prepare(samples[number]).inputs
-        if alone.tensor.shape == inputs.tensor[:1].shape:
+        padded, alone = inputs.of_samples([number]), batch.opened.prepare(samples[number]).inputs
+        shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
+        if shapes[0] == shapes[1]:
             return False
-        known[key] = changes_with_padding(batch.model, inputs.of_samples([number]), alone, left)
+        known[key] = changes_with_padding(batch.model, padded, alone, left)
     return bool(known[key])
 
 
