@@ -12,13 +12,15 @@ from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.normalize import count_of, wants_processor
-from whyformer.inputs.prompts import is_prompt, unstackable
+from whyformer.inputs.normalize import count_of, normalized, wants_processor
+from whyformer.inputs.prompts import are_stackable, is_prompt
 from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
+from whyformer.methods.padding import changes_with_padding, most_padded, samples_in
 from whyformer.methods.settings import OptionsAndSettings, Settings
+from whyformer.models.cache import measured
 from whyformer.models.kinds import is_contrastive
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names, refuse_unfit
@@ -126,11 +128,15 @@ class OpenedModel:
             processor = processor_of(self.model)
         opened_model = self if processor is self.processor else self.using(processor)
         facts = (class_names(self.model)[0], class_count(self.model))
-        singles = unstackable(self.model, inputs, processor) if is_prompt(inputs) else []
-        if not singles:
+        inputs = normalized(inputs, processor)
+        samples = samples_in(inputs, processor)
+        if not is_prompt(inputs) or are_stackable(self.model, samples, processor):
             ready = prepare(self.model, inputs, processor, truncate=self.options.truncate)
-            return Prepared(opened_model, _measured(self.model, ready), *facts)
-        each = tuple(self.prepare(single) for single in singles)
+            whole = Prepared(opened_model, _measured(self.model, ready), *facts)
+            if not samples or not _depends_on_padding(whole, samples):
+                return whole
+            return replace(whole, singles=tuple(map(opened_model.prepare, samples)))
+        each = tuple(map(opened_model.prepare, samples))
         kinds = {single.inputs.modality for single in each}
         ids = torch.zeros(len(each), 1, dtype=torch.long)
         kind = "text" if "text" in kinds else kinds.pop()
@@ -165,6 +171,22 @@ def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -
     if not isinstance(model, OpenedModel):
         return OpenedModel(model, processor, **options)
     return model if processor is None and not options else model.using(processor, **options)
+
+
+def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
+    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input."""
+    inputs, (_, left) = batch.inputs, batch.padding
+    known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
+    number = most_padded(inputs, samples, batch.processor)
+    if number is None:
+        return False
+    if known.get(key) is None:
+        padded, alone = inputs.of_samples([number]), batch.opened.prepare(samples[number]).inputs
+        shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
+        if shapes[0] == shapes[1]:
+            return False
+        known[key] = changes_with_padding(batch.model, padded, alone, left)
+    return bool(known[key])
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -46,7 +46,7 @@ class Prepared:
         opened: the model with its processor and options.
         labels: class index -> name; None if the model does not name its classes.
         classes: number of classes; None if the model does not state it.
-        singles: each prompt separately, if the tensors of several prompts cannot be stacked.
+        singles: each sample separately, if their tensors cannot be stacked or padding would change the prediction.
         also: classes whose logits the result always includes when it stores only some logits of a long row.
     """
 
@@ -116,16 +116,19 @@ class Prepared:
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
         self.refuse_singles(name or "this")
-        texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
-        if texts and is_contrastive(self.model, *inputs.feed):  # all pictures share the texts, which are the classes
+        texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" else ()
+        if texts and is_contrastive(self.model, *inputs.feed) and not resolver.pairs:  # the texts are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def refuse_singles(self, name: str) -> None:
-        """Raise if the prompts cannot be batched, which the work called ``name`` requires."""
+        """Raise if the samples cannot be batched, which the work called ``name`` requires."""
         if self.singles:
-            raise InputError(f"{name} needs a batch, and the pictures of these prompts make none: pass one prompt")
+            raise InputError(
+                f"{name} needs a batch, and these samples make none, because their pictures differ or their padding "
+                "would change the prediction: pass one sample"
+            )
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""

@@ -20,7 +20,7 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import spread
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.prompts import unstackable
+from whyformer.inputs.prompts import are_stackable, separate_prompts
 from whyformer.targets import LogProbability, Token
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -118,7 +118,7 @@ def test_ragged_prompts_are_compared_and_saved(tmp_path: Any) -> None:
     assert all(torch.equal(loaded.part(n).scores, e.part(n).scores) for n in e.inputs)
     likely = whyformer.compare(model, inputs, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
-    with pytest.raises(InputError, match="arbitrate needs a batch, and the pictures of these prompts make none"):
+    with pytest.raises(InputError, match="arbitrate needs a batch, and these samples make none"):
         whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], processor=processor)
 
 
@@ -154,7 +154,7 @@ def test_attention_maps_of_different_kinds_are_not_joined() -> None:
 def test_evaluation_on_pixels_and_tokens_raises() -> None:
     model, processor = built("gemma3")
     inputs = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
-    with pytest.raises(InputError, match="tokens from others: evaluate them one at a time"):
+    with pytest.raises(InputError, match="pixels from some of them: evaluate them one at a time"):
         whyformer.evaluate(model, inputs, torch.ones(2, 3), "deletion", processor, baseline="unk")
 
 
@@ -182,7 +182,7 @@ def test_evaluation_of_ragged_prompts_equals_single_prompts(name: str, metric: s
     plain = whyformer.evaluate(model, inputs, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
     if metric == "deletion":
         assert plain.values == pytest.approx(result.values)
-    with pytest.raises(InputError, match="do not fit 3 prompts of up to"):
+    with pytest.raises(InputError, match="do not fit 3 samples of up to"):
         whyformer.evaluate(model, inputs, e.part("input_ids").scores[:, 1:], metric, processor, **options)
 
 
@@ -201,16 +201,16 @@ def test_error_of_a_single_prompt_is_raised() -> None:
 
 def test_texts_of_two_tower_models_are_not_split() -> None:
     """The texts are classes; processors of two-tower models have no image placeholder."""
-    model, _ = built("llava")
     processor = SimpleNamespace(image_token=None, image_processor=object(), tokenizer=object())
-    assert unstackable(model, {"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
+    assert separate_prompts({"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
 
 
 def test_prompts_are_split_by_numbers_of_images() -> None:
     model, processor = built("gemma3")
-    for groups, count in (([[EVEN], [EVEN]], 0), ([[EVEN], [EVEN, EVEN]], 2), ([[], [EVEN]], 2)):
+    for groups, stackable in (([[EVEN], [EVEN]], True), ([[EVEN], [EVEN, EVEN]], False), ([[], [EVEN]], False)):
         texts = [prompt_of(w, group, processor) for w, group in zip(WORDS, groups, strict=False)]
-        assert len(unstackable(model, {"text": texts, "images": groups}, processor)) == count
+        prompts = separate_prompts({"text": texts, "images": groups}, processor)
+        assert len(prompts) == 2 and are_stackable(model, prompts, processor) is stackable
 
 
 def sample(scores: list[float], tokens: list[str], **options: Any) -> Explanation:

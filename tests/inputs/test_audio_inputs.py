@@ -133,11 +133,6 @@ def test_batch_of_unequal_sounds_equals_single_sounds(speech_model: tuple[nn.Mod
     assert torch.allclose(both.scores[1], alone.scores[0], atol=1e-5)
 
 
-def test_unequal_sounds_without_mask_raise(speech_model: tuple[nn.Module, object]) -> None:
-    with pytest.raises(InputError, match="returns no mask"):
-        whyformer.explain(speech_model[0], [tone(0.5, 0.1, 0.2), tone()], "saliency", 1, processor=hf.Wav2Vec2FeatureExtractor(return_attention_mask=False))
-
-
 def test_explain_many_sounds(tmp_path: Path, speech_model: tuple[nn.Module, object]) -> None:
     model, extractor = speech_model
     files = [write_wav(tmp_path / f"{i}.wav", tone(0.5 + 0.25 * (i == 1)), 4) for i in range(3)]

@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import processors
 import whyformer
 from whyformer.errors import InputError
 from whyformer.methods import METHODS
@@ -95,3 +96,17 @@ def test_multiple_choice_ids_by_position_equal_by_name() -> None:
     e = whyformer.explain(model, pairs["input_ids"], "input_x_gradient", TARGETS)
     named = whyformer.explain(model, {"input_ids": pairs["input_ids"]}, "input_x_gradient", TARGETS)
     assert torch.equal(e.scores, named.scores)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_texts_of_multiple_choice_name_the_way_out(count: int) -> None:
+    model, tokenizer = built()[0], processors.tokenizer()
+    model.resize_token_embeddings(len(tokenizer))
+    text, text_pair = ["what is"] * count, ["here on the left", "is", "on the left"][:count]
+    inputs = {"text": text, "text_pair": text_pair}
+    for work in (whyformer.explain, whyformer.record):
+        with pytest.raises(InputError, match=rf"pass ids \[1, {count}, N\] instead of \[{count}, N\]") as error:
+            work(model, inputs, processor=tokenizer)
+    code = str(error.value).rpartition("N], ")[2]
+    tensors = eval(code, {"tokenizer": tokenizer, "text": text, "text_pair": text_pair})
+    assert whyformer.explain(model, tensors, "input_x_gradient", 0, tokenizer).logits.shape == (1, count)

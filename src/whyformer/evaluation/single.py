@@ -126,11 +126,11 @@ def _evaluated(chosen: Metric, case: Case, settings: dict[str, Any], samples: Se
 def _each(
     chosen: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
-    """Evaluate prompts that cannot be batched one at a time, each without the scores of its padding."""
+    """Evaluate samples that cannot be batched one at a time, each without the scores of its padding."""
     if any(result.inputs.modality == "image" for result in ready.singles):
         raise InputError(
-            "these prompts cannot be batched, and the metric would remove pixels from some of them and tokens from "
-            "others: evaluate them one at a time"
+            "these samples cannot be batched, and the metric would remove pixels from some of them: evaluate them one "
+            "at a time"
         )
     explained = explanation if isinstance(explanation, Explanation) else None
     name = ready.inputs.name
@@ -139,7 +139,7 @@ def _each(
     extents = [result.inputs.extent[1] for result in ready.singles]
     if tuple(scores.shape) != (expected := (len(extents), max(extents))):
         raise InputError(
-            f"scores of shape {list(scores.shape)} do not fit {expected[0]} prompts of up to {expected[1]} tokens: "
+            f"scores of shape {list(scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens: "
             "pass one score for each token, those of pictures and special tokens included"
         )
     target = read_target(target, explained)

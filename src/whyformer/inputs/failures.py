@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs.feed import channels, parameters
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
@@ -15,7 +17,7 @@ from whyformer.inputs.prompts import places_in
 def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     """Return a sentence on why the inputs do not fit the model; None if unknown."""
     reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _no_decoder(model, inputs, error)
-    return reason or _misnamed(model, inputs.kwargs)
+    return reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs)
 
 
 def no_table(inputs: Inputs, error: Exception) -> str | None:
@@ -83,6 +85,24 @@ def _no_decoder(model: nn.Module, inputs: Inputs, error: Exception) -> str | Non
         "the model's decoder got no tokens: pass decoder_input_ids [B, N] too (the first token, "
         f"{start}, for the beginning of an answer), or use explain_generation"
     )
+
+
+def _multiple_choice(model: nn.Module, inputs: Inputs) -> str | None:
+    """Return why a model may fail on texts: it reads them as the choices of one sample, which has an axis of its own.
+
+    Costs a plain forward pass.
+    """
+    if inputs.modality != "text" or inputs.tensor.dim() != 2 or inputs.args:
+        return None
+    with suppress(*FOREIGN_ERRORS), torch.no_grad():
+        output = model(**{n: v[None] if isinstance(v, Tensor) else v for n, v in inputs.kwargs.items()})
+        if tuple(output.logits.shape) == (1, inputs.batch):
+            return (
+                f"the model reads several texts as the choices of one sample: pass ids [1, {inputs.batch}, N] instead "
+                f"of [{inputs.batch}, N], {{n: t[None] for n, t in tokenizer(text, text_pair, padding=True, "
+                "return_tensors='pt').items()}"
+            )
+    return None
 
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:

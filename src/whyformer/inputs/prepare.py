@@ -21,7 +21,7 @@ from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, padding_of, with_pictures
 from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
@@ -211,7 +211,7 @@ def _notes_on_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] 
 def _from_texts(
     model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool, pairs: list[str] | None = None
 ) -> Inputs:
-    mark = getattr(tokenizer, "image_token", None)
+    mark, padding = getattr(tokenizer, "image_token", None), padding_of(model, tokenizer, len(texts))
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for text in texts:
         if isinstance(mark, str) and mark in text:
@@ -231,9 +231,8 @@ def _from_texts(
         texts,
         pairs,
         return_tensors="pt",
-        padding=len(texts) > 1,
         truncation=truncate,
-        max_length=limit if truncate else None,
+        **({"max_length": limit} if truncate else {}) | padding,
         return_offsets_mapping=bool(tokenizer.is_fast),
     )
     offsets = encoded.pop("offset_mapping", None)
@@ -307,9 +306,9 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
-    pixels = _processed(processor, rgb)
+    pixels = processed(processor, rgb)
     shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
-    features = Features(pictures=shown, **({} if shown is None else placed(partial(_processed, processor), rgb)))
+    features = Features(pictures=shown, **({} if shown is None else placed(partial(processed, processor), rgb)))
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
     kwargs = {"pixel_values": pixels} if named else {}
@@ -321,7 +320,7 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)
 
 
-def _processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
+def processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
     """Return the processor's pixels ``[B, C, H, W]``."""
     if hasattr(processor, "preprocess"):
         try:

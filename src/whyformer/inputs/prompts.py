@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,8 +55,9 @@ def encode(
     images = opened if token is not None else opened[0]
     if not any(opened):
         raise InputError("the list of pictures is empty")
+    padding = padding_of(model, processor, len(texts))
     try:
-        encoded = dict(processor(images=images, text=texts, return_tensors="pt", padding=len(texts) > 1))
+        encoded = dict(processor(images=images, text=texts, return_tensors="pt", **padding))
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the processor fails on this prompt and its pictures: {reason}") from error
@@ -81,20 +82,36 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
     return texts, opened, token
 
 
-def unstackable(model: nn.Module, inputs: Any, processor: Any) -> list[Any]:
-    """Return the single prompts if their tensors cannot be stacked, else an empty list.
+def padding_of(model: nn.Module, processor: Any, texts: int) -> dict[str, Any]:
+    """Return the tokenizer's arguments that set the padding of texts: to the longest; or to the model's maximum if the
+    model reads padding as it did in training (SigLIP), which is so if a processor that compares pictures with texts has
+    a tokenizer with a maximum length and without an attention mask."""
+    tokenizer, config = getattr(processor, "tokenizer", None), getattr(model, "config", None)
+    longest = getattr(tokenizer, "model_max_length", None)
+    masked = "attention_mask" in getattr(tokenizer, "model_input_names", ["attention_mask"])
+    compares = hasattr(processor, "image_processor") and _word(getattr(processor, "image_token", None)) is None
+    if masked or not compares or not isinstance(longest, int) or longest >= 10**9:
+        return {"padding": texts > 1}
+    positions = getattr(getattr(config, "text_config", config), "max_position_embeddings", longest)
+    return {"padding": "max_length", "max_length": min(longest, positions)}
 
-    Tensors can be stacked if all prompts have tensors of the same shapes, except for the number of tokens, and the same
-    number of placeholders for rows of pictures. A prompt without pictures is returned as its text.
-    """
+
+def separate_prompts(inputs: Any, processor: Any) -> list[Any]:
+    """Return each prompt with its own pictures, or as its text if it has none; empty if the pictures do not belong to
+    single prompts."""
     _refuse_without(processor)
     texts, opened, token = _opened(inputs["text"], inputs["images"], processor)
     if token is None or len(texts) == 1:
         return []
-    singles = [
+    return [
         {"text": text, "images": pictures} if pictures else text for text, pictures in zip(texts, opened, strict=True)
     ]
-    return singles if len({_shape(model, single, processor) for single in singles}) > 1 else []
+
+
+def are_stackable(model: nn.Module, prompts: Sequence[Any], processor: Any) -> bool:
+    """Return whether the tensors of prompts, as returned by :func:`separate_prompts`, can be stacked: they have the
+    same shapes, except for the number of tokens, and the same number of placeholders for rows of pictures."""
+    return len({_shape(model, prompt, processor) for prompt in prompts}) <= 1
 
 
 def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:

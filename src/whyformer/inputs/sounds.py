@@ -150,8 +150,7 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
         (arguments of the model's forward, facts about the sounds for :func:`with_sounds`).
 
     Raises:
-        InputError: no feature extractor, a sound whose rate differs from the model's, or sounds of unequal length
-            without a mask.
+        InputError: there is no feature extractor, or the rate of a sound differs from the model's.
     """
     extractor = feature_extractor_of(processor)
     if extractor is None:
@@ -169,12 +168,6 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
         encoded = dict(extractor(waves, **options))
     except ValueError:  # of unequal length
         encoded = dict(extractor(waves, **options, padding=True))
-        if "attention_mask" not in encoded:
-            raise InputError(
-                "these sounds have different lengths, and the feature extractor returns no mask, so the model would "
-                "read the padding as sound: explain them one at a time, or set return_attention_mask=True if the model "
-                "was trained with a mask"
-            ) from None
     padded = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
     seconds = [len(sound.wave) / rate for sound in sounds]
     time = _time(encoded, extractor, rate)

@@ -169,8 +169,14 @@ class Session:
         return [explained for read in reads for explained in self._batch([read], on_start)]
 
     def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
-        rows, is_single = [read.row for read in reads], len(reads) == 1
         ready = self.opened.prepare(collated([read.content for read in reads]))
+        if ready.singles:
+            pairs = zip(reads, ready.singles, strict=True)
+            return [result for read, single in pairs for result in self._explained([read], single)]
+        return self._explained(reads, ready)
+
+    def _explained(self, reads: Sequence[RowContent], ready: Prepared) -> list[RowResult]:
+        rows, is_single = [read.row for read in reads], len(reads) == 1
         targets = self._targets(ready, rows)
         explanations: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.models.cache import once
+from whyformer.models.cache import measured, once
 from whyformer.models.output import End, Output
 from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
@@ -21,6 +21,8 @@ from whyformer.tape.ends import end_function as read_end
 from whyformer.tape.recording import record_call
 from whyformer.tape.values import Tape
 
+CONTRASTIVE = "contrastive"
+"""Key of the activation that a model which compares pictures with texts was trained with, "" for other models."""
 _LOOKED_AT = 4096
 
 
@@ -100,7 +102,7 @@ def final_activation(model: nn.Module, end: str, outputs: int) -> str:
         end: name of its end function, as of :func:`end_function`.
         outputs: number of logits in a row.
     """
-    if "sigmoid" in end:
+    if "sigmoid" in end or measured(model).get(CONTRASTIVE) == "sigmoid":
         return "sigmoid"
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if problem == "regression":

@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whyformer.errors import ModelError
 from whyformer.models.cache import measured, once
-from whyformer.models.ends import fed
+from whyformer.models.ends import CONTRASTIVE, fed
 from whyformer.models.output import Output, decodes
+from whyformer.tape.recording import record_call
+from whyformer.tape.walking import replay
 
 _LANGUAGE, _ROW_PER_TOKEN = "language model", "row per token"
 _ROUNDS = re.compile(r"\bquantized\b|\bbitsandbytes\b")
@@ -118,11 +122,30 @@ def _row_per_token(output: Output, n: int) -> bool:
 def is_contrastive(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the model compares pictures with texts, so that either can be the classes of the other."""
 
-    def compares() -> bool:
+    def activation() -> str:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
-        return output is not None and "logits_per_image" in output.named
+        if output is None or "logits_per_image" not in output.named:
+            return ""
+        return "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
 
-    return once(model, "contrastive", compares)
+    return bool(once(model, CONTRASTIVE, activation))
+
+
+def _has_common_bias(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a parameter is added to all logits (SigLIP), which softmax would cancel, so that the model was
+    trained with a sigmoid."""
+    tape, raw = record_call(model, args, kwargs)
+    logits = raw["logits_per_image"].detach()
+    number = tape.number(raw["logits_per_image"])
+    limit = max(1e-3, 16 * torch.finfo(logits.dtype).eps * float(logits.abs().max()))
+
+    def is_added(parameter: nn.Parameter) -> bool:
+        with suppress(ModelError):  # the model decides by its value
+            moved = [replay(tape, {tape.number(parameter): parameter.detach() + by}, [number])[0] for by in (-1, 1)]
+            return all(bool(((m - logits - by).abs() < limit).all()) for m, by in zip(moved, (-1, 1), strict=True))
+        return False
+
+    return any(p.numel() == 1 and tape.knows(p) and is_added(p) for p in model.parameters())
 
 
 def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:

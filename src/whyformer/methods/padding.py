@@ -1,0 +1,104 @@
+"""Find out whether a model's output for a sample changes when the sample is padded to the size of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from whyformer.errors import FOREIGN_ERRORS
+from whyformer.inputs import Inputs
+from whyformer.inputs.pairs import text_lists
+from whyformer.inputs.prepare import processed
+from whyformer.inputs.prompts import is_prompt, separate_prompts
+from whyformer.models.ends import forward
+from whyformer.models.memory import is_out_of_memory
+from whyformer.models.output import Output
+
+__all__ = ["changes_with_padding", "most_padded", "samples_in"]
+
+
+def samples_in(inputs: Any, processor: Any) -> list[Any]:
+    """Return each of several samples as an input of its own, for inputs as returned by
+    :func:`~whyformer.inputs.normalize.normalized`; empty for tensors, which the user has batched, and for one sample.
+    """
+    samples: list[Any] = []
+    if isinstance(inputs, list):
+        samples = [[sample] for sample in inputs]
+    elif is_prompt(inputs):
+        samples = separate_prompts(inputs, processor)
+    elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
+        pairs = zip(*text_lists(inputs["text"], inputs["text_pair"], False), strict=True)
+        samples = [{"text": [text], "text_pair": [pair]} for text, pair in pairs]
+    return samples if len(samples) > 1 else []
+
+
+def most_padded(inputs: Inputs, samples: list[Any], processor: Any) -> int | None:
+    """Return the index of the sample with the most padding in a batch; None if nothing was padded.
+
+    Args:
+        inputs: the batch.
+        samples: its samples, as returned by :func:`samples_in`.
+        processor: the processor that made the batch.
+    """
+    sides = [inputs.side(name) for name in (inputs.name, *inputs.others)]
+    side = next((side for side in sides if side.modality == "text"), inputs)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    image_processor = getattr(processor, "image_processor", processor)
+    sizes, whole = list[float](), 0.0
+    if side.features.durations is not None:
+        sizes, whole = side.features.durations, max(side.features.durations)
+    elif side.modality == "image" and hasattr(image_processor, "preprocess") and _are_pictures(samples):
+        by_size = {p.size: p for (p,) in samples}
+        if len(by_size) > 1:
+            areas = {size: processed(image_processor, [p])[0].numel() for size, p in by_size.items()}
+            sizes, whole = [areas[p.size] for (p,) in samples], side.tensor[0].numel()
+    elif side.mask is not None and side.mask.dim() == 2:
+        sizes, whole = side.mask.sum(1).tolist(), side.mask.shape[1]
+    elif side.modality == "text" and side.tensor.dim() == 2 and isinstance(pad, int):
+        sizes, whole = (side.tensor != pad).sum(1).tolist(), side.tensor.shape[1]
+    least = min(range(len(sizes)), key=sizes.__getitem__, default=None)
+    return least if least is not None and sizes[least] < whole else None
+
+
+def _are_pictures(samples: list[Any]) -> bool:
+    return all(isinstance(sample, list) and isinstance(sample[0], Image.Image) for sample in samples)
+
+
+def changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left: bool) -> bool | None:
+    """Return whether padding changes the output for a sample by more than rounding; None if the model fails.
+
+    Outputs for padding (a row per token, a pixel) are not compared. Costs two plain forward passes of one sample.
+
+    Args:
+        padded: the sample as in the batch.
+        alone: the sample without padding.
+        left: whether the padding comes first.
+    """
+    try:
+        one, other = (_outputs(forward(model, *inputs.feed)) for inputs in (alone, padded))
+    except FOREIGN_ERRORS as error:  # the model fails again later, where the error is reported
+        if is_out_of_memory(error):
+            raise
+        return None
+    return one.keys() != other.keys() or any(_differ(one[name], other[name], left) for name in one)
+
+
+def _outputs(output: Output) -> dict[str, Tensor]:
+    logits = output.logits
+    named = output.named if logits is None else {"logits": logits}
+    return {name: value for name, value in named.items() if value.is_floating_point()}
+
+
+def _differ(alone: Tensor, padded: Tensor, left: bool) -> bool:
+    if alone.dim() != padded.dim() or any(a > b for a, b in zip(alone.shape, padded.shape, strict=True)):
+        return True
+    sizes = zip(alone.shape, padded.shape, strict=True)
+    padded = padded[tuple(slice(b - a, None) if left else slice(a) for a, b in sizes)]
+    finite = alone[alone.isfinite()].abs()
+    limit = max(1e-4, 16 * torch.finfo(alone.dtype).eps) * float(finite.max() if len(finite) else 0)
+    return not torch.allclose(padded.double(), alone.double(), rtol=0, atol=limit, equal_nan=True)

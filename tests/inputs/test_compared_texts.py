@@ -1,0 +1,70 @@
+"""Texts that pictures are compared with, padded as in the training of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+import whyformer
+from processors import tokenizer
+from whyformer.targets import Probability
+from zoo import randomise
+
+TEXTS = ["what is", "what is here on the left"]
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8))
+TEXT = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 120, "max_position_embeddings": 12}
+SEEN = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+MARKS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def siglip(masked: bool = False) -> tuple[Any, Any]:
+    words = tokenizer()
+    words.model_input_names, words.model_max_length = ["input_ids", "attention_mask"][: 1 + masked], 12
+    model = hf.SiglipModel(hf.SiglipConfig(text_config={**TEXT, **MARKS, "projection_size": 24}, vision_config=SEEN))
+    return randomise(model).double(), hf.SiglipProcessor(SiglipImageProcessorPil(size={"height": 32, "width": 32}), words)
+
+
+def clip() -> tuple[Any, Any]:
+    words = tokenizer()
+    words.model_max_length = 12
+    model = hf.CLIPModel(hf.CLIPConfig(text_config={**TEXT, **MARKS}, vision_config=SEEN, projection_dim=16))
+    pictures = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return randomise(model).double(), hf.CLIPProcessor(pictures, words)
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS, TEXTS[0]])
+def test_texts_without_a_mask_are_padded_to_the_maximum(texts: Any) -> None:
+    model, processor = siglip()
+    fed = processor(text=texts, images=PICTURE, return_tensors="pt", padding="max_length", max_length=12)
+    with torch.no_grad():
+        logits = model(input_ids=fed["input_ids"], pixel_values=fed["pixel_values"].double()).logits_per_image
+    e = whyformer.explain(model, {"text": texts, "images": PICTURE}, "input_x_gradient", 0, processor)
+    assert torch.allclose(e.logits.double(), logits, atol=1e-6)
+    assert e.part("input_ids").scores.shape[1] == 12
+
+
+def test_texts_with_a_mask_are_padded_to_the_longest() -> None:
+    for model, processor in (siglip(masked=True), clip()):
+        e = whyformer.explain(model, {"text": TEXTS, "images": PICTURE}, "input_x_gradient", 0, processor)
+        assert e.part("input_ids").scores.shape[1] == 6
+
+
+@pytest.mark.parametrize(("build", "activation"), [(siglip, "sigmoid"), (clip, "softmax")])
+def test_a_bias_of_all_logits_means_a_sigmoid(build: Any, activation: str) -> None:
+    model, processor = build()
+    inputs = {"text": TEXTS, "images": PICTURE}
+    e = whyformer.explain(model, inputs, "input_x_gradient", Probability(1), processor)
+    assert e.activation == activation
+    logit = whyformer.explain(model, inputs, "input_x_gradient", 1, processor)
+    row = logit.logits[0]
+    p = row.sigmoid() if activation == "sigmoid" else row.softmax(0)
+    assert {index: probability for index, _, _, probability in e.top(0)} == pytest.approx(dict(enumerate(p.tolist())), rel=1e-4)
+    if activation == "sigmoid":  # not of the other text
+        assert torch.allclose(e.scores, logit.scores * p[1] * (1 - p[1]), rtol=1e-4, atol=1e-9)

@@ -1,0 +1,169 @@
+"""A list is explained as its samples are alone, also by models for which padding changes the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+from torch import nn
+from transformers.models.yolos.image_processing_pil_yolos import YolosImageProcessorPil
+
+import whyformer
+from processors import tokenizer
+from whyformer.errors import InputError
+from whyformer.methods.padding import changes_with_padding
+from whyformer.targets import Query
+from zoo import randomise
+
+TEXTS = ["what is", "what is here on the left and is", "the left on"]
+SIZES = {"vocab_size": 120, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48, "pad_token_id": 0}
+
+
+def words(side: str, mask: bool = True) -> Any:
+    reads = tokenizer()
+    reads.padding_side, reads.model_input_names = side, ["input_ids", "attention_mask"][: 1 + mask]
+    return reads
+
+
+def gpt2() -> nn.Module:
+    config = hf.GPT2Config(vocab_size=120, n_embd=24, n_layer=2, n_head=3, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return hf.GPT2ForSequenceClassification(config)
+
+
+def bert() -> nn.Module:
+    return hf.BertForSequenceClassification(hf.BertConfig(**SIZES))
+
+
+def tagger() -> nn.Module:
+    return hf.BertForTokenClassification(hf.BertConfig(**SIZES))
+
+
+def fnet() -> nn.Module:
+    return hf.FNetForSequenceClassification(hf.FNetConfig(**SIZES))
+
+
+def convbert() -> nn.Module:
+    return hf.ConvBertForSequenceClassification(hf.ConvBertConfig(**{**SIZES, "num_attention_heads": 4}, embedding_size=24))
+
+
+def bart() -> nn.Module:
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    return hf.BartModel(hf.BartConfig(vocab_size=120, d_model=24, encoder_ffn_dim=48, decoder_ffn_dim=48, **layers, **tokens))
+
+
+def llama() -> nn.Module:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=3))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str, Any, bool]] = {
+    "gpt2 left": (gpt2, "left", 1, True), "gpt2 right": (gpt2, "right", 1, False),
+    "bert left": (bert, "left", 1, True), "bert right": (bert, "right", 1, False),
+    "tagger left": (tagger, "left", whyformer.targets.Token(1, 1), True),
+    "tagger right": (tagger, "right", whyformer.targets.Token(1, 1), False),
+    "fnet right": (fnet, "right", 1, True), "convbert right": (convbert, "right", 1, True),
+    "bart left": (bart, "left", lambda output: output.last_hidden_state[:, -1, 3], True),
+    "llama left": (llama, "left", 5, False),
+}  # fmt: skip
+
+
+def same(e: whyformer.Explanation, alone: whyformer.Explanation, left: bool) -> None:
+    """The scores are those of the sample alone, with zeros at padding."""
+    count = alone.scores.shape[1]
+    own = e.scores[0, -count:] if left else e.scores[0, :count]
+    assert torch.allclose(e.logits, alone.logits, rtol=1e-5, atol=1e-6) and e.target_names == alone.target_names
+    assert torch.allclose(own, alone.scores[0], rtol=1e-4, atol=1e-6 * float(alone.scores.abs().max()))
+    assert torch.isclose(e.scores.abs().sum(), alone.scores.abs().sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_of_a_list_are_explained_as_alone(name: str) -> None:
+    build, side, target, separate = CASES[name]
+    model, reads = randomise(build()).double(), words(side, "fnet" not in name)
+    ready = whyformer.Explainer(model, reads).prepare(TEXTS)
+    assert len(ready.singles) == (len(TEXTS) if separate else 0)
+    alone = [whyformer.explain(model, text, "input_x_gradient", target, reads) for text in TEXTS]
+    for one, single in zip(whyformer.explain(model, TEXTS, "input_x_gradient", target, reads), alone, strict=True):
+        same(one, single, side == "left")
+    if target == 1:
+        many = whyformer.explain_many(model, TEXTS, "input_x_gradient", [1], reads)
+        for one, single in zip(many, alone, strict=True):
+            assert one.tokens == single.tokens
+            same(one, single, False)
+
+
+def test_pairs_and_lists_of_ids_are_explained_as_alone() -> None:
+    model, reads = randomise(bert()).double(), words("left")
+    pairs = {"text": TEXTS, "text_pair": TEXTS[::-1]}
+    ids = [torch.tensor(reads(text)["input_ids"]) for text in TEXTS]
+    for batch, singles in (
+        ({"text": TEXTS[:2], "text_pair": ["on", "is"]}, [{"text": a, "text_pair": b} for a, b in zip(TEXTS[:2], ["on", "is"], strict=True)]),
+        (pairs, [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]), (ids, [i[None] for i in ids]),
+    ):  # fmt: skip
+        for one, single in zip(whyformer.explain(model, batch, "saliency", 1, reads), singles, strict=True):
+            same(one, whyformer.explain(model, single, "saliency", 1, reads), True)
+
+
+def test_tensors_that_the_user_padded_stay_a_batch() -> None:
+    model, reads = randomise(bert()).double(), words("left")
+    given = dict(reads(TEXTS, padding=True, return_tensors="pt"))
+    e = whyformer.explain(model, given, "saliency", 1, reads)
+    assert torch.allclose(e.logits.double(), model(**given).logits)
+
+
+def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = randomise(llama()), []
+    measure = lambda *given: runs.append(1) or changes_with_padding(*given)  # noqa: E731
+    monkeypatch.setattr(whyformer.explaining, "changes_with_padding", measure)
+    explainer = whyformer.Explainer(model, words("right"))
+    explainer.prepare(["what is", "on the"])
+    assert runs == []
+    for _ in range(3):
+        explainer.prepare(TEXTS)
+    assert runs == [1]
+
+
+def test_work_on_a_batch_names_the_way_out() -> None:
+    model, reads = randomise(bert()), words("left")
+    with pytest.raises(InputError, match=r"record needs a batch.*padding.*pass one sample"):
+        whyformer.record(model, TEXTS, reads)
+    e = whyformer.explain(model, TEXTS, "saliency", 1, reads)
+    whole = whyformer.evaluate(model, TEXTS, e, "deletion", reads, baseline="unk")
+    alone = [whyformer.evaluate(model, t, whyformer.explain(model, t, "saliency", 1, reads), "deletion", reads, baseline="unk") for t in TEXTS]
+    assert np.allclose(whole.values, [float(one) for one in alone], atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_sounds_of_a_list_are_explained_as_alone(norm: str, masked: bool) -> None:
+    config = hf.Wav2Vec2Config(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48, conv_dim=(8, 8), conv_stride=(5, 4), num_labels=3,
+        conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, feat_extract_norm=norm,
+    )  # fmt: skip
+    model, ear = randomise(hf.Wav2Vec2ForSequenceClassification(config)), hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked)
+    sounds = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in (700, 1100)]
+    both = whyformer.explain(model, sounds, "saliency", 1, ear)
+    assert both.features.durations == [700 / 16000, 1100 / 16000]
+    for one, sound in zip(both, sounds, strict=True):
+        same(one, whyformer.explain(model, sound, "saliency", 1, ear), False)
+
+
+def test_pictures_of_a_list_are_explained_as_alone() -> None:
+    sizes = {"image_size": [48, 64], "patch_size": 16, "num_detection_tokens": 4}
+    config = hf.YolosConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, num_labels=3, **sizes)
+    model = randomise(hf.YolosForObjectDetection(config))
+    processor = YolosImageProcessorPil(size={"shortest_edge": 48, "longest_edge": 96})
+    draws = np.random.default_rng(0)
+    pictures = [Image.fromarray(draws.integers(0, 255, (*size, 3), np.uint8)) for size in ((60, 60), (60, 90), (90, 60))]
+    for method in ("input_x_gradient", "gae"):
+        both = whyformer.explain(model, pictures, method, Query(0, 1), processor)
+        for one, picture in zip(both, pictures, strict=True):
+            alone = whyformer.explain(model, picture, method, Query(0, 1), processor)
+            assert torch.allclose(one.logits, alone.logits, atol=1e-6)
+            assert torch.isclose(one.scores.sum(), alone.scores.sum(), rtol=1e-4, atol=1e-6)
+            assert one.originals == [picture]
