@@ -18,7 +18,7 @@ from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
-from whyformer.methods.padding import changes_with_padding, most_padded, samples_in
+from whyformer.methods.padding import changes_with_padding, padded_samples, samples_in
 from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.cache import measured
 from whyformer.models.kinds import is_contrastive
@@ -177,16 +177,18 @@ def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
     """Return whether the padding of a batch changes the model's output, measured once per model and kind of input."""
     inputs, (_, left) = batch.inputs, batch.padding
     known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
-    number = most_padded(inputs, samples, batch.processor)
-    if number is None:
-        return False
-    if known.get(key) is None:
+    numbers = padded_samples(inputs, samples, batch.processor)
+    if key in known:
+        return bool(numbers and known[key])
+    for number in numbers:
         padded, alone = inputs.of_samples([number]), batch.opened.prepare(samples[number]).inputs
         shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
-        if shapes[0] == shapes[1]:
-            return False
-        known[key] = changes_with_padding(batch.model, padded, alone, left)
-    return bool(known[key])
+        changes = None if shapes[0] == shapes[1] else changes_with_padding(batch.model, padded, alone, left)
+        if changes is not None:
+            known[key] = changes
+        if changes:
+            return True
+    return False
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -61,6 +61,11 @@ def llama() -> nn.Module:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=3))
 
 
+def canine() -> nn.Module:
+    rates = {"local_transformer_stride": 8, "downsampling_rate": 4, "upsampling_kernel_size": 4}
+    return hf.CanineForSequenceClassification(hf.CanineConfig(**SIZES, **rates, max_position_embeddings=64))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], str, Any, bool]] = {
     "gpt2 left": (gpt2, "left", 1, True), "gpt2 right": (gpt2, "right", 1, False),
     "bert left": (bert, "left", 1, True), "bert right": (bert, "right", 1, False),
@@ -97,6 +102,15 @@ def test_texts_of_a_list_are_explained_as_alone(name: str) -> None:
             same(one, single, False)
 
 
+def test_padding_may_change_the_prediction_of_one_text_and_not_of_another() -> None:
+    model, reads = randomise(canine()), words("right")
+    known = (TEXTS[1] + " " + TEXTS[1]).split()
+    texts = [" ".join(known[:count]) for count in (10, 4, 14)]
+    both = whyformer.explain(model, texts, "input_x_gradient", 1, reads)
+    for one, text in zip(both, texts, strict=True):
+        same(one, whyformer.explain(model, text, "input_x_gradient", 1, reads), False)
+
+
 def test_pairs_and_lists_of_ids_are_explained_as_alone() -> None:
     model, reads = randomise(bert()).double(), words("left")
     pairs = {"text": TEXTS, "text_pair": TEXTS[::-1]}
@@ -125,7 +139,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == []
     for _ in range(3):
         explainer.prepare(TEXTS)
-    assert runs == [1]
+    assert runs == [1, 1]  # the most and the least padded text
 
 
 def test_work_on_a_batch_names_the_way_out() -> None:

@@ -18,7 +18,7 @@ from whyformer.models.ends import forward
 from whyformer.models.memory import is_out_of_memory
 from whyformer.models.output import Output
 
-__all__ = ["changes_with_padding", "most_padded", "samples_in"]
+__all__ = ["changes_with_padding", "padded_samples", "samples_in"]
 
 
 def samples_in(inputs: Any, processor: Any) -> list[Any]:
@@ -36,8 +36,10 @@ def samples_in(inputs: Any, processor: Any) -> list[Any]:
     return samples if len(samples) > 1 else []
 
 
-def most_padded(inputs: Inputs, samples: list[Any], processor: Any) -> int | None:
-    """Return the index of the sample with the most padding in a batch; None if nothing was padded.
+def padded_samples(inputs: Inputs, samples: list[Any], processor: Any) -> list[int]:
+    """Return the indices of the samples with the most and the least padding in a batch; empty if none was padded.
+
+    A model that joins tokens (CANINE joins four) may read the padding of one length and not of another.
 
     Args:
         inputs: the batch.
@@ -61,8 +63,8 @@ def most_padded(inputs: Inputs, samples: list[Any], processor: Any) -> int | Non
         sizes, whole = side.mask.sum(1).tolist(), side.mask.shape[1]
     elif side.modality == "text" and side.tensor.dim() == 2 and isinstance(pad, int):
         sizes, whole = (side.tensor != pad).sum(1).tolist(), side.tensor.shape[1]
-    least = min(range(len(sizes)), key=sizes.__getitem__, default=None)
-    return least if least is not None and sizes[least] < whole else None
+    padded = sorted((i for i, size in enumerate(sizes) if size < whole), key=sizes.__getitem__)
+    return list(dict.fromkeys([*padded[:1], *padded[-1:]]))
 
 
 def _are_pictures(samples: list[Any]) -> bool:
@@ -72,7 +74,7 @@ def _are_pictures(samples: list[Any]) -> bool:
 def changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left: bool) -> bool | None:
     """Return whether padding changes the output for a sample by more than rounding; None if the model fails.
 
-    Outputs for padding (a row per token, a pixel) are not compared. Costs two plain forward passes of one sample.
+    Outputs for padding (a row per token, a pixel) are not compared. Costs two plain forward passes of this sample.
 
     Args:
         padded: the sample as in the batch.
