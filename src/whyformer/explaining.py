@@ -177,6 +177,8 @@ def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
     """Return whether the padding of a batch changes the model's output, measured once per model and kind of input."""
     inputs, (_, left) = batch.inputs, batch.padding
     known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
+    if known.get(key) is False:
+        return False
     numbers = padded_samples(inputs, samples, batch.processor)
     if key in known:
         return bool(numbers and known[key])
