@@ -231,7 +231,8 @@ class MapPass:
         in_blocks = list(self.attentions.values())
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
-        complete = are_known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
+        pools = all(a.is_learned and a.queries is not None for a in others)
+        complete = are_known and pools and all(map(_is_complete, self.layout.streams))
         first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
         return complete and not any(map(self._mixed_before, first.values()))
 
