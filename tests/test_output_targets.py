@@ -403,7 +403,7 @@ def test_target_written_as_text(written: str, target: Any) -> None:
 @pytest.mark.parametrize("wrong", ["Token()", "Token(5, 17, 3)", "Token(__import__('os'))", "Token(x)", "Span(3)", "Token(5, 17"])
 def test_malformed_target_text_raises(wrong: str) -> None:
     model, inputs = MODELS["gpt2"]()
-    with pytest.raises(InputError, match=r"cannot be read: put names in quotes|no class"):
+    with pytest.raises(InputError, match=r"cannot be read: put names in quotes|no class|must be one of"):
         whyformer.explain(model, inputs, "input_x_gradient", wrong)
 
 

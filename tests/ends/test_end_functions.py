@@ -142,7 +142,7 @@ def test_completeness_is_measured_before_the_end_function(
     model, bare = kind(ENDS[end][1], classes), kind(None, classes)
     inputs = pictures() if kind is Model else ids()
     target_values: list[Any] = [None, 0, targets.Probability(0, SIGMOIDS[end]), targets.LogProbability(0, SIGMOIDS[end])]
-    for target in target_values if classes == 1 else [*target_values, targets.Contrast(0, 2), targets.Probability([1, 2])]:
+    for target in target_values if classes == 1 else [*target_values, targets.Contrast(0, 2), targets.Probability([1, 2], SIGMOIDS[end])]:
         actual, expected = (explain(m, inputs, "integrated_gradients", target, baseline=baseline, steps=6) for m in (model, bare))
         actual_difference, expected_difference = (e.diagnostics["completeness"]["difference"] for e in (actual, expected))
         assert actual_difference == pytest.approx(expected_difference, rel=1e-9, abs=1e-12)

@@ -842,19 +842,6 @@ def tone(seconds: float = 1.0) -> np.ndarray:
 
 
 @remedy
-def sounds_of_unlike_lengths(_: Path) -> tuple[Call, list[Call]]:
-    torch.manual_seed(0)
-    sizes = {"conv_dim": (16, 16, 16), "conv_stride": (5, 4, 4), "conv_kernel": (10, 8, 8), "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16}
-    config = hf.Wav2Vec2Config(num_labels=3, num_conv_pos_embedding_groups=2, classifier_proj_size=16, feat_extract_norm="layer", **SMALL, **sizes)
-    model = hf.Wav2Vec2ForSequenceClassification(config).eval()
-    sounds = [{"array": tone(s), "sampling_rate": RATE} for s in (1.0, 0.8)]
-    without_mask, with_mask = (hf.Wav2Vec2FeatureExtractor(return_attention_mask=mask) for mask in (False, True))
-    return lambda: explain(model, sounds, "saliency", 1, processor=without_mask), [
-        lambda: explain(model, sounds[0], "saliency", 1, processor=without_mask), lambda: explain(model, sounds, "saliency", 1, processor=with_mask),
-    ]  # fmt: skip
-
-
-@remedy
 def a_sound_of_another_rate(_: Path) -> tuple[Call, list[Call]]:
     signal = pytest.importorskip("scipy.signal")
     extractor = hf.Wav2Vec2FeatureExtractor(return_attention_mask=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from made import sentences, text_table
+from job_builders import sentences, text_table
 
 import whyformer
 from whyformer.errors import InputError

@@ -273,7 +273,7 @@ def test_parts_of_texts_survive_serialization(tmp_path: Any) -> None:
 
 # -- images and texts ------------------------------------------------------------------------------------------------
 IMAGE_TEXT_TARGETS: dict[str, Any] = {
-    "contrast": Contrast(0, 1), "contrasts": Contrast([0, 1], [1, 2]), "log probability": LogProbability(2), "one text": 1, "own texts": [1, 0],
+    "contrast": Contrast(0, 1), "contrasts": Contrast([0, 1], [1, 2]), "log probability": LogProbability(2, multi_label=False), "one text": 1, "own texts": [1, 0],
     "negative": lambda logits: -logits[:, 2],
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
-from whyformer.tape.walking import Composite, walk_back
+from whyformer.tape.walking import Composite, by_sign, walk_back
 
 __all__ = [
     "Key",
@@ -428,7 +428,7 @@ class MapPass:
             walk_back(
                 program,
                 tape,
-                [(c, starts) for c in composites],
+                [(c, by_sign(c, starts)) for c in composites],
                 at={n: partial(_all, every) for n, every in watchers.items()},
                 samples=RowSamples(rows),
                 on_unit=None if walked.sums is None else walked.sums.on_unit,

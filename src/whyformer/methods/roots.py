@@ -25,7 +25,7 @@ from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
 from whyformer.tape.units import roots_of
-from whyformer.tape.walking import GRADIENT, Composite, walk_back
+from whyformer.tape.walking import GRADIENT, Composite, by_sign, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
 
@@ -293,7 +293,7 @@ class RootedPass:
         starts = self.recording.starts(self.read_logits, seed)
         program = read_program(tape, wanted, starts)
         with self.recording.naming_modules():
-            runs = [(self.composite, starts)]
+            runs = [(self.composite, by_sign(self.composite, starts))]
             (flows,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):

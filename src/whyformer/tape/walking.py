@@ -35,6 +35,7 @@ __all__ = [
     "Step",
     "Walk",
     "adjoint",
+    "by_sign",
     "decisions",
     "for_each",
     "one_branch",
@@ -211,7 +212,7 @@ def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
 def walk_back(
     program: Program,
     tape: Tape,
-    runs: Sequence[tuple[Composite, Mapping[int, Tensor]]],
+    runs: Sequence[tuple[Composite, Mapping[int, Tensor] | list[Flows]]],
     *,
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
@@ -223,7 +224,8 @@ def walk_back(
     Args:
         program: the units of the pass.
         tape: the pass, or another one with the same signature.
-        runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
+        runs: (composite, {value: seed}) pairs. A seed has the shape of its value. Seeds in a list, as returned by
+            :func:`by_sign`, are propagated separately, and their flows added.
         at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
             flow is freed afterwards, so only one such flow is in memory at a time.
         wanted: values whose flows are returned.
@@ -240,8 +242,8 @@ def walk_back(
     at, wanted = dict(at or {}), frozenset(wanted)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
     results, left = [Flows() for _ in runs], {*wanted, *at}
-    parts = [(run, seed) for run, (composite, seeds) in enumerate(runs) for seed in _by_sign(composite, seeds)]
-    owners, flows = [run for run, _ in parts], [seed for _, seed in parts]
+    parts = [(run, s) for run, (_, seeds) in enumerate(runs) for s in (seeds if isinstance(seeds, list) else [seeds])]
+    owners, flows = [run for run, _ in parts], [dict(seeds) for _, seeds in parts]
     plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
 
     def arrive(n: int) -> None:
@@ -275,8 +277,9 @@ def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
     return arrived[0] if len(arrived) == 1 else torch.stack(arrived).sum(0) if arrived else None
 
 
-def _by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
-    """Return the seeds that are propagated separately: all of them, or the positive and the negative ones."""
+def by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
+    """Return the seeds that are propagated separately: all of them, or the positive and the negative ones if the
+    composite scales flows to their sum."""
     if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
         return [dict(seeds)]
     return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]

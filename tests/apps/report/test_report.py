@@ -379,7 +379,7 @@ def test_models_are_described_from_stored_explanations(tmp_path):
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text(json.dumps({"architectures": ["Opened"], "id2label": {"0": "opened"}}))
     text = write_page([tmp_path / f"{name}.safetensors" for name in "abc"], tmp_path).text
-    models = text[text.rindex("Models") : text.rindex("As it was stored")]
+    models = text[text.rindex("Models") : text.rindex("As stored with the maps")]
     rows = {name: models.index(name) for name in ("bundled:digits", "owner/never-downloaded", "my-model")}
     assert list(rows) == sorted(rows, key=rows.get)
     first, second, third = models[: rows["owner/never-downloaded"]], models[rows["owner/never-downloaded"] : rows["my-model"]], models[rows["my-model"] :]
