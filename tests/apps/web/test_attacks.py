@@ -297,7 +297,7 @@ def test_terminated_server_deletes_uploads(tmp_path, free_port, number):
     command = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", "app", "--port", str(free_port())]
     process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
     try:
-        assert "whyformer is at" in process.stdout.readline()
+        assert "whyformer serves" in process.stdout.readline()
         assert list(tmp_path.glob("whyformer-app-*"))
         process.send_signal(number)
         assert process.wait(HANG) == 0
