@@ -56,7 +56,7 @@ def upload(page, path):
 def upload_digits(page):
     """Upload a picture, then choose its model."""
     upload(page, PICTURE)
-    wait_for_status(page, "choose a model")
+    wait_for_status(page, "choose a model:")  # not the hint of the example
     page.locator("#wf-model input").fill("bundled:digits")
     page.keyboard.press("Enter")
 
@@ -152,7 +152,7 @@ def test_click_on_picture_opens_file_chooser(site, visit):
     with page.expect_file_chooser() as choice:
         page.locator("#wf-picture img").click()
     choice.value.set_files(PICTURE)
-    wait_for_status(page, "choose a model")
+    wait_for_status(page, "choose a model:")  # not the hint of the example
     assert page.locator(".wf-stored").count() == 0
 
 
@@ -286,10 +286,10 @@ def test_photograph_requires_choice_of_model(site, visit, tmp_path):
     Image.effect_noise((320, 240), 60).convert("RGB").save(tmp_path / "photo.png")
     page = visit(site)
     upload(page, tmp_path / "photo.png")
-    wait_for_status(page, "choose a model")
+    wait_for_status(page, "choose a model:")  # not the hint of the example
     assert page.locator("#wf-model input").input_value() == ""
     page.get_by_role("button", name="Explain", exact=True).click()
-    wait_for_status(page, "choose a model")
+    wait_for_status(page, "choose a model:")  # not the hint of the example
     assert page.locator(".wf-stored").count() == 0
     assert page.locator(".wf-map").count() == 0
     page.locator(".wf-example").first.click()  # the examples' model is chosen with it
