@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 
@@ -100,5 +101,7 @@ def serve(
             return stack.pop_all().close
         with contextlib.suppress(KeyboardInterrupt), ended_by_signal():
             started(address)
-            threading.Event().wait()
+            # in steps, because a signal that arrives just before the thread blocks does not wake it
+            while True:
+                time.sleep(1)
         return stack.close
