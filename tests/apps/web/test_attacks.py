@@ -295,12 +295,13 @@ def test_folders_of_killed_servers_are_deleted(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_terminated_server_deletes_uploads(tmp_path, free_port, number):
     command = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", "app", "--port", str(free_port())]
-    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONFAULTHANDLER": "1"}, stdout=subprocess.PIPE, text=True)
     try:
         assert "whyformer serves" in process.stdout.readline()
         assert list(tmp_path.glob("whyformer-app-*"))
         process.send_signal(number)
         assert process.wait(HANG) == 0
     finally:
-        process.kill()
+        process.send_signal(signal.SIGABRT)  # prints the stacks of all threads, if it hangs
+        process.wait()
     assert not list(tmp_path.glob("whyformer-app-*"))
