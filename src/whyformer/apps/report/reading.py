@@ -245,7 +245,7 @@ def _printed(facts: Mapping[str, Any], path: Path, name: str) -> list[SavedMap]:
 
 
 def _answer(g: Generation, name: str, facts: Mapping[str, Any], number: int) -> SavedAnswer:
-    drawing = Markup(card(g, f"g{number + 1}"))
+    drawing = Markup(card(g, f"g{number + 1}", titled=False))
     title = short(question(conversation(g)), 90)
     return SavedAnswer(g, title, name, _versions(facts), drawing)
 

@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from whyformer.show import answers, colours, grid, html, painting, paper
+from whyformer.show.words import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,17 +37,18 @@ def fragment(g: Generation) -> str:
     return html.render("answer-card.html", themed=False, **_facts(g, f"g{token_hex(4)}"))
 
 
-def card(g: Generation, mark: str | None = None) -> str:
+def card(g: Generation, mark: str | None = None, *, titled: bool = True) -> str:
     """Return a card in the light or dark colours of a page, with matrices of tokens and of words.
 
     Args:
         mark: prefix of ids, for a page that may show the same answer twice.
+        titled: begin with the question that the scores answer; False if the page has it as a heading.
     """
     talks = [answers.conversation(g, _COLUMNS)]
     if talks[0].g.unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
         talks.append(answers.conversation(by_word, _COLUMNS))
     figures = [(talk.g.unit, grid.legend(talk), *_matrix(grid.drawn(talk, bare=True))) for talk in talks]
-    return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark))
+    return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark, titled=titled))
 
 
 def page(g: Generation, title: str = "whyformer") -> str:
@@ -60,11 +62,12 @@ def _matrix(figure: Figure) -> tuple[Markup, int]:
     return html.data_uri(paper.encode(figure, "png", dpi=_DOTS)), width
 
 
-def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
+def _facts(whole: Generation, mark: str | None = None, *, titled: bool = True) -> dict[str, Any]:
     talk = answers.conversation(whole, _MOST)
     g = talk.g
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
+        "title": short(answers.question(talk), 90) if titled else "",
         "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_source": answers.source,
         "one_line": answers.one_line, "alternatives": answers.alternatives, "answer_remarks": answers.remarks,
         "signed": talk.signed, "pictures": _pictures(talk),
