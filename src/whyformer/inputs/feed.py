@@ -107,6 +107,11 @@ def is_auxiliary(name: str) -> bool:
     return _AUXILIARY.search(name) is not None
 
 
+def mask_name(name: str) -> str:
+    """Return the name of the argument that marks the padding of the text that is passed as ``name``."""
+    return name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask"
+
+
 def is_table(tensor: Tensor, samples: int | None) -> bool:
     """Return whether a tensor is ``[samples, F]`` floats: features of a table, or a wave."""
     return tensor.is_floating_point() and tensor.dim() == 2 and samples in (None, len(tensor))

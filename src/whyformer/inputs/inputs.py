@@ -12,6 +12,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.mosaic import Mosaic
+from whyformer.inputs.feed import is_auxiliary, mask_name
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,24 @@ class Inputs:
         return replace(
             self.side(name), others=others, samples=self.samples, shared=self.shared, whole=self.whole, notes=self.notes
         )
+
+    @property
+    def mask_name(self) -> str:
+        """Name of the argument that marks the padding of the scored text."""
+        return mask_name(self.name)
+
+    def is_per_token(self, name: str | int, value: Tensor) -> bool:
+        """Return whether an argument has numbers for each token of the scored text, such as its mask or boxes, and is
+        not that of another input (``decoder_attention_mask``). A mask may begin with the tokens of a cache."""
+        shape, other = self.tensor.shape, {o.partition("_")[0] for o in self.others if o != self.name}
+        if value.dim() < 2 or name in {o.scored for o in self.others.values()}:
+            return False
+        if isinstance(name, int):
+            return value.shape[1] == shape[1] and not value.is_floating_point()
+        if not is_auxiliary(name) or (name.partition("_")[0] in other - {self.name.partition("_")[0]}):
+            return False
+        own = name == self.mask_name and value.dim() == 2 and value.shape[1] > shape[1]
+        return own or value.shape[1] == shape[1] or ("mask" in name and value.shape[-1] == shape[1])
 
     @property
     def tensor(self) -> Tensor:
