@@ -13,6 +13,7 @@ from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.mosaic import Mosaic
 from whyformer.inputs.feed import is_auxiliary, mask_name
+from whyformer.models.output import with_tensors
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,18 @@ class Inputs:
         return replace(more, args=args, kwargs=kwargs, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis."""
+        """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis, also in caches and other outputs
+        of the model that are among its arguments."""
+
+        def inside(value: Tensor) -> Tensor:
+            return change(value) if value.dim() > 1 and len(value) == self.batch else value
 
         def changed(place: str | int, value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or place in self.whole or place in self.shared:
+            if place in self.whole or place in self.shared:
                 return value
-            if len(value) % self.batch:
+            if not isinstance(value, Tensor):
+                return with_tensors(value, inside, deep=True)
+            if not value.dim() or len(value) % self.batch:
                 return value
             return change(self.by_sample(value)).reshape(-1, *value.shape[1:])
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
+from whyformer.models.output import with_tensors
 from whyformer.models.readout import plain_logits
+from whyformer.tape.calls import every_tensor
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
@@ -82,6 +84,8 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     way = "input_x_gradient scores every input"
     if not set(unscored) <= task.inputs.others.keys():
         way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
+        if not all(isinstance(task.inputs.kwargs.get(name, task.inputs.tensor), Tensor) for name in unscored):
+            way = "pass what they were computed from, such as the whole text instead of a cache"
     warning = f"the prediction also depends on {', '.join(unscored)}, which {task.method} does not score: {way}"
     diagnostics = {**scores.diagnostics, "unscored": unscored}
     return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, warning])
@@ -93,14 +97,19 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
     arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     for place, value in arguments:
-        if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
+        tensors = [t for t in every_tensor(value) if t.dim() and t.dtype != torch.bool]
+        if place in scored or not tensors:
             continue
         name = place if isinstance(place, str) else argument_name(task.model, place)
-        if value.dim() and not is_auxiliary(name):
-            other = _changed(value)
+        if not is_auxiliary(name):
+            other = with_tensors(value, lambda t, some=tensors: _changed(t) if _is_among(t, some) else t, deep=True)
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
             yield name, replace(inputs, args=args, kwargs=kwargs)
+
+
+def _is_among(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
 
 
 def _changed(value: Tensor) -> Tensor:

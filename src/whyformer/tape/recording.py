@@ -35,7 +35,7 @@ from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
 
-__all__ = ["RAW", "Recorder", "record", "record_call"]
+__all__ = ["RAW", "Recorder", "record", "record_call", "without_side_effects"]
 
 
 # -- which values are stored -----------------------------------------------------------------------------------------
@@ -398,9 +398,13 @@ def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tap
     return record_call(model, args, kwargs)
 
 
-def _copy_cache(value: Any) -> Any:
-    """Return a copy of a key–value cache, which the pass would extend in place; return other values unchanged."""
-    return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
+def without_side_effects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with copies of key–value caches, which the call would extend in place."""
+
+    def copied(value: Any) -> Any:
+        return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
+
+    return tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}
 
 
 def record_call(
@@ -430,7 +434,7 @@ def record_call(
     Returns:
         The tape, and the output of the model.
     """
-    args, kwargs = tuple(map(_copy_cache, args)), {name: _copy_cache(value) for name, value in (kwargs or {}).items()}
+    args, kwargs = without_side_effects(args, kwargs or {})
     recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)
