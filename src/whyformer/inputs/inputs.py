@@ -160,7 +160,8 @@ class Inputs:
         more = self._of_samples(repeated)
         args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
         kwargs = {k: value if k == self.scored else v for k, v in more.kwargs.items()}
-        others = {n: one if n in self.shared else one.with_masks(repeated) for n, one in self.others.items()}
+        masks = lambda rows: repeated(self.by_sample(rows)).reshape(-1, *rows.shape[1:])  # noqa: E731
+        others = {n: one if n in self.shared else one.with_masks(masks) for n, one in self.others.items()}
         return replace(more, args=args, kwargs=kwargs, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
