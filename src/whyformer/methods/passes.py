@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import ModelError, UnknownOperation
+from whyformer.errors import ModelChanged, ModelError, UnknownOperation
 from whyformer.inputs import Inputs
 from whyformer.models.ends import end_in, without_end
+from whyformer.models.isolation import WAIT
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
@@ -334,6 +335,8 @@ def record_pass(
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
         tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide)
+        if tape.changes_weights:
+            raise ModelChanged(f"the model was changed while it was being explained: it writes to its parameters. {WAIT}")
         end = end_in(tape, Output(model, raw, *feed, samples))
         return ForwardPass(model, feed, samples, tape, raw, end, custom_ops=custom_ops, wide=wide)
 

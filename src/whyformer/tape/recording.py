@@ -338,7 +338,9 @@ class Recorder(TorchDispatchMode):
             held = tape._held[n]
             if held is not None and any(held is other for group in groups for other in group):
                 tape._held[n] = held.clone()
-                if n in tape.leaves and n not in self._restore:
+                if isinstance(held, torch.nn.Parameter):
+                    tape.changes_weights = True  # and they stay: a model that rescales them (RWKV) does so once
+                elif n in tape.leaves and n not in self._restore:
                     self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
         operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
         out = func(*args, **kwargs)
@@ -358,7 +360,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def restore(self) -> None:
-        """Undo the writes of the pass into its leaves (inputs, buffers, caches). The tape keeps their new values."""
+        """Undo the writes of the pass into its leaves (inputs, buffers, caches), except parameters. The tape keeps their
+        new values."""
         tape = self.tape
         for n, (tensor, before) in self._restore.items():
             tape.written.add(n)
@@ -420,7 +423,7 @@ def record_call(
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
 
-    The model, its buffers, its inputs and the global settings of torch are restored, also after an exception.
+    Buffers, inputs and the global settings of torch are restored, also after an exception.
 
     Args:
         model: the callable to record.
