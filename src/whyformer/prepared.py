@@ -17,7 +17,7 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.methods import find
-from whyformer.methods.diagnosis import check_samples, with_unscored
+from whyformer.methods.diagnosis import check_samples, random_states, with_chance, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
@@ -197,9 +197,11 @@ class Prepared:
         def explained() -> Explanation:
             task = replace(self.task(resolver, method, progress), shared=shared)
             with self.explaining_errors(task), task.at_work():
+                states = random_states(self.model)
                 scores = chosen.run(task, full)
                 check_samples(task, scores.logits)
-                return self.finish(with_unscored(task, scores), resolver, method, full)
+                scores = with_unscored(task, with_chance(task, scores, states))
+                return self.finish(scores, resolver, method, full)
 
         explanation = settled(self.model, explained)
         note_claims(explanation, chosen, full)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
 from whyformer.models.output import with_tensors
@@ -106,6 +106,42 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
             yield name, replace(inputs, args=args, kwargs=kwargs)
+
+
+def random_states(model: nn.Module) -> list[Tensor]:
+    """Return the states of torch's random generators of the CPU and of the model's GPUs."""
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in sorted(devices, key=str))]
+
+
+def with_chance(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
+    """Add a warning, and ``diagnostics["random"]``, if the model's output depends on random numbers: the largest
+    difference between two passes on the same inputs, relative to the largest logit.
+
+    This is measured, with two plain forward passes, if a pass drew random numbers.
+
+    Args:
+        task: the model and its inputs.
+        scores: the scores of a method.
+        before: as of :func:`random_states`, before the method ran.
+
+    Raises:
+        ModelError: so it is, and the model is in training mode.
+    """
+    model = task.model
+    if all(map(torch.equal, before, random_states(model))):
+        return scores
+    first, second = task.forward(), task.forward()
+    moved = float((first - second).abs().max() / first.abs().max().clamp(min=torch.finfo(first.dtype).tiny))
+    if moved <= 64 * torch.finfo(first.dtype).eps:  # such as a random order of patches
+        return scores
+    if any(module.training for module in model.modules()):
+        raise ModelError("the model is in training mode and draws random numbers, so its scores are: call model.eval()")
+    warning = (
+        f"the model draws random numbers: its logits differ by {moved:.0%} between two passes on this input, and the "
+        "scores are those of one pass. Dropout of torch.nn.functional needs training=self.training"
+    )
+    return replace(scores, diagnostics={**scores.diagnostics, "random": moved}, warnings=[*scores.warnings, warning])
 
 
 def _is_among(tensor: Tensor, tensors: list[Tensor]) -> bool:
