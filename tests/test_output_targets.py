@@ -673,3 +673,10 @@ def test_paths_and_noise_of_several_texts_per_image(method: str) -> None:
     if method == "integrated_gradients":
         figures = batch.diagnostics["completeness"]
         assert all(error < 0.01 * abs(d) for error, d in zip(figures["error"], figures["difference"], strict=True))
+
+
+def test_depth_lists_no_token_as_target() -> None:
+    model, inputs = MODELS["depth"]()
+    with pytest.raises(InputError, match="Pixel") as error:
+        whyformer.explain(model, inputs, "input_x_gradient")
+    assert "Token" not in str(error.value)
