@@ -100,7 +100,7 @@ class Output:
     @cached_property
     def returned(self) -> Tensor | None:
         """The logits as the model returned them, after its end function."""
-        for name in ("logits", "logits_per_image"):
+        for name in ("logits", self.compared):
             if name in self.named:
                 return self.named[name]
         if not self.named and hasattr(self.raw, "logits"):  # a property
@@ -111,6 +111,12 @@ class Output:
         if isinstance(self.raw, list | tuple):  # the first tensor, unless another one could be logits too
             return None if any(t.dim() == 2 and len(t) == len(floats[0]) for t in floats[1:]) else floats[0]
         return floats[0] if len(floats) == 1 else None
+
+    @cached_property
+    def compared(self) -> str:
+        """Name of the similarities ``[B, texts]`` of each picture, video or sound to texts; "" for other outputs."""
+        names = (n for n, t in self.named.items() if n.startswith("logits_per_") and t.dim() == 2)
+        return next((n for n in names if not n.endswith("_text")), "")
 
     @cached_property
     def dense(self) -> Tensor | None:

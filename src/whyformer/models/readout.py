@@ -123,7 +123,7 @@ def refusal(output: Output, why: str = "") -> InputError:
     shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
     ways = [*_targets_that_fit(output)]
     if has_row(output):  # functions get the row
-        ways += ["target=0 (the index of a class)"] if "logits_per_image" not in named else []
+        ways += ["target=0 (the index of a class)"] if not output.compared else []
         ways.append("a function of the logits that returns one number per sample: target=lambda logits: logits[:, 0]")
     else:
         name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
@@ -145,7 +145,7 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
     logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
     if "start_logits" in named and "end_logits" in named:
         yield _span(output, named["start_logits"])
-    if "logits_per_image" in named:
+    if output.compared:
         yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
     if logits is not None and any(n in named for n in ("pred_boxes", "class_queries_logits")):
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
