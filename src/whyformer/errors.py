@@ -24,7 +24,7 @@ class ModelError(WhyformerError, ValueError):
     """The model cannot be explained as it is (training mode, TorchScript, NaN weights ...)."""
 
 
-class ModelChanged(ModelError):
+class ModelChanged(ModelError):  # noqa: N818 - reads better at the call site
     """A parameter of the model was written to while the model was being explained."""
 
 

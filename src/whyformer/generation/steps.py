@@ -153,8 +153,8 @@ class Steps:
         takes = inspect.signature(self.model.forward).parameters
         if "input_ids" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             raise InputError(
-                f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose forward "
-                "takes input_ids [B, N] and returns logits [B, N, V]"
+                f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose "
+                "forward takes input_ids [B, N] and returns logits [B, N, V]"
             )
 
         def check(output: Output) -> Tensor:

@@ -97,12 +97,11 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
     arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     for place, value in arguments:
-        tensors = [t for t in every_tensor(value) if t.dim() and t.dtype != torch.bool]
-        if place in scored or not tensors:
+        if place in scored or not any(map(_has_numbers, every_tensor(value))):
             continue
         name = place if isinstance(place, str) else argument_name(task.model, place)
         if not is_auxiliary(name):
-            other = with_tensors(value, lambda t, some=tensors: _changed(t) if _is_among(t, some) else t, deep=True)
+            other = with_tensors(value, lambda t: _changed(t) if _has_numbers(t) else t, deep=True)
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
             yield name, replace(inputs, args=args, kwargs=kwargs)
@@ -144,8 +143,8 @@ def with_chance(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
     return replace(scores, diagnostics={**scores.diagnostics, "random": moved}, warnings=[*scores.warnings, warning])
 
 
-def _is_among(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any(tensor is other for other in tensors)
+def _has_numbers(tensor: Tensor) -> bool:
+    return tensor.dim() > 0 and tensor.dtype != torch.bool
 
 
 def _changed(value: Tensor) -> Tensor:

@@ -336,7 +336,7 @@ def record_pass(
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
         tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide)
         if tape.changes_weights:
-            raise ModelChanged(f"the model was changed while it was being explained: it writes to its parameters. {WAIT}")
+            raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")
         end = end_in(tape, Output(model, raw, *feed, samples))
         return ForwardPass(model, feed, samples, tape, raw, end, custom_ops=custom_ops, wide=wide)
 

@@ -360,7 +360,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def restore(self) -> None:
-        """Undo the writes of the pass into its leaves (inputs, buffers, caches), except parameters. The tape keeps their
+        """Undo the writes of the pass into its leaves (inputs, buffers, caches), except parameters. The tape keeps the
         new values."""
         tape = self.tape
         for n, (tensor, before) in self._restore.items():
