@@ -53,9 +53,15 @@ def corrected(
 
 
 def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names."""
-    settings = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
-    return {**kwargs, "return_dict": True} if False in settings else kwargs
+    """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names; and
+    ``use_cache=False`` if it is set to return a cache and got none, since a state that blocks write in turn joins them.
+    """
+    config = getattr(model, "config", None)
+    settings = (getattr(config, "return_dict", None), kwargs.get("return_dict"))
+    named = {**kwargs, "return_dict": True} if False in settings else kwargs
+    given = any(name in kwargs for name in ("use_cache", "past_key_values", "state", "cache_params"))
+    returned = getattr(config, "use_cache", None) is True and "use_cache" in parameters(model)
+    return {**named, "use_cache": False} if returned and not given else named
 
 
 def channels(model: nn.Module) -> int | None:

@@ -334,7 +334,11 @@ def record_pass(
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide)
+        options: dict[str, Any] = {"change": change, "names": names, "hold": hold}
+        options |= {"custom_ops": custom_ops, "wide": wide}
+        tape, raw = record_call(model, *feed, **options)
+        if tape.changes_weights:  # once, by a model that rescales them in its first pass
+            tape, raw = record_call(model, *feed, **options)
         if tape.changes_weights:
             raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")
         end = end_in(tape, Output(model, raw, *feed, samples))
