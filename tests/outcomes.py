@@ -66,7 +66,6 @@ def reads_ahead(kind: str, model: nn.Module, inputs: Any) -> bool:
 # targets of models with unusual outputs
 TARGETS: dict[str, Any] = {
     "video classification/videoprism_vision_model": lambda output: output.logits[:, 0, 1],
-    "two towers/videoprism": lambda output: output.logits_per_video.diagonal(),
 }
 
 

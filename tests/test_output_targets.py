@@ -656,3 +656,27 @@ def test_only_the_text_of_the_target_class_has_scores() -> None:
             for name in both.inputs:
                 torch.testing.assert_close(both.part(name).scores[i], single.part(name).scores[0], rtol=1e-6, atol=1e-9)
             assert single.part("input_ids").scores.abs().amax() > 0
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "smoothgrad"])
+def test_paths_and_noise_of_several_texts_per_image(method: str) -> None:
+    """Copies of a sample hold its own texts at the same point of the path, so that scores add up, in a batch as alone."""
+    model, inputs = MODELS["owl"]()
+    settings = {"steps": 300} if method == "integrated_gradients" else {"samples": 5}
+    inputs["attention_mask"] = torch.tensor([[1] * 6, [1] * 6, [1] * 4 + [0] * 2, [1] * 6])
+    batch = whyformer.explain(model, inputs, method, Query(3, [1, 0]), **settings)
+    for b, label in enumerate((1, 0)):
+        sample = {n: t[b : b + 1] if n == "pixel_values" else t[2 * b : 2 * b + 2] for n, t in inputs.items()}
+        single = whyformer.explain(model, sample, method, Query(3, label), **settings)
+        for name in ("input_ids", "pixel_values"):
+            assert torch.allclose(batch.part(name).scores[b], single.part(name).scores[0], rtol=1e-7, atol=1e-9)
+    if method == "integrated_gradients":
+        figures = batch.diagnostics["completeness"]
+        assert all(error < 0.01 * abs(d) for error, d in zip(figures["error"], figures["difference"], strict=True))
+
+
+def test_depth_lists_no_token_as_target() -> None:
+    model, inputs = MODELS["depth"]()
+    with pytest.raises(InputError, match="Pixel") as error:
+        whyformer.explain(model, inputs, "input_x_gradient")
+    assert "Token" not in str(error.value)

@@ -33,7 +33,7 @@ ALLOWED_IMPORTS = {
     "models": {"errors", "tape"},
     "tape": {"errors"},
     "rules": {"errors", "tape"},
-    "inputs": RESULTS | {"baselines"},
+    "inputs": RESULTS | {"baselines", "models"},
     "methods": RESULTS | {"baselines", "defaults", "inputs", "models", "options", "rules", "tape", "targets"},
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},
     "options": set(),

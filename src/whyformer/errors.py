@@ -24,6 +24,10 @@ class ModelError(WhyformerError, ValueError):
     """The model cannot be explained as it is (training mode, TorchScript, NaN weights ...)."""
 
 
+class ModelChanged(ModelError):  # noqa: N818 - reads better at the call site
+    """A parameter of the model was written to while the model was being explained."""
+
+
 class MethodNotApplicable(WhyformerError, ValueError):  # noqa: N818 - reads better at the call site
     """The method does not apply to this model; the message names methods that do."""
 

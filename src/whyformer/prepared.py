@@ -17,11 +17,12 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.methods import find
-from whyformer.methods.diagnosis import check_samples, with_unscored
+from whyformer.methods.diagnosis import check_samples, random_states, with_chance, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
+from whyformer.models.isolation import settled
 from whyformer.models.kinds import is_contrastive, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
@@ -192,12 +193,17 @@ class Prepared:
                 f"this input is of kind {self.inputs.modality!r}"
             )
         resolver = self.resolver(target)
-        task = replace(self.task(resolver, method, progress), shared=shared)
-        with self.explaining_errors(task), task.at_work():
-            scores = chosen.run(task, full)
-            check_samples(task, scores.logits)
-            scores = with_unscored(task, scores)
-            explanation = self.finish(scores, resolver, method, full)
+
+        def explained() -> Explanation:
+            task = replace(self.task(resolver, method, progress), shared=shared)
+            with self.explaining_errors(task), task.at_work():
+                states = random_states(self.model)
+                scores = chosen.run(task, full)
+                check_samples(task, scores.logits)
+                scores = with_unscored(task, with_chance(task, scores, states))
+                return self.finish(scores, resolver, method, full)
+
+        explanation = settled(self.model, explained)
         note_claims(explanation, chosen, full)
         return explanation
 

@@ -248,3 +248,15 @@ def test_span_or_step_out_of_range_raises() -> None:
         g.by("letter")
     with pytest.raises(IndexError):
         g[4]
+
+
+@pytest.mark.parametrize("method", ["auto", "libragrad", "input_x_gradient"])
+def test_steps_of_model_with_state_equal_explain(method: str) -> None:
+    """RWKV returns a state that its blocks write in turn, unless it is told not to."""
+    size = {"hidden_size": 16, "num_hidden_layers": 3, "attention_hidden_size": 16, "intermediate_size": 32, "context_length": 32}
+    rwkv = zoo.randomise(transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=60, **size))).double()
+    g = whyformer.explain_generation(rwkv, PROMPT, ANSWER, method)
+    for t, token in enumerate(ANSWER):
+        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
+        e = whyformer.explain(rwkv, {"input_ids": ids}, method, targets.LogProbability(token))
+        assert torch.allclose(g.matrix[t, : ids.shape[1]], e.scores[0], rtol=1e-7, atol=1e-12)

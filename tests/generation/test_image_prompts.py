@@ -104,3 +104,17 @@ def test_image_prompt_that_does_not_fit_raises(prompt: Any, images: Any, message
     model, processor = llava()
     with pytest.raises(InputError, match=message):
         whyformer.explain_generation(model, prompt, images=images, processor=processor)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_auto_of_step_is_auto_of_prompt(name: str) -> None:
+    """Whether one or several images are in the prompt, alone or in a batch."""
+    model, processor = BUILT[name]()
+    one, two = square((64, 64), BOX), [square((64, 64), BOX), square((64, 32), (4, 30, 20, 46))]
+    g = whyformer.explain_generation(model, "what is", images=one, processor=processor, max_new_tokens=1)
+    e = whyformer.explain(model, {"text": "what is", "images": one}, "auto", LogProbability(g.ids[g.start]), processor)
+    several = whyformer.explain(model, {"text": "what <image> is <image>", "images": two}, "auto", 7, processor)
+    batch = whyformer.explain(model, {"text": ["what is", "what <image> is <image>"], "images": [[one], two]}, "auto", 7, processor)
+    assert {x.diagnostics["auto"]["name"] for x in (g[0], e, several)} == {"attnlrp"}
+    assert torch.allclose(g[0].scores, e.part("input_ids").scores, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(batch[1].part("pixel_values[1]").scores, several.part("pixel_values[1]").scores, atol=1e-9)

@@ -14,6 +14,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 import whyformer
 from processors import tokenizer
+from shrinking import tiny
+from whyformer.errors import InputError
 from whyformer.targets import Probability
 from zoo import randomise
 
@@ -68,3 +70,35 @@ def test_a_bias_of_all_logits_means_a_sigmoid(build: Any, activation: str) -> No
     assert {index: probability for index, _, _, probability in e.top(0)} == pytest.approx(dict(enumerate(p.tolist())), rel=1e-4)
     if activation == "sigmoid":  # not of the other text
         assert torch.allclose(e.scores, logit.scores * p[1] * (1 - p[1]), rtol=1e-4, atol=1e-9)
+
+
+def clap() -> tuple[Any, dict[str, torch.Tensor]]:
+    sound = {"window_size": 4, "num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "hidden_size": 32, "patch_embeds_hidden_size": 16}
+    sizes = {"depths": [1, 1], "num_attention_heads": [2, 2], "num_hidden_layers": 2, "projection_dim": 16, "enable_fusion": False}
+    text = {**TEXT, "max_position_embeddings": 30, "projection_dim": 16}
+    model = randomise(hf.ClapModel(hf.ClapConfig(audio_config={**sound, **sizes}, text_config=text, projection_dim=16)))
+    return model, {"input_ids": torch.randint(4, 100, (3, 6)), "input_features": torch.randn(2, 1, 64, 16)}
+
+
+def xclip() -> tuple[Any, dict[str, torch.Tensor]]:
+    model = tiny("XCLIPModel", {}, None)
+    return model, {"input_ids": torch.randint(5, 100, (3, 7)), "pixel_values": torch.randn(2, 4, 3, 32, 32)}
+
+
+@pytest.mark.parametrize(("build", "table"), [(clap, "logits_per_audio"), (xclip, "logits_per_video")])
+def test_sounds_and_videos_are_compared_as_pictures_are(build: Any, table: str) -> None:
+    model, inputs = build()
+    name = next(n for n in inputs if n != "input_ids")
+    e = whyformer.explain(model, inputs, "input_x_gradient", [1, 2])
+    values = inputs[name].clone().requires_grad_()
+    logits = model(**{**inputs, name: values})[table]
+    (gradient,) = torch.autograd.grad(logits[0, 1] + logits[1, 2], values)
+    assert torch.allclose(e.part(name).scores.flatten(1).sum(1), (values * gradient).flatten(1).sum(1), atol=1e-5)
+    assert torch.allclose(e.logits, logits, atol=1e-5)
+    assert e.activation == "softmax"
+    for i, text in enumerate((1, 2)):
+        single = whyformer.explain(model, {**inputs, name: inputs[name][i : i + 1]}, "input_x_gradient", text)
+        for part in (name, "input_ids"):
+            assert torch.allclose(single.part(part).scores[0], e.part(part).scores[i], atol=1e-5)
+    with pytest.raises(InputError, match="Similarity"):
+        whyformer.explain(model, inputs, "input_x_gradient")

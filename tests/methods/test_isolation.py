@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import ModelError
-from zoo import build, call
+from zoo import build, call, randomise
 
 METHODS = [
     "rollout", "raw_attention", "gae", "transformer_attribution", "value_zeroing", "norm_attention", "gradcam", "lrp",
@@ -172,16 +172,37 @@ def test_offloaded_weights_are_not_a_change() -> None:
     assert torch.equal(scores(model, inputs, "rollout"), expected)
 
 
-@pytest.mark.parametrize("removed", [True, False])
-def test_parameter_added_or_removed_during_explanation_is_refused(removed: bool) -> None:
+@pytest.mark.parametrize("once", [True, False])
+def test_parameter_added_during_explanation_is_refused(once: bool) -> None:
+    """Unless it is added once, as by a model that completes its weights in its first pass; then it is explained with it."""
     model, inputs = build("bert")
     block = model.bert.encoder.layer[1]
-    if removed:
-        block.extra = nn.Parameter(torch.zeros(3))
+    expected = whyformer.explain(model, inputs, "rollout").scores
 
     def change(*_: Any) -> None:
-        block.extra = None if removed else nn.Parameter(torch.zeros(3))
+        if not (once and hasattr(block, "extra")):
+            block.extra = nn.Parameter(torch.zeros(3))
 
     block.register_forward_hook(change)
+    if once:
+        assert torch.equal(whyformer.explain(model, inputs, "rollout").scores, expected)
+        return
     with pytest.raises(ModelError, match=r"changed while it was being explained \(parameter 'bert\.encoder\.layer\.1\.extra'\)"):
         whyformer.explain(model, inputs, "rollout")
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "auto", "occlusion"])
+def test_model_that_rescales_its_weights_in_its_first_pass(method: str) -> None:
+    """RWKV divides weights of later blocks once; the model and the scores are those after a plain pass."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    size = {"hidden_size": 16, "num_hidden_layers": 4, "attention_hidden_size": 16, "intermediate_size": 32, "context_length": 32}
+    config = RwkvConfig(vocab_size=60, rescale_every=2, **size)
+    used, fresh = (randomise(RwkvForCausalLM(config)).double() for _ in range(2))
+    ids, settings = {"input_ids": torch.randint(0, 60, (1, 6))}, {"fill_id": 3} if method == "occlusion" else {}
+    with torch.no_grad():
+        logits = used(**ids).logits
+    e = whyformer.explain(fresh, ids, method, 7, **settings)
+    assert torch.allclose(e.scores, whyformer.explain(used, ids, method, 7, **settings).scores, atol=1e-12)
+    with torch.no_grad():
+        assert torch.allclose(fresh(**ids).logits, logits, atol=1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import Removal, patch_size
 from whyformer.methods.perturbation import occlusion, vit_cx
+from whyformer.targets import Token
 
 
 class LinearImageModel(nn.Module):
@@ -188,6 +190,65 @@ def test_deletion_keeps_left_padding() -> None:
     assert remaining.kwargs["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
     assert remaining.mask is not None
     assert remaining.mask.tolist() == [[False, True, True], [True, True, True]]
+
+
+def drops_of_deletion(model: nn.Module, kept: Callable[[list[int]], dict[str, Tensor]], count: int, token: int) -> Tensor:
+    """Drop of a logit, of the last row if there are several, without each token; ``kept`` returns the inputs with some tokens."""
+
+    def value(numbers: list[int]) -> Tensor:
+        with torch.no_grad():
+            return model(**kept(numbers)).logits.flatten(0, -2)[-1, token]
+
+    every = list(range(count))
+    return torch.stack([value(every) - value([t for t in every if t != gone]) for gone in every])
+
+
+@pytest.mark.parametrize("length", [5, 6, 7])
+def test_deletion_leaves_decoder_tokens(length: int) -> None:
+    """Also if there are as many as encoder tokens."""
+    model, inputs = zoo.build("t5")
+    ids, decoder = inputs["input_ids"][:1, :6], torch.randint(4, 40, (1, length))
+    feed = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder, "decoder_attention_mask": torch.ones_like(decoder)}
+    result = whyformer.explain(model, feed, "occlusion", 7, baseline="delete").scores[0]
+    expected = drops_of_deletion(model, lambda kept: {"input_ids": ids[:, kept], "decoder_input_ids": decoder}, 6, 7)
+    assert torch.allclose(result, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_deletion_keeps_positions_of_left_padded_text(padding: int) -> None:
+    model, _ = zoo.build("gpt2_lm")
+    ids = torch.randint(4, 40, (1, 5))
+    mask = torch.cat([torch.zeros(1, padding), torch.ones(1, 5)], 1).long()
+    feed = {"input_ids": nn.functional.pad(ids, (padding, 0)), "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    result = whyformer.explain(model, feed, "occlusion", 7, baseline="delete").scores[0, padding:]
+    assert torch.allclose(result, drops_of_deletion(model, lambda kept: {"input_ids": ids[:, kept]}, 5, 7), atol=1e-9)
+
+
+def test_deletion_removes_boxes_of_tokens() -> None:
+    from transformers import LayoutLMConfig, LayoutLMForSequenceClassification
+
+    small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48, "max_position_embeddings": 40}
+    model = zoo.randomise(LayoutLMForSequenceClassification(LayoutLMConfig(vocab_size=50, num_labels=3, **small))).double()
+    ids, box = torch.randint(4, 50, (2, 6)), torch.randint(0, 500, (2, 6, 4)).cumsum(-1).clamp(max=999)
+    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+    result = whyformer.explain(model, {"input_ids": ids, "attention_mask": mask, "bbox": box}, "occlusion", 1).scores
+    for b, length in enumerate((6, 4)):
+        expected = drops_of_deletion(model, lambda kept, b=b: {"input_ids": ids[b : b + 1, kept], "bbox": box[b : b + 1, kept]}, length, 1)
+        assert torch.allclose(result[b, :length], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_deletion_cuts_mask_of_pairs_of_tokens(rows: int) -> None:
+    """A mask ``[1 or B, 1, N, N]`` in which each token looks at those at an even distance, before and after it."""
+    model, _ = zoo.build("llama_lm")
+    ids, places = torch.randint(4, 40, (2, 5)), torch.arange(5)
+    allowed = (places[:, None] - places) % 2 == 0
+    mask = torch.zeros(rows, 1, 5, 5, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
+    feed = {"input_ids": ids, "attention_mask": mask}
+    result = whyformer.explain(model, feed, "occlusion", Token(-1, 7), baseline="delete", batch_size=3).scores
+    for b in range(2):
+        kept_of = lambda kept, b=b: {"input_ids": ids[b : b + 1, kept], "attention_mask": mask[:1, :, kept][..., kept]}  # noqa: E731
+        assert torch.allclose(result[b], drops_of_deletion(model, kept_of, 5, 7), atol=1e-9)
 
 
 def test_baselines_of_bundled_text_model() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.errors import ModelError
+from whyformer.errors import InputError, ModelError
 from whyformer.models.output import Output, output_mask
 from whyformer.models.readout import plain_logits, read_logits, row_of
 from zoo import LANGUAGE, LENGTHS, VOCABULARY, build, call, rows
@@ -121,3 +121,41 @@ def test_mask_is_aligned_after_image_tokens() -> None:
     with torch.no_grad():
         raw = model(**inputs)
     assert torch.equal(row_of(Output(model, raw, (), inputs)), raw[0][[0, 1], [5, 3]])
+
+
+class ShortLanguageModel(nn.Module):
+    """A language model that computes the logits of all tokens, or of the last one alone, as nanoGPT does."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.words, self.head, self.last = nn.Embedding(50, 16), nn.Linear(16, 50), last
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, idx: Tensor) -> tuple[Tensor, None]:
+        hidden = self.layer(self.words(idx), src_mask=nn.Transformer.generate_square_subsequent_mask(idx.shape[1]))
+        return self.head(hidden[:, [-1]] if self.last else hidden), None
+
+
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("method", ["input_x_gradient", "gae", "occlusion"])
+def test_row_of_the_last_token_alone_is_read(method: str, length: int) -> None:
+    whole, last = ShortLanguageModel(False).eval(), ShortLanguageModel(True).eval()
+    last.load_state_dict(whole.state_dict())
+    ids, settings = torch.randint(0, 50, (2, length)), {"fill_id": 3} if method == "occlusion" else {}
+    expected = whyformer.explain(whole, ids, method, 7, **settings)
+    assert torch.allclose(whyformer.explain(last, ids, method, 7, **settings).scores, expected.scores, atol=1e-6)
+
+
+def test_generation_of_model_without_input_ids_raises_with_way_out() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = ShortLanguageModel(False)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.model(input_ids)[0]
+
+    model = Wrapped().eval()
+    with pytest.raises(InputError, match="input_ids"):
+        whyformer.explain_generation(model.model, [4, 5, 6], [7, 8])
+    assert whyformer.explain_generation(model, [4, 5, 6], [7, 8], "input_x_gradient").matrix.shape == (2, 5)

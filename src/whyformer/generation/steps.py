@@ -149,7 +149,13 @@ class Steps:
         return row
 
     def refuse(self) -> None:
-        """Raise if the model is not a language model."""
+        """Raise if the model is not a language model, or takes no ``input_ids``."""
+        takes = inspect.signature(self.model.forward).parameters
+        if "input_ids" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            raise InputError(
+                f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose "
+                "forward takes input_ids [B, N] and returns logits [B, N, V]"
+            )
 
         def check(output: Output) -> Tensor:
             if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):

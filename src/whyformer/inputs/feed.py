@@ -53,9 +53,15 @@ def corrected(
 
 
 def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names."""
-    settings = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
-    return {**kwargs, "return_dict": True} if False in settings else kwargs
+    """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names; and
+    ``use_cache=False`` if it is set to return a cache and got none, since a state that blocks write in turn joins them.
+    """
+    config = getattr(model, "config", None)
+    settings = (getattr(config, "return_dict", None), kwargs.get("return_dict"))
+    named = {**kwargs, "return_dict": True} if False in settings else kwargs
+    given = any(name in kwargs for name in ("use_cache", "past_key_values", "state", "cache_params"))
+    returned = getattr(config, "use_cache", None) is True and "use_cache" in parameters(model)
+    return {**named, "use_cache": False} if returned and not given else named
 
 
 def channels(model: nn.Module) -> int | None:
@@ -105,6 +111,11 @@ _AUXILIARY = re.compile(
 def is_auxiliary(name: str) -> bool:
     """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
     return _AUXILIARY.search(name) is not None
+
+
+def mask_name(name: str) -> str:
+    """Return the name of the argument that marks the padding of the text that is passed as ``name``."""
+    return name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask"
 
 
 def is_table(tensor: Tensor, samples: int | None) -> bool:

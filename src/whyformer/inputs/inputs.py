@@ -12,6 +12,8 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.mosaic import Mosaic
+from whyformer.inputs.feed import is_auxiliary, mask_name
+from whyformer.models.output import with_tensors
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,24 @@ class Inputs:
         return replace(
             self.side(name), others=others, samples=self.samples, shared=self.shared, whole=self.whole, notes=self.notes
         )
+
+    @property
+    def mask_name(self) -> str:
+        """Name of the argument that marks the padding of the scored text."""
+        return mask_name(self.name)
+
+    def is_per_token(self, name: str | int, value: Tensor) -> bool:
+        """Return whether an argument has numbers for each token of the scored text, such as its mask or boxes, and is
+        not that of another input (``decoder_attention_mask``). A mask may begin with the tokens of a cache."""
+        shape, other = self.tensor.shape, {o.partition("_")[0] for o in self.others if o != self.name}
+        if value.dim() < 2 or name in {o.scored for o in self.others.values()}:
+            return False
+        if isinstance(name, int):
+            return value.shape[1] == shape[1] and not value.is_floating_point()
+        if not is_auxiliary(name) or (name.partition("_")[0] in other - {self.name.partition("_")[0]}):
+            return False
+        own = name == self.mask_name and value.dim() == 2 and value.shape[1] > shape[1]
+        return own or value.shape[1] == shape[1] or ("mask" in name and value.shape[-1] == shape[1])
 
     @property
     def tensor(self) -> Tensor:
@@ -140,16 +160,23 @@ class Inputs:
         more = self._of_samples(repeated)
         args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
         kwargs = {k: value if k == self.scored else v for k, v in more.kwargs.items()}
-        others = {n: one if n in self.shared else one.with_masks(repeated) for n, one in self.others.items()}
+        masks = lambda rows: repeated(self.by_sample(rows)).reshape(-1, *rows.shape[1:])  # noqa: E731
+        others = {n: one if n in self.shared else one.with_masks(masks) for n, one in self.others.items()}
         return replace(more, args=args, kwargs=kwargs, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis."""
+        """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis, also in caches and other outputs
+        of the model that are among its arguments."""
+
+        def inside(value: Tensor) -> Tensor:
+            return change(value) if value.dim() > 1 and len(value) == self.batch else value
 
         def changed(place: str | int, value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or place in self.whole or place in self.shared:
+            if place in self.whole or place in self.shared:
                 return value
-            if len(value) % self.batch:
+            if not isinstance(value, Tensor):
+                return with_tensors(value, inside, deep=True)
+            if not value.dim() or len(value) % self.batch:
                 return value
             return change(self.by_sample(value)).reshape(-1, *value.shape[1:])
 

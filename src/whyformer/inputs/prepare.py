@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import argument_name, corrected, device_of, is_auxiliary, is_table, name_outputs
+from whyformer.inputs.feed import argument_name, corrected, device_of, is_auxiliary, is_table, mask_name, name_outputs
 from whyformer.inputs.geometry import distortions, placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.normalize import normalized
@@ -26,6 +26,7 @@ from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
 from whyformer.inputs.text_checks import check_texts, extent, unknown
+from whyformer.models.output import without_cached
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Pass processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -122,6 +123,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
     names, whole = {n: n if isinstance(n, str) else argument_name(model, n) for n, _ in tensors}, dict(tensors)
+    by_name = {names[n]: t for n, t in tensors}
     content = [(n, t) for n, t in tensors if not is_auxiliary(names[n])] or tensors
     pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
@@ -148,7 +150,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     sides = []
     for place in scored:
         facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
-        side = facts(whole[place], names[place], kwargs, model, processor)
+        side = facts(whole[place], names[place], by_name, model, processor)
         sides.append(replace(side, scored=place, name=names[place]))
     main, *others = sides
     return replace(main, args=args, kwargs=kwargs, others={o.name: o for o in others})
@@ -169,15 +171,17 @@ def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.M
     if "input_ids" not in kwargs:  # it would be the mask of the text
         names.append("attention_mask")
     masks = (kwargs[mask] for mask in names if isinstance(kwargs.get(mask), Tensor))
-    mask = next((mask.bool() for mask in masks if mask.shape == tensor.shape[:2]), None)
+    own = (without_cached(mask, tensor.shape[1]) for mask in masks)
+    mask = next((mask.bool() for mask in own if mask.shape == tensor.shape[:2]), None)
     return Inputs((), {}, "tensor", name, mask)
 
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     check_vocabulary(tensor, model)
     _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or truncate the ids")
-    mask = kwargs.get(name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask")
-    mask = mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
+    mask = kwargs.get(mask_name(name))
+    mask = without_cached(mask, tensor.shape[-1]).bool() if isinstance(mask, Tensor) else None
+    mask = mask if mask is not None and mask.shape == tensor.shape else None
     tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else getattr(processor, "tokenizer", None)
     rows: Any = None
     if tokenizer is not None:

@@ -83,26 +83,39 @@ class Removal:
         return chosen.with_tensor(x.masked_fill(gone, self.filler))
 
     def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
-        """Delete tokens: shift the others, pad on the side that is padded already, and drop columns of padding only."""
+        """Delete tokens: shift the others, pad on the side that is padded already, and drop columns of padding only.
+
+        Masks, types, boxes and positions of these tokens move with them; other inputs and their masks stay.
+        """
         mask = chosen.mask if chosen.mask is not None else torch.ones_like(gone)
         left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
         order = torch.argsort(~gone if left else gone, dim=1, stable=True)
+        real = (mask & ~gone).gather(1, order)
+        columns = real.any(0).nonzero()[:, 0]
+        order, real = order[:, columns], real[:, columns]
         gone = gone.gather(1, order)
-        mask = mask.gather(1, order) & ~gone
-        columns = mask.any(0).nonzero()[:, 0]
+        # each token takes the position of the one before it that is gone
+        rank = mask.flip(1).cumsum(1).flip(1)
+        last = mask & (rank <= mask.sum(1, keepdim=True) - real.sum(1, keepdim=True))
+        places = torch.argsort(~last if left else last, dim=1, stable=True)[:, columns]
 
         def move(name: str | int, value: Any) -> Any:
             if name == self.inputs.scored:
-                return value.gather(1, order).masked_fill(gone, self.filler)[:, columns]
-            if name == "attention_mask":
-                return mask[:, columns].to(torch.long)
-            if not isinstance(value, Tensor) or value.shape != gone.shape:
+                return _picked(value, order, 1).masked_fill(gone, self.filler)
+            if not isinstance(value, Tensor) or not self.inputs.is_per_token(name, value):
                 return value
-            return (value if name == "position_ids" else value.gather(1, order))[:, columns]
+            if name == self.inputs.mask_name and value.dim() == 2:  # it begins with the tokens of a cache
+                return torch.cat([value[:, : value.shape[1] - mask.shape[1]], real.to(value.dtype)], 1)
+            if "mask" not in str(name) or value.dim() == 2:
+                return _picked(value, places if "position" in str(name) else order, 1)
+            for axis in range(1, value.dim()):
+                value = _picked(value, order, axis) if value.shape[axis] == mask.shape[1] else value
+            nothing = torch.finfo(value.dtype).min if value.is_floating_point() else 0
+            return value.masked_fill(gone.view(len(gone), *[1] * (value.dim() - 2), -1), nothing)
 
         args = tuple(move(i, v) for i, v in enumerate(chosen.args))
         kwargs = {k: move(k, v) for k, v in chosen.kwargs.items()}
-        return replace(chosen, args=args, kwargs=kwargs, mask=mask[:, columns], special=None)
+        return replace(chosen, args=args, kwargs=kwargs, mask=real, special=None)
 
     def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
         """Raise if a job would delete every token of its text; ``who`` begins the message."""
@@ -175,6 +188,14 @@ def removal(
     return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
 
 
+def _picked(value: Tensor, numbers: Tensor, axis: int) -> Tensor:
+    """Return the elements ``numbers`` ``[J, K]`` of each row along an axis of a tensor with J rows, or one for all."""
+    shape = [len(numbers), *value.shape[1:]]
+    index = numbers.view(len(numbers), *[1] * (axis - 1), -1, *[1] * (value.dim() - axis - 1))
+    shape[axis] = numbers.shape[1]
+    return value.expand(len(numbers), *value.shape[1:]).gather(axis, index.expand(shape))
+
+
 def _ends(task: Task) -> Tensor:
     """Return ``[B, N]`` True at end-of-text tokens, for inputs without a tokenizer. They stay, because models may pool
     the text there."""
@@ -213,7 +234,7 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
             raise InputError(f"{method}: token {fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id
     if baseline is None:
-        masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not in_place else []
+        masked = ["delete"] if task.inputs.mask_name in task.inputs.kwargs and not in_place else []
         if not known and not masked:  # without a tokenizer, look in the model's config
             tokens = {name: getattr(config, f"{TOKENS[name]}_token_id", None) for name in prefer}
             known = {name: token for name, token in tokens.items() if isinstance(token, int)}
@@ -262,7 +283,7 @@ def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size
             "by another instead (mask, unk, pad, or its id)"
         )
     batch_size, places = task.at_once(batch_size), [list(range(len(jobs)))]
-    if removed.baseline == "delete" and "attention_mask" not in task.inputs.kwargs:
+    if removed.baseline == "delete" and task.inputs.mask_name not in task.inputs.kwargs:
         # without a mask, padding would be read as text, so only texts of equal length are batched
         by_length = sorted(places[0], key=lambda j: len(jobs[j][1]))
         places = [list(group) for _, group in groupby(by_length, key=lambda j: len(jobs[j][1]))]

@@ -56,7 +56,8 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     and why better methods were passed over, which is also a warning.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
-    if kind == "text" and is_generative(task.model, task.forward):
+    reads_text = any(side.modality != "image" for side in task.scored_inputs.values())
+    if reads_text and is_generative(task.model, task.forward):
         kind = "language model" if task.structure.is_plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]

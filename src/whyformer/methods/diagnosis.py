@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
+from whyformer.models.output import with_tensors
 from whyformer.models.readout import plain_logits
+from whyformer.tape.calls import every_tensor
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
@@ -82,6 +84,8 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     way = "input_x_gradient scores every input"
     if not set(unscored) <= task.inputs.others.keys():
         way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
+        if not all(isinstance(task.inputs.kwargs.get(name, task.inputs.tensor), Tensor) for name in unscored):
+            way = "pass what they were computed from, such as the whole text instead of a cache"
     warning = f"the prediction also depends on {', '.join(unscored)}, which {task.method} does not score: {way}"
     diagnostics = {**scores.diagnostics, "unscored": unscored}
     return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, warning])
@@ -93,14 +97,54 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
     arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     for place, value in arguments:
-        if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
+        if place in scored or not any(map(_has_numbers, every_tensor(value))):
             continue
         name = place if isinstance(place, str) else argument_name(task.model, place)
-        if value.dim() and not is_auxiliary(name):
-            other = _changed(value)
+        if not is_auxiliary(name):
+            other = with_tensors(value, lambda t: _changed(t) if _has_numbers(t) else t, deep=True)
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
             yield name, replace(inputs, args=args, kwargs=kwargs)
+
+
+def random_states(model: nn.Module) -> list[Tensor]:
+    """Return the states of torch's random generators of the CPU and of the model's GPUs."""
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in sorted(devices, key=str))]
+
+
+def with_chance(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
+    """Add a warning, and ``diagnostics["random"]``, if the model's output depends on random numbers: the largest
+    difference between two passes on the same inputs, relative to the largest logit.
+
+    This is measured, with two plain forward passes, if a pass drew random numbers.
+
+    Args:
+        task: the model and its inputs.
+        scores: the scores of a method.
+        before: as of :func:`random_states`, before the method ran.
+
+    Raises:
+        ModelError: so it is, and the model is in training mode.
+    """
+    model = task.model
+    if all(map(torch.equal, before, random_states(model))):
+        return scores
+    first, second = task.forward(), task.forward()
+    moved = float((first - second).abs().max() / first.abs().max().clamp(min=torch.finfo(first.dtype).tiny))
+    if moved <= 64 * torch.finfo(first.dtype).eps:  # such as a random order of patches
+        return scores
+    if any(module.training for module in model.modules()):
+        raise ModelError("the model is in training mode and draws random numbers, so its scores are: call model.eval()")
+    warning = (
+        f"the model draws random numbers: its logits differ by {moved:.0%} between two passes on this input, and the "
+        "scores are those of one pass. Dropout of torch.nn.functional needs training=self.training"
+    )
+    return replace(scores, diagnostics={**scores.diagnostics, "random": moved}, warnings=[*scores.warnings, warning])
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return tensor.dim() > 0 and tensor.dtype != torch.bool
 
 
 def _changed(value: Tensor) -> Tensor:

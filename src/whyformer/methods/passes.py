@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import ModelError, UnknownOperation
+from whyformer.errors import ModelChanged, ModelError, UnknownOperation
 from whyformer.inputs import Inputs
 from whyformer.models.ends import end_in, without_end
+from whyformer.models.isolation import WAIT
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
@@ -333,7 +334,13 @@ def record_pass(
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide)
+        options: dict[str, Any] = {"change": change, "names": names, "hold": hold}
+        options |= {"custom_ops": custom_ops, "wide": wide}
+        tape, raw = record_call(model, *feed, **options)
+        if tape.changes_weights:  # once, by a model that rescales them in its first pass
+            tape, raw = record_call(model, *feed, **options)
+        if tape.changes_weights:
+            raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")
         end = end_in(tape, Output(model, raw, *feed, samples))
         return ForwardPass(model, feed, samples, tape, raw, end, custom_ops=custom_ops, wide=wide)
 

@@ -273,8 +273,8 @@ class Sources:
         return elements.expand(count, -1)
 
     def by_sample(self, name: str, values: Tensor) -> Tensor:
-        """Reshape the value at a root to ``[B, N, D]``, also if patches of all samples are packed into ``[P, D]``; for
-        multiple choice to ``[B, C, N, D]``."""
+        """Reshape the value at a root to ``[B, N, D]``, also if patches of all samples are packed into ``[P, D]``; to
+        ``[B, C, N, D]`` for several texts per sample."""
         choices = self.sources[name].choices
         if choices is not None:
             inside = values.shape[:2] == (self.inputs.batch, choices)
@@ -285,6 +285,13 @@ class Sources:
         """Invert :meth:`by_sample`."""
         return values.flatten(0, 1) if self._is_packed(name) else values
 
+    def has_several_texts(self, name: str) -> bool:
+        """Return whether an input holds several texts of each sample: multiple choice, or those that a detector looks
+        for in its picture."""
+        side, is_input = self.sources[name], name in (self.inputs.name, *self.inputs.others)
+        own = side.modality == "text" and is_input and name not in self.inputs.shared
+        return side.choices is not None or (own and self.inputs.is_packed(side.tensor))
+
     def _is_packed(self, name: str) -> bool:
         side = self.sources[name]
         if name not in (self.inputs.name, *self.inputs.others):
@@ -293,7 +300,7 @@ class Sources:
             (side.modality == "tensor" and side.tensor.dim() != 3 and side.tensor.shape[:-1] != (self.inputs.batch,))
             or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures per prompt
         )
-        return packed or side.choices is not None
+        return packed or self.has_several_texts(name)
 
     def plain_tokens(self) -> Tensor:
         """Return ``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are not placeholders of another input or

@@ -18,7 +18,7 @@ from whyformer.models.output import End, Output
 from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.ends import end_function as read_end
-from whyformer.tape.recording import record_call
+from whyformer.tape.recording import record_call, without_side_effects
 from whyformer.tape.values import Tape
 
 CONTRASTIVE = "contrastive"
@@ -37,8 +37,9 @@ def forward(
     kwargs = kwargs or {}
     known = _known(model).get(_kind(args, kwargs))
     if not known:
+        given, named = without_side_effects(args, kwargs)
         with torch.no_grad():
-            plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
+            plain = Output(model, model(*given, **named), args, kwargs, samples)
         if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
             return plain.with_end(_plain_end(plain))
     tape, raw = record_call(model, args, kwargs)

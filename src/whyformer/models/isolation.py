@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import ModelError
+from whyformer.errors import ModelChanged, ModelError
+from whyformer.models.cache import measured
 from whyformer.models.walking import named_modules
 
-__all__ = ["Snapshot", "changes", "parameters", "refuse_changes"]
+__all__ = ["Snapshot", "changes", "parameters", "refuse_changes", "settled"]
+
+T = TypeVar("T")
+WAIT = "Wait until training or loading has finished, or explain a copy: copy.deepcopy(model)"
 
 
 @contextlib.contextmanager
@@ -19,24 +24,43 @@ def refuse_changes(model: nn.Module) -> Iterator[None]:
     """Context that raises at its end if the model was changed meanwhile.
 
     Raises:
-        ModelError: a parameter was written to or replaced, or training mode was switched on.
+        ModelChanged: a parameter was written to or replaced.
+        ModelError: training mode was switched on.
     """
     named = named_modules(model)
     before, trained = parameters(model, named), {m for _, m in named if m.training}
-    yield
+    written: ModelChanged | None = None
+    try:
+        yield
+    except ModelChanged as error:  # from a recorded pass, without the parameter's name
+        written = error
     named = named_modules(model)
     changed = changes(model, before, named)
     if changed:
-        raise ModelError(
+        raise ModelChanged(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
-            "two models. Wait until training or loading has finished, or explain a copy: copy.deepcopy(model)"
-        )
+            f"two models. {WAIT}"
+        ) from written
+    if written is not None:
+        raise written
     training = next((n or type(m).__name__ for n, m in named if m.training and m not in trained), None)
     if training is not None:
         raise ModelError(
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
             "may have changed the scores: call model.eval(), or explain a copy: copy.deepcopy(model)"
         )
+
+
+def settled(model: nn.Module, work: Callable[[], T]) -> T:
+    """Return the result of ``work``, which is run again if the model was changed meanwhile for the first time: some
+    models rescale their weights in their first pass (RWKV)."""
+    try:
+        return work()
+    except ModelChanged:
+        if measured(model).setdefault("settled", False):
+            raise
+        measured(model)["settled"] = True
+        return work()
 
 
 Named = list[tuple[str, nn.Module]]

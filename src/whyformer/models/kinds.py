@@ -124,7 +124,7 @@ def is_contrastive(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
     def activation() -> str:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
-        if output is None or "logits_per_image" not in output.named:
+        if output is None or not output.compared:
             return ""
         return "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
 
@@ -135,8 +135,8 @@ def _has_common_bias(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     """Return whether a parameter is added to all logits (SigLIP), which softmax would cancel, so that the model was
     trained with a sigmoid."""
     tape, raw = record_call(model, args, kwargs)
-    logits = raw["logits_per_image"].detach()
-    number = tape.number(raw["logits_per_image"])
+    compared = Output(model, raw, args, kwargs).compared
+    logits, number = raw[compared].detach(), tape.number(raw[compared])
     limit = max(1e-3, 16 * torch.finfo(logits.dtype).eps * float(logits.abs().max()))
 
     def is_added(parameter: nn.Parameter) -> bool:

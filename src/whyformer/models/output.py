@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from whyformer.errors import InputError
+from whyformer.tape.calls import every_tensor
 
 _HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds", "text_embeds", "reconstruction")
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -99,7 +100,7 @@ class Output:
     @cached_property
     def returned(self) -> Tensor | None:
         """The logits as the model returned them, after its end function."""
-        for name in ("logits", "logits_per_image"):
+        for name in ("logits", self.compared):
             if name in self.named:
                 return self.named[name]
         if not self.named and hasattr(self.raw, "logits"):  # a property
@@ -110,6 +111,12 @@ class Output:
         if isinstance(self.raw, list | tuple):  # the first tensor, unless another one could be logits too
             return None if any(t.dim() == 2 and len(t) == len(floats[0]) for t in floats[1:]) else floats[0]
         return floats[0] if len(floats) == 1 else None
+
+    @cached_property
+    def compared(self) -> str:
+        """Name of the similarities ``[B, texts]`` of each picture, video or sound to texts; "" for other outputs."""
+        names = (n for n, t in self.named.items() if n.startswith("logits_per_") and t.dim() == 2)
+        return next((n for n in names if not n.endswith("_text")), "")
 
     @cached_property
     def dense(self) -> Tensor | None:
@@ -206,14 +213,24 @@ def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     A decoder without tokens reads the input's, shifted by one. A positional mask is identified by the signature of the
     model's forward.
     """
-    named = Output(model, None, args, kwargs).arguments
+    output = Output(model, None, args, kwargs)
+    named, tokens = output.arguments, output.tokens
     decodes = any(named.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds", "attention_mask"))
     mask = named.get("decoder_attention_mask" if decodes else "attention_mask")
-    return mask if isinstance(mask, Tensor) else None
+    if not isinstance(mask, Tensor):
+        return None
+    return mask if tokens is None else without_cached(mask, tokens[1].shape[1])
 
 
-def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor]) -> Any:
-    """Return the output with the function applied to each tensor."""
+def without_cached(mask: Tensor, count: int) -> Tensor:
+    """Return a padding mask ``[B, N]`` of ``count`` tokens, without those before them whose keys and values were
+    passed."""
+    return mask[:, mask.shape[1] - count :] if mask.dim() == 2 and mask.shape[1] > count else mask
+
+
+def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool = False) -> Any:
+    """Return the output with the function applied to each tensor; ``deep`` also to those in other objects, such as
+    caches."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -227,7 +244,8 @@ def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(value, list | tuple):
             listed = [replaced(v) for v in value]
             return type(value)(*listed) if hasattr(value, "_fields") else type(value)(listed)
-        if hasattr(value, "logits") and hasattr(value, "__dict__"):
+        inside = hasattr(value, "logits") or (deep and next(every_tensor(value), None) is not None)
+        if inside and hasattr(value, "__dict__"):
             value = copy.copy(value)
             value.__dict__.update({n: replaced(v) for n, v in vars(value).items()})
         return value

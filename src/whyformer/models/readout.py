@@ -78,8 +78,8 @@ def has_row(output: Output) -> bool:
     logits = output.logits
     if logits is None or logits.dim() not in (1, 2, 3) or "pred_boxes" in output.named:
         return False
-    if logits.dim() == 3:
-        return is_language_model(output)
+    if logits.dim() == 3:  # a model may compute the row of the last token alone, [B, 1, V]
+        return is_language_model(output) or logits.shape[1] == 1
     return logits.dim() == 1 or not is_row_per_token(output, logits)
 
 
@@ -123,7 +123,7 @@ def refusal(output: Output, why: str = "") -> InputError:
     shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
     ways = [*_targets_that_fit(output)]
     if has_row(output):  # functions get the row
-        ways += ["target=0 (the index of a class)"] if "logits_per_image" not in named else []
+        ways += ["target=0 (the index of a class)"] if not output.compared else []
         ways.append("a function of the logits that returns one number per sample: target=lambda logits: logits[:, 0]")
     else:
         name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
@@ -145,11 +145,11 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
     logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
     if "start_logits" in named and "end_logits" in named:
         yield _span(output, named["start_logits"])
-    if "logits_per_image" in named:
+    if output.compared:
         yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
     if logits is not None and any(n in named for n in ("pred_boxes", "class_queries_logits")):
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
-    elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
+    elif logits is not None and logits.dim() == 3 and "start_logits" not in named and output.dense is None:
         yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
         if is_known_language_model(output.model):
             yield _span(output, logits)

@@ -35,7 +35,7 @@ from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
 
-__all__ = ["RAW", "Recorder", "record", "record_call"]
+__all__ = ["RAW", "Recorder", "record", "record_call", "without_side_effects"]
 
 
 # -- which values are stored -----------------------------------------------------------------------------------------
@@ -338,7 +338,9 @@ class Recorder(TorchDispatchMode):
             held = tape._held[n]
             if held is not None and any(held is other for group in groups for other in group):
                 tape._held[n] = held.clone()
-                if n in tape.leaves and n not in self._restore:
+                if isinstance(held, torch.nn.Parameter):
+                    tape.changes_weights = True  # and they stay: a model that rescales them (RWKV) does so once
+                elif n in tape.leaves and n not in self._restore:
                     self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
         operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
         out = func(*args, **kwargs)
@@ -358,7 +360,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def restore(self) -> None:
-        """Undo the writes of the pass into its leaves (inputs, buffers, caches). The tape keeps their new values."""
+        """Undo the writes of the pass into its leaves (inputs, buffers, caches), except parameters. The tape keeps the
+        new values."""
         tape = self.tape
         for n, (tensor, before) in self._restore.items():
             tape.written.add(n)
@@ -398,9 +401,13 @@ def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tap
     return record_call(model, args, kwargs)
 
 
-def _copy_cache(value: Any) -> Any:
-    """Return a copy of a key–value cache, which the pass would extend in place; return other values unchanged."""
-    return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
+def without_side_effects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with copies of key–value caches, which the call would extend in place."""
+
+    def copied(value: Any) -> Any:
+        return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
+
+    return tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}
 
 
 def record_call(
@@ -416,7 +423,7 @@ def record_call(
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
 
-    The model, its buffers, its inputs and the global settings of torch are restored, also after an exception.
+    Buffers, inputs and the global settings of torch are restored, also after an exception.
 
     Args:
         model: the callable to record.
@@ -430,7 +437,7 @@ def record_call(
     Returns:
         The tape, and the output of the model.
     """
-    args, kwargs = tuple(map(_copy_cache, args)), {name: _copy_cache(value) for name, value in (kwargs or {}).items()}
+    args, kwargs = without_side_effects(args, kwargs or {})
     recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)

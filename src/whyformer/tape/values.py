@@ -29,6 +29,7 @@ class Tape:
         modules: maps the number of a call to the path of the innermost module around it, if names were recorded.
         outputs: maps a module path to the numbers of the values that the module returned, one tuple for each run.
         written: numbers of the leaves that the pass overwrote and the recorder restored.
+        changes_weights: whether the pass wrote into parameters, which are not restored.
         versions: version counter of each leaf when it was recorded.
     """
 
@@ -42,6 +43,7 @@ class Tape:
         self.modules: dict[int, str] = {}
         self.outputs: dict[str, list[tuple[int, ...]]] = {}
         self.written: set[int] = set()
+        self.changes_weights = False
         self.versions: dict[int, int] = {}
         self._held: list[Tensor | None] = []
         self._recomputed: dict[int, Tensor] = {}

@@ -202,7 +202,8 @@ class Pixel:
 @dataclass(frozen=True)
 class Similarity:
     """The similarity of each picture and its text in a dual-encoder model (CLIP, SigLIP): the diagonal of its
-    ``logits_per_image``, as a row ``[B, 1]``. Picture i and text i form one sample.
+    ``logits_per_image``, as a row ``[B, 1]``. Picture i and text i form one sample. So for videos and sounds
+    (``logits_per_video``, ``logits_per_audio``).
 
     Raises:
         InputError: when the output is read: the numbers of pictures and texts differ.
@@ -212,7 +213,7 @@ class Similarity:
 
     def read(self, output: Output) -> Tensor:
         """Return the similarities as a row ``[B, 1]``."""
-        table = output.named.get("logits_per_image")
+        table = output.named.get(output.compared)
         if table is None:
             raise refusal(output, "has no similarities of pictures and texts")
         if table.shape[0] != table.shape[1]:

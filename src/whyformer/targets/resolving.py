@@ -170,7 +170,7 @@ class Resolver:
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
             return row
-        if self.reading is None and self.target is None and "logits_per_image" in output.named:
+        if self.reading is None and self.target is None and output.compared:
             raise refusal(output, "compares pictures with texts")
         if self.reading is None:
             row = row_of(output)

@@ -57,7 +57,7 @@ def of_roots(
     by_input = {}
     for name, side in task.sources.items():
         value = task.by_sample(name, values[name])
-        if side.choices is not None:
+        if task.has_several_texts(name):
             value = value.flatten(0, 1)
         value = value.transpose(1, 2) if side.turned else value
         scores = reduce(side.modality, value, norm)
@@ -196,7 +196,7 @@ def smoothgrad(
     batch_size: Count = 8,
     composite: CompositeName = "plain",
 ) -> Scores:
-    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample (for multiple choice, of each text).
+    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample, or of each of its texts.
 
     Args:
         samples: number of noisy copies.
@@ -211,7 +211,7 @@ def smoothgrad(
     """
     x, logits = root_values(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
-    axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # 2: each text of multiple choice
+    axes = {name: 1 + task.has_several_texts(name) for name in x}
     sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
     total = {name: torch.zeros_like(value) for name, value in x.items()}
 
@@ -244,6 +244,7 @@ def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
     if elements is not None and mask.dim() == 2:
         places = elements.to(mask.device).expand(len(mask), -1)
         mask = mask.gather(1, places.clamp(min=0)) | (places < 0)
+    mask = task.inputs.by_sample(mask) if task.has_several_texts(name) else mask
     return mask.to(x.device) if mask.shape == x.shape[: mask.dim()] else None
 
 
