@@ -74,10 +74,16 @@ class Sources:
         if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
         rows = self.passed().layout(self.scored_inputs, self.read_logits).rows
-        looked_up = {f.source: set(f.elements.flatten().tolist()) for f in rows.families if f.elements is not None}
+        of_ids = [f for f in rows.families if f.elements is not None]
+        looked_up = {f.source: set(f.elements.flatten().tolist()) for f in of_ids if f.elements is not None}
+        samples = {f.source: set(rows.sample[f.numbers].flatten().tolist()) for f in of_ids}
         for source in rows.roots:
             name = source.rstrip("'")
             if source != name:
+                if samples[source] != samples[name]:
+                    reason = f"it looks up the tokens of '{name}' sample by sample: explain one sample at a time"
+                    way = ", with batch_size=1" if "batch_size" in METHODS[self.method].settings else ""
+                    raise self.refuse(reason + way, verdict=NOT_YET)
                 if looked_up[name].isdisjoint(looked_up[source] - {-1}):
                     raise self.refuse(f"it looks up the tokens of its input '{name}' in parts", verdict=NOT_YET)
                 decoder, count = f"decoder_{name}", len(source) - len(name) + 1
