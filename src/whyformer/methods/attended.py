@@ -30,6 +30,7 @@ from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
+from whyformer.tape.tables import KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, by_sign, walk_back
 
@@ -321,7 +322,8 @@ class MapPass:
         if unit.kind not in ("scale", "shift"):
             return True
         tape, samples = self.recording.tape, RowSamples(self.layout.rows)
-        others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}
+        calls = [tape.calls[c] for c in unit.calls if KINDS.get(tape.calls[c].name) != "linear"]  # a diagonal matrix is
+        others = {o for c in calls for o in c.operands} - {*unit.entries, *unit.exits}
         return all(samples.is_shared(unit.exit, tape.shapes[o]) for o in others)
 
     @cached_property
