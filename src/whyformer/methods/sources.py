@@ -323,18 +323,21 @@ class Sources:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""
         by_input = {}
         for name, side in self.sources.items():
-            key = next((k for k in found if name in k), None)
-            if key is None:
-                continue
-            values = found[key]
-            tokens, elements = self.located(name, key)
-            if tokens != values.shape[1]:
-                raise self.refuse(f"its attention maps cover {values.shape[1]} of {tokens} rows")
-            values = at_elements(values, elements.rows)
-            values = self.at_tokens(name, values) if side.modality == "text" else values
-            kind = "patch" if side.modality == "image" else "token"
-            by_input[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
+            rows = {key: self._of_elements(name, key, values) for key, values in found.items() if name in key}
+            # a class token among other keys is a row of the queries, whose other rows are no keys
+            scored = [pair for pair in rows.values() if bool(pair[0].any())] or list(rows.values())
+            for values, elements in scored[:1]:
+                values = self.at_tokens(name, values) if side.modality == "text" else values
+                kind = "patch" if side.modality == "image" else "token"
+                by_input[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
         return self.assemble(by_input, logits, diagnostics)
+
+    def _of_elements(self, name: str, key: Key, values: Tensor) -> tuple[Tensor, Elements]:
+        """Return scores of the elements of an input, from those of the rows of a name, and the elements."""
+        tokens, elements = self.located(name, key)
+        if tokens != values.shape[1]:
+            raise self.refuse(f"its attention maps cover {values.shape[1]} of {tokens} rows")
+        return at_elements(values, elements.rows), elements
 
     def assemble(self, by_input: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Return the main input's scores, with those of the other inputs as parts."""
