@@ -319,11 +319,10 @@ class MapPass:
 
     def _is_of_features(self, unit: Unit) -> bool:
         """Return True if a unit's constants are equal for all rows: true for a norm's bias, false for positions."""
-        if unit.kind not in ("scale", "shift"):
+        if unit.kind not in ("scale", "shift") or KINDS.get(unit.name) == "linear":  # a diagonal matrix
             return True
         tape, samples = self.recording.tape, RowSamples(self.layout.rows)
-        calls = [tape.calls[c] for c in unit.calls if KINDS.get(tape.calls[c].name) != "linear"]  # a diagonal matrix is
-        others = {o for c in calls for o in c.operands} - {*unit.entries, *unit.exits}
+        others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}
         return all(samples.is_shared(unit.exit, tape.shapes[o]) for o in others)
 
     @cached_property
