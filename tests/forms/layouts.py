@@ -322,7 +322,8 @@ def forms() -> Iterator[Form]:
             for name, product in ways.items():
                 for single in (True, False):
                     way = f"{name}, one by one" if single else name
-                    yield Form("layouts", function, way, base, partial(_plain, "vectors", product), model_inputs, single=single)
+                    regroups = product is shaw_in_one  # one product of the map with a sum, not a sum of two products
+                    yield Form("layouts", function, way, base, partial(_plain, "vectors", product), model_inputs, regroups, single=single)
     for kind in ("vectors", "ids"):
         for base, (batch, tokens) in list(shapes.items())[1:]:
             yield from _tokens_first(kind, base, batch, tokens)

@@ -3,13 +3,14 @@ any input is read, and token mixing without a map."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import whyformer
-from whyformer.errors import MethodNotApplicable, ModelError
+from whyformer.errors import MethodNotApplicable
 from zoo import randomise
 
 WIDTH, HEADS, CLASSES = 12, 3, 3
@@ -187,10 +188,24 @@ def test_integrated_gradients_of_token_first_model_are_complete() -> None:
     assert torch.allclose(summed, model(**inputs)[:, 1] - at_baseline, atol=1e-3)
 
 
-def test_integrated_gradients_with_different_experts_at_baseline_raises() -> None:
-    model = randomise(TokenFirstModel(True)).double().eval().requires_grad_(False)
-    model(**two_texts())
-    model.threshold = float(model.row_sizes.median())  # at the baseline all rows use the same expert
-    with pytest.raises(ModelError):
-        whyformer.explain(model, two_texts(), "integrated_gradients", 1, steps=8, baseline="zero")
-    assert whyformer.explain(model, two_texts(), "input_x_gradient", 1).part("other_ids").scores.any()
+@pytest.mark.parametrize("threshold", [0.5, 1.0, 2.0])
+def test_integrated_gradients_with_other_experts_on_the_path_equal_autograd(threshold: float) -> None:
+    """The second text is read after other operations than in the plain pass."""
+    model, inputs, steps = randomise(TokenFirstModel(True)).double().eval().requires_grad_(False), two_texts(), 6
+    model(**inputs)
+    model.threshold = threshold * float(model.row_sizes.median())  # at the baseline all rows use the same expert
+    e = whyformer.explain(model, inputs, "integrated_gradients", 1, steps=steps, baseline="zero")
+    tables = {model.a: "input_ids", model.b: "other_ids"}
+    rows = {n: table(inputs[n]) for table, n in tables.items()}
+    expected = {n: torch.zeros_like(x) for n, x in rows.items()}
+    for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
+        points = {n: (x * (node + 1) / 2).requires_grad_() for n, x in rows.items()}
+        moved = {table: nn.Module() for table in tables}
+        for table, n in tables.items():
+            moved[table].forward = lambda _, x=points[n]: x
+        model.a, model.b = (moved[table] for table in tables)
+        gradients = torch.autograd.grad(model(**inputs)[:, 1].sum(), list(points.values()))
+        for n, gradient in zip(points, gradients, strict=True):
+            expected[n] += weight / 2 * gradient * rows[n]
+    for n, scores in expected.items():
+        torch.testing.assert_close(e.part(n).scores, scores.sum(-1))

@@ -28,19 +28,11 @@ KINDS = (
 
 REASONS = {
     "parts": "several units, one for each part of the features or of the rows",
-    "layer": "an elementwise product with weights, written as a product with a matrix",
-    "number": "a function of one number, written as one of two: x and 0",
     "fused": "one call that computes a product of two halves, or of three operands",
 }
 UNSUPPORTED = {
-    "LayerNorm / pre-norm, vectors, inline / by hand, diagonal matrix": "layer",
     "other norms / groups of channels / pre-norm, vectors, inline / by chunk": "parts",
     "other norms / groups of channels / pre-norm, vectors, inline / stacked groups": "parts",
-    "other norms / running statistics / pre-norm, vectors, inline / diagonal linear": "layer",
-    "other norms / running statistics / pre-norm, vectors, inline / depthwise convolution": "layer",
-    "activations / quick gelu / pre-norm, vectors, inline / softmax of two": "number",
-    "activations / softplus / pre-norm, vectors, inline / logsumexp": "number",
-    "activations / sigmoid / pre-norm, vectors, inline / softmax of two": "number",
     "linear / pre-norm, vectors / addbmm of one": "parts",
     "linear / pre-norm, vectors / multi_dot": "parts",
     "linear / pre-norm, vectors / bilinear with one": "fused",
@@ -220,6 +212,18 @@ def test_value_with_other_readers_is_not_part_of_region() -> None:
 def test_causal_mask_is_not_an_activation() -> None:
     x = torch.randn(2, 3, 5, 4)
     assert not decomposed_kinds(read(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x)[1])
+
+
+@pytest.mark.parametrize(("constant", "kind"), [(torch.zeros(1), "activation"), (torch.nn.Parameter(torch.zeros(1)), "softmax")])
+def test_softmax_of_one_number_and_a_constant_is_an_activation_but_not_with_a_sink(constant: Tensor, kind: str) -> None:
+    """With a single key, an attention with a learned sink computes the same as a sigmoid."""
+
+    def probability(x: Tensor) -> Tensor:
+        other = torch.zeros_like(x) if kind == "activation" else constant.expand(x.shape)
+        return torch.cat([x, other], -1).softmax(-1)[..., :1]
+
+    _, program = read(probability, torch.randn(2, 3, 1))
+    assert {"activation", "softmax"} & {u.kind for u in program.units} == {kind}
 
 
 def test_similar_formulas_are_not_norms() -> None:

@@ -30,6 +30,7 @@ from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
+from whyformer.tape.tables import KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, by_sign, walk_back
 
@@ -318,7 +319,7 @@ class MapPass:
 
     def _is_of_features(self, unit: Unit) -> bool:
         """Return True if a unit's constants are equal for all rows: true for a norm's bias, false for positions."""
-        if unit.kind not in ("scale", "shift"):
+        if unit.kind not in ("scale", "shift") or KINDS.get(unit.name) == "linear":  # a diagonal matrix
             return True
         tape, samples = self.recording.tape, RowSamples(self.layout.rows)
         others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}

@@ -93,10 +93,15 @@ class Layout:
 
     def earlier(self, stream: Stream) -> list[Stream]:
         """Return the streams whose rows attend and are then merged into the rows of a stream."""
-        if stream.is_learned or not stream.is_mixed:
+        if stream.is_learned:
             return []
         same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
-        return same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+        before = same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+        if stream.is_mixed:
+            return before
+        # rows that began before the merge, to which merged rows are added
+        attended = {id(a.keys) for block in stream.blocks for a in block.attentions}
+        return [s for s in before if not s.is_read and id(s.rows) not in attended]
 
     @cached_property
     def merged(self) -> frozenset[int]:

@@ -25,6 +25,7 @@ from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
 from whyformer.tape.units import roots_of
+from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, by_sign, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
@@ -52,6 +53,13 @@ class Roots:
     def every(self) -> set[int]:
         """The root values of all inputs."""
         return {n for numbers in self.numbers.values() for n in numbers}
+
+    def is_in(self, tape: Tape, number: int) -> bool:
+        """Return True if a root inside the model has the same number in another pass."""
+        (wanted, shape), call = self.calls[number], tape.maker.get(number)
+        if call is None or tape.shapes[number] != shape:
+            return False
+        return (call.number, call.name, call.operands) == (wanted.number, wanted.name, wanted.operands)
 
     def arranged(self, name: str, values: Callable[[int], Tensor]) -> Tensor:
         """Return the input's rows ``[B, N, ...]`` of tensors shaped like its roots, with the features of several roots
@@ -217,14 +225,20 @@ def changed_pass(
     texts = [name for name in values if name not in sources or sources[name].modality == "text"]
     if texts and roots is None:
         roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, derived)
-    changes = {} if roots is None else _changes(roots, {name: values[name] for name in texts})
-    recording = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
-    roots = roots or find_roots(recording, sources, derived)
-    for number in changes:
-        (wanted, _), call = roots.calls[number], recording.tape.maker.get(number)
-        if call is None or (call.number, call.name, call.operands) != (wanted.number, wanted.name, wanted.operands):
-            raise ModelError(_MOVED)
-    return recording, roots
+    passing = partial(record_pass, model, (tuple(args), kwargs), samples, checkpoint=checkpoint)
+    if roots is None:
+        recording = passing()
+        return recording, find_roots(recording, sources, derived)
+    for _ in range(1 + len(roots.numbers)):
+        changes = _changes(roots, {name: values[name] for name in texts})
+        recording = passing(changes)
+        moved = [number for number in changes if not roots.is_in(recording.tape, number)]
+        if not moved:
+            return recording, roots
+        # a pass with other experts reads a later input at another place, which does not depend on later changes
+        before = {number: change for number, change in changes.items() if number < min(moved)}
+        roots = find_roots(passing(before), sources, derived)
+    raise ModelError(_MOVED)
 
 
 _MOVED = (
@@ -237,8 +251,8 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
     """Return {number of a root: function that replaces the rows of all inputs whose root it is}."""
 
     def changed(value: Tensor, number: int) -> Tensor:
-        if value.shape != roots.calls[number][1]:
-            raise ModelError(_MOVED)
+        if value.shape != roots.calls[number][1]:  # another value, see changed_pass
+            return value
         for name, arranged in values.items():
             if number in roots.numbers[name]:
                 value = roots.laid_out(name, number, value, arranged)

@@ -74,10 +74,16 @@ class Sources:
         if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
         rows = self.passed().layout(self.scored_inputs, self.read_logits).rows
-        looked_up = {f.source: set(f.elements.flatten().tolist()) for f in rows.families if f.elements is not None}
+        of_ids = [f for f in rows.families if f.elements is not None]
+        looked_up = {f.source: set(f.elements.flatten().tolist()) for f in of_ids if f.elements is not None}
+        samples = {f.source: set(rows.sample[f.numbers].flatten().tolist()) for f in of_ids}
         for source in rows.roots:
             name = source.rstrip("'")
             if source != name:
+                if samples[source] != samples[name]:
+                    reason = f"it looks up the tokens of '{name}' sample by sample: explain one sample at a time"
+                    way = ", with batch_size=1" if "batch_size" in METHODS[self.method].settings else ""
+                    raise self.refuse(reason + way, verdict=NOT_YET)
                 if looked_up[name].isdisjoint(looked_up[source] - {-1}):
                     raise self.refuse(f"it looks up the tokens of its input '{name}' in parts", verdict=NOT_YET)
                 decoder, count = f"decoder_{name}", len(source) - len(name) + 1
@@ -324,18 +330,21 @@ class Sources:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""
         by_input = {}
         for name, side in self.sources.items():
-            key = next((k for k in found if name in k), None)
-            if key is None:
-                continue
-            values = found[key]
-            tokens, elements = self.located(name, key)
-            if tokens != values.shape[1]:
-                raise self.refuse(f"its attention maps cover {values.shape[1]} of {tokens} rows")
-            values = at_elements(values, elements.rows)
-            values = self.at_tokens(name, values) if side.modality == "text" else values
-            kind = "patch" if side.modality == "image" else "token"
-            by_input[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
+            rows = {key: self._of_elements(name, key, values) for key, values in found.items() if name in key}
+            # a class token among other keys is a row of the queries, whose other rows are no keys
+            scored = [pair for pair in rows.values() if bool(pair[0].any())] or list(rows.values())
+            for values, elements in scored[:1]:
+                values = self.at_tokens(name, values) if side.modality == "text" else values
+                kind = "patch" if side.modality == "image" else "token"
+                by_input[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
         return self.assemble(by_input, logits, diagnostics)
+
+    def _of_elements(self, name: str, key: Key, values: Tensor) -> tuple[Tensor, Elements]:
+        """Return scores of the elements of an input, from those of the rows of a name, and the elements."""
+        tokens, elements = self.located(name, key)
+        if tokens != values.shape[1]:
+            raise self.refuse(f"its attention maps cover {values.shape[1]} of {tokens} rows")
+        return at_elements(values, elements.rows), elements
 
     def assemble(self, by_input: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Return the main input's scores, with those of the other inputs as parts."""

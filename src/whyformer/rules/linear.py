@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.adjoints import rows_with_flow, unbroadcast
-from whyformer.tape.tables import KINDS, RESHAPES
+from whyformer.tape.tables import EXTENSIONS, KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
@@ -230,7 +230,7 @@ def _constant(tape: Tape, unit: Unit) -> int | None:
 
 def without_constant(tape: Tape, unit: Unit) -> Tensor:
     """Return the exit of a linear unit without its constant, such as a bias."""
-    if _constant(tape, unit) is None:
+    if _constant(tape, unit) is None and not _is_extended(tape, unit):
         return wide(tape[unit.exit])
     return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, unchanged)
 
@@ -254,7 +254,16 @@ def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Ten
                 changes[o] = torch.zeros_like(value)
             else:
                 changes[o] = sign * part(sign * value) if sign < 0 else part(value)
-    return wide(repeat_unit(tape, unit, changes)[0])
+    result = wide(repeat_unit(tape, unit, changes)[0])
+    if _is_extended(tape, unit):
+        changes |= {e: torch.zeros_like(value) for e, value in values.items()}
+        result = result - wide(repeat_unit(tape, unit, changes)[0])
+    return result
+
+
+def _is_extended(tape: Tape, unit: Unit) -> bool:
+    """Return True if a linear unit extends its entry by a constant feature, whose weights are a bias."""
+    return tape.calls[unit.calls[0]].name in EXTENSIONS
 
 
 def _sign(tape: Tape, unit: Unit) -> int:

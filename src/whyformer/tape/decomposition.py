@@ -18,6 +18,7 @@ from torch import Tensor
 
 from whyformer.tape.calls import Slot
 from whyformer.tape.tables import name_set
+from whyformer.tape.units import is_diagonal
 from whyformer.tape.values import Tape
 
 __all__ = ["FUSED_ATTENTION", "OPENED"]
@@ -36,11 +37,12 @@ _LARGEST_BIAS = 1  # an addend of addmm with more axes than this is a branch, no
 
 
 def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
-    """Record addmm and baddbmm, β x + α a b, as a product and a sum, if x is a branch and not a bias."""
-    if len(tape.shapes[operands[0]]) <= _LARGEST_BIAS:
-        return False
+    """Record addmm and baddbmm, β x + α a b, as a product and a sum, if x is a branch and not a bias, or if a or b is
+    diagonal."""
     number = lambda key: operands[named[key].index]  # noqa: E731
     a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
+    if len(tape.shapes[operands[0]]) <= _LARGEST_BIAS and not any(is_diagonal(tape, n) for n in (a, b)):
+        return False
     alpha, beta = named.get("alpha", 1), named.get("beta", 1)
     steps = 1 + (alpha != 1) + (beta != 0)
     left = iter([out.shape] * (steps - 1) + [out])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.rearranging import along_features, padded, rearranged, window
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
@@ -26,7 +28,6 @@ _RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"
 _JAGGED = name_set("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 _VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
 _MOVED = _VIEWS | name_set("index_add scatter_add")
-_FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
 _LOOKED_UP = name_set("embedding index index_select")
@@ -79,6 +80,8 @@ class _Labeller:
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
         self.blank: set[int] = set()  # values that hold only padding
         self.blends = False  # whether the current call combines several rows of a family in an element
+        self.windows: dict[Any, int] = {}  # position of windows -> first row of the first result
+        self.twins: list[tuple[int, int, int]] = []  # (first row, last row, offset to the rows with the same windows)
         for source in sources:
             self._begin(source)
         for call in calls:
@@ -236,7 +239,7 @@ class _Labeller:
         if call.name == "copy" or moved:
             places = call.operands[:1] if call.name in _INDEXED else call.operands
             ids = [self.ids.get(o) if o in places else None for o in call.operands]
-            numbers = _moved(call, [self._unlabelled(call, i) if t is None else t for i, t in enumerate(ids)])
+            numbers = rearranged(call, [self._unlabelled(call, i) if t is None else t for i, t in enumerate(ids)])
         elif first is not None and (call.name in _KEPT or _is_pointwise(call)):
             numbers = [first] * len(call.results)
         else:
@@ -257,18 +260,22 @@ class _Labeller:
 
     def _move(self, call: Call, labels: list[Label]) -> None:
         """Label the results of a call that rearranges elements."""
+        if call.name == "cat" and along_features(call, labels):
+            labels = [tuple(map(self._first_twin, k)) for k in labels]
         for part in range(max(map(len, labels))):
             numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
-            for r, label in zip(call.results, _moved(call, numbers), strict=True):
+            for r, label in zip(call.results, rearranged(call, numbers), strict=True):
                 if self.tape.floating(r) and _holds_rows(label):
                     label = self._shared(slim(label)).expand(self.tape.shapes[r])
                     if call.name == "cat":
                         label = self._fill(call, labels, label)
+                    elif call.name == "constant_pad_nd" and len(labels[0]) == 1:
+                        label = padded(label, labels[0][0])
                     self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
                 elif self.tape.floating(r):
                     self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
-        joins_rows = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
+        joins_rows = call.name in _JOINED and not (call.name == "cat" and along_features(call, labels))
         if joins_rows and len(joined) == 1:
             self._join(joined[0])
 
@@ -284,7 +291,7 @@ class _Labeller:
         filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
         if filled or like.dim() != label.dim() or not bool((label == 0).any()):
             return label
-        if _along_features(call, labels):
+        if along_features(call, labels):
             return torch.where(label == 0, like.narrow(axis, 0, 1).expand(shape), label)
         samples = self.rows.sample[like]
         samples = thin(samples, [a for a in range(like.dim()) if constant_along(samples, a)])
@@ -420,7 +427,18 @@ class _Labeller:
         # the largest along the grid, because padding has the sample 0
         samples = self.rows.sample[first].amax(tuple(range(2, len(shape))), keepdim=True)
         samples = samples.expand(shape[0], 1, *shape[2:])
-        return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
+        numbers = self._new(samples, source, call.results[0], tuple(shape[2:]))
+        start, key = int(numbers.min()), (call.operands[0], shape[2:], *window(self.tape, call))
+        self.twins.append((start, int(numbers.max()), self.windows.setdefault(key, start) - start))
+        return (numbers.expand(shape),)
+
+    def _first_twin(self, label: Tensor) -> Tensor:
+        """Return a label in which rows that begin in a convolution have the numbers of the first rows with the same
+        windows, such as those of another part of the channels."""
+        numbers = thin(label)
+        for first, last, offset in self.twins if any(offset for *_, offset in self.twins) else ():
+            numbers = torch.where((numbers >= first) & (numbers <= last), numbers + offset, numbers)
+        return numbers.expand(label.shape)
 
     def _sample(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
         """Return the label of values of ``[B, C, *grid]`` sampled at positions ``[B, *grid, axes]``: the rows of the
@@ -467,25 +485,3 @@ def _is_pointwise(call: Call) -> bool:
     listed = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
     tags = getattr(call.operator, "tags", ())
     return listed or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
-
-
-def _along_features(call: Call, labels: list[Label]) -> bool:
-    """Return True if ``cat`` or ``stack`` joins features, not rows."""
-    axis = call.argument("dim", 0)
-    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in labels if k)
-
-
-_PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
-
-
-def _moved(call: Call, numbers: list[Tensor]) -> list[Tensor]:
-    """Repeat a call that rearranges elements on row numbers."""
-    if call.name in _PLACED:  # assumes that rows are added to zeros
-        return [_PLACED[call.name](numbers[0], call.argument("dim", 0), *numbers[1:])]
-    if call.name == "constant_pad_nd":
-        return [torch.nn.functional.pad(numbers[0], call.args[1], value=0)]
-    if call.name == "scatter" and len(numbers) == 2:  # scatters a constant, which has no row
-        return [numbers[0].scatter(call.argument("dim", 0), numbers[1], 0)]
-    if call.name in _FLOATS:
-        return [t.long() for t in call([t.double() for t in numbers])]
-    return call(numbers)

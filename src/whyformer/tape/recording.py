@@ -288,7 +288,8 @@ class Recorder(TorchDispatchMode):
         if not any(first + i in self.change for i in range(len(results))):
             return out
         change = (self.change.get(first + i) for i in range(len(results)))
-        new = [t if f is None else _in_layout_of(t, f(t)) for t, f in zip(results, change, strict=True)]
+        # a clone, because torch marks the result of a view, and no tensor twice
+        new = [t if f is None else _in_layout_of(t, f(t).clone()) for t, f in zip(results, change, strict=True)]
         return new[0] if isinstance(out, Tensor) else type(out)(new)
 
     # -- fused calls recorded as several calls

@@ -21,9 +21,11 @@ from whyformer.tape.tables import (
     CURVED,
     ELEMENTWISE,
     EXPONENTIALS,
+    EXTENSIONS,
     KINDS,
     MIXING,
     REDUCTIONS,
+    RESHAPES,
     SOFTMAXES,
     STRAIGHT,
     name_set,
@@ -39,7 +41,7 @@ from whyformer.tape.trials import (
     norm_or_softmax,
     repeat,
 )
-from whyformer.tape.units import Unit, reduced_axes
+from whyformer.tape.units import Unit, reduced_axes, scales
 from whyformer.tape.values import Tape
 
 __all__ = ["Regions"]
@@ -49,7 +51,8 @@ _Segment = tuple[int, tuple[Call, ...]]
 
 _MOST_CALLS, _MOST_SEGMENTS = 40, 14
 _MASKED = name_set("where masked_fill index_put mul div")
-_ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack")
+_SPREAD = SOFTMAXES | {"logsumexp"}  # of two values, one of them a constant, as in a sigmoid or softplus
+_ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 
 
@@ -126,7 +129,7 @@ class Regions:
         if all(self.carry[o] for o in call.operands):  # allows the product of a row with itself, not of rows with rows
             shapes = self.tape.shapes
             return 2 * shapes[call.results[0]].numel() > shapes[call.operands[0]].numel()
-        known = all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
+        known = scales(call, self.tape) or all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
         return not known or call.name not in MIXING | {"bmm"}
 
     def chain(self, end: int) -> Iterator[_Segment]:
@@ -147,7 +150,8 @@ class Regions:
     def functions(self) -> Iterator[Unit]:
         """Yield norms, softmaxes and activations, in reverse order of execution."""
         for call in reversed(self.live):
-            ends = call.name in _ENDS or self.is_shifted_softmax(call)
+            ends = call.name in _ENDS or self.is_shifted_softmax(call) or self.is_probability(call)
+            ends = ends or self.is_scaled(call)
             if not ends or call.number in self.taken or not self.carry[call.results[0]]:
                 continue
             # cat and stack end a region only if several parts carry, unlike a concatenation with an empty cache
@@ -156,6 +160,19 @@ class Regions:
                 if unit is not None:
                     self.taken.update(unit.calls)
                     yield unit
+
+    def is_probability(self, call: Call) -> bool:
+        """Return True if a call selects some results of a softmax, as for a sigmoid written as a softmax of two."""
+        before = self.tape.maker.get(call.operands[0]) if call.name in ("select", "slice", "split", "unbind") else None
+        return before is not None and before.name in SOFTMAXES
+
+    def is_scaled(self, end: Call) -> bool:
+        """Return True for a product that scales each feature, as by the weight of a norm written as a diagonal matrix,
+        possibly with a bias and reshaped."""
+        call: Call | None = end
+        while call is not None and call.name in RESHAPES | {"add"} and sum(self.carry[o] for o in call.operands) == 1:
+            call = self.tape.maker.get(next(o for o in call.operands if self.carry[o]))
+        return call is not None and KINDS.get(call.name) == "linear" and scales(call, self.tape)
 
     def is_shifted_softmax(self, call: Call) -> bool:
         """Return True for softmax(x − max x), where the maximum only prevents overflow and is no branch."""
@@ -192,7 +209,7 @@ class Regions:
         """Return True if a call is elementwise and nonlinear, which includes masking by a mask computed from x."""
         if call.name in _MASKED:
             return any(not self.carry[o] and self.origins.follows[o] for o in call.operands)
-        return call.name in CURVED
+        return call.name in CURVED or call.name in _SPREAD
 
     def is_binary(self, call: Call) -> bool:
         """Return True if a call is elementwise and has several operands that carry."""
@@ -200,7 +217,8 @@ class Regions:
 
     def can_end_activation(self, call: Call) -> bool:
         """Return True if an activation may end with this call."""
-        return self.is_nonlinear(call) or self.is_binary(call) or call.name in ("cat", "stack")
+        ends = call.name in ("cat", "stack") or self.is_probability(call)
+        return ends or self.is_nonlinear(call) or self.is_binary(call)
 
     def is_activation(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
         """Return True if the calls compute an elementwise function for which all of them, including the first, are
@@ -214,13 +232,21 @@ class Regions:
         nonlinear = [c for c in calls if self.is_nonlinear(c)]
         if not nonlinear or not any(self.is_nonlinear(c) or self.is_binary(c) for c in fresh) or self.reduced(entry):
             return False
-        if len(nonlinear) == 1 and nonlinear[0].name not in _MASKED and not any(map(self.is_binary, calls)):
+        single = len(nonlinear) == 1 and nonlinear[0].name not in _MASKED | _SPREAD
+        if single and not any(map(self.is_binary, calls)):
             return False
         if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
             return True
-        if not all(c.name in ELEMENTWISE or KINDS.get(c.name) == "view" for c in calls):
+        if not all(c.name in ELEMENTWISE | _SPREAD or KINDS.get(c.name) == "view" for c in calls):
+            return False
+        if any(c.name in _SPREAD for c in calls) and not self.joins_constants(calls):
             return False
         return self.cached(RegionTrial(self.origins, entry, end, tuple(calls)), is_elementwise)
+
+    def joins_constants(self, calls: Sequence[Call]) -> bool:
+        """Return True if the calls join a value with constants, unlike an attention sink, which is a parameter."""
+        joined = [o for c in calls if c.name in ("cat", "stack") for o in c.operands]
+        return bool(joined) and all(self.carry[o] or self.origins.fixed[o] for o in joined)
 
     def reduced(self, v: int) -> bool:
         """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its roots are statistics."""
@@ -266,11 +292,34 @@ class Regions:
         """Yield the layers that consist of a product with weights and the addition of a bias."""
         for call in self.live:
             if call.number not in self.taken and (axis := self.unit_axis(call)) is not None:
-                calls = self.biased(call, axis)
+                calls = [*self.extended(call), *self.biased(call, axis)]
                 if len(calls) > 1:
                     self.taken.update(c.number for c in calls)
-                    entry = next(o for o in call.operands if self.carry[o])
+                    entry = next(o for o in calls[0].operands if self.carry[o])
                     yield Unit("layer", "layer", (entry,), calls[-1].results[:1], tuple(c.number for c in calls))
+
+    def extended(self, product: Call) -> list[Call]:
+        """Return the calls that extend x, the factor of a product with weights, by a constant feature, whose weights
+        are then a bias; none if it has no such feature."""
+        calls, shapes = list[Call](), self.tape.shapes
+        x = next(o for o in product.operands if self.carry[o])
+        while (call := self.tape.maker.get(x)) and len(self.readers[x]) == 1 and x not in self.ends:
+            calls.append(call)
+            if call.number in self.taken:
+                break
+            if call.name in EXTENSIONS:
+                entry = next(o for o in call.operands if self.carry[o])
+                axes = [a for a, n in enumerate(shapes[x]) if n != shapes[entry][a]]
+                same = all(o == entry or self.is_constant(o) for o in call.operands)
+                return calls[::-1] if same and axes == [len(shapes[x]) - 1] else []
+            if call.name not in RESHAPES or shapes[x][-1:] != shapes[call.operands[0]][-1:]:
+                break
+            x = call.operands[0]
+        return []
+
+    def is_constant(self, n: int) -> bool:
+        """Return True if value ``n`` is one number, which depends on no leaf."""
+        return self.origins.fixed[n] and bool((self.tape[n] == self.tape[n].flatten()[:1]).all())
 
     def unit_axis(self, call: Call) -> int | None:
         """Return the (negative) axis of the output features in the result of a product of a value with weights; None if
@@ -278,7 +327,7 @@ class Regions:
         shapes = self.tape.shapes
         carried = [i for i, o in enumerate(call.operands) if self.carry[o]]
         others = [o for o in call.operands if not self.carry[o] and self.tape.floating(o)]
-        if len(carried) != 1 or len(others) != 1 or not self.weight[others[0]]:
+        if len(carried) != 1 or len(others) != 1 or not self.weight[others[0]] or scales(call, self.tape):
             return None
         x, w = call.operands[carried[0]], others[0]
         if call.name == "_grouped_mm":

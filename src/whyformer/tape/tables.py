@@ -24,14 +24,14 @@ def _rows(kind: str, names: str) -> None:
 _rows(
     "view",
     "view _unsafe_view _reshape_alias reshape transpose t permute expand expand_as clone unsqueeze squeeze select "
-    "slice alias lift_fresh lift contiguous _to_copy to split split_with_sizes chunk unbind cat stack index gather "
-    "roll flip rot90 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
-    "pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col as_strided diagonal repeat index_select overlay "
-    "narrow copy fill slice_scatter select_scatter diagonal_scatter view_as masked_fill masked_scatter masked_select "
-    "where index_put _unsafe_index take take_along_dim dropout native_dropout repeat_interleave tril triu scatter "
-    "index_copy nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj "
-    "resolve_neg upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
-    "_padded_dense_to_jagged_forward",
+    "diag_embed slice alias lift_fresh lift contiguous _to_copy to split split_with_sizes chunk unbind cat stack "
+    "index gather roll flip rot90 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d "
+    "replication_pad2d pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col as_strided diagonal repeat "
+    "index_select overlay narrow copy fill slice_scatter select_scatter diagonal_scatter view_as masked_fill "
+    "masked_scatter masked_select where index_put _unsafe_index take take_along_dim dropout native_dropout "
+    "repeat_interleave tril triu scatter index_copy nan_to_num movedim real imag view_as_real view_as_complex _conj "
+    "conj _neg_view resolve_conj resolve_neg upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward",
 )
 # no relevance: piecewise constant, or dependent only on the shape of an operand
 _rows(
@@ -102,6 +102,9 @@ COMPARISONS = name_set(
 
 RESHAPES = name_set("view _unsafe_view reshape _reshape_alias unsqueeze squeeze clone alias")
 """Calls that keep all elements of their operand, in the same order."""
+
+EXTENSIONS = name_set("cat constant_pad_nd")
+"""Calls that extend a value by constants."""
 
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 

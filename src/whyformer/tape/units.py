@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
 from whyformer.tape.custom_ops import HIDDEN_LAYER
-from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
+from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "reach", "reduced_axes", "roots_of", "weights"]
+__all__ = ["CallReader", "Unit", "dominators", "is_diagonal", "reach", "reduced_axes", "roots_of", "scales", "weights"]
+
+_KEEPING = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
+"""Calls that keep a matrix diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,7 @@ class CallReader:
             others = (o for i, o in enumerate(call.operands) if i not in places)
             constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # integers index weights
             kind = "product" if several else "layer" if constants else "weighted sum"
-            kind = "scale" if kind == "layer" and _scales(call, self.tape) else kind
+            kind = "scale" if kind == "layer" and scales(call, self.tape) else kind
         elif kind == "add":
             kind = "add" if several else "shift"
         elif kind == "mul":
@@ -206,13 +209,25 @@ def weights(tape: Tape) -> list[bool]:
     return weight
 
 
-def _scales(call: Call, tape: Tape) -> bool:
-    """Return True for a convolution without bias that multiplies each channel by a scalar."""
-    if call.name != "convolution" or call.operand("bias") is not None:
-        return False
+def scales(call: Call, tape: Tape) -> bool:
+    """Return True if a product with weights multiplies each feature by a scalar: a convolution, each of whose channels
+    reads one number, or a product with a matrix that is diagonal for all weights."""
+    if call.name != "convolution":
+        return any(is_diagonal(tape, o) for o in call.operands)
     before, weight = (tape.shapes[o] for o in call.operands[:2])
     single = weight.numel() == weight[0] == call.argument("groups", 1) == before[1]
     return single and tape.shapes[call.results[0]] == before
+
+
+def is_diagonal(tape: Tape, n: int) -> bool:
+    """Return True if value ``n`` is made of diagonal square matrices."""
+    call, shape = tape.maker.get(n), tape.shapes[n]
+    if call is None or shape[-1:] != shape[-2:-1]:
+        return False
+    if call.name in ("diag_embed", "eye"):
+        return True
+    factors = call.operands if call.name == "mul" else call.operands[:1]
+    return call.name in _KEEPING and any(is_diagonal(tape, o) for o in factors)
 
 
 def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:

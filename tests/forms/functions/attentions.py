@@ -446,16 +446,14 @@ ROTATIONS: dict[str, Way] = {
     "stacked pairs": stacked_pairs,
     "complex": as_complex,
     "torch.complex": complex_numbers,
-    "every two": every_two,
-    "halves": by_halves,
     "matrices, einsum": by_matrices,
     "matrices, matmul": by_matmul,
     "one matrix for each token": by_one_matrix_each,
     "written into": written_pairs,
     "unbound": unbound_pairs,
-    "addcmul": addcmul_pairs,
     "tokens before heads": tokens_before_heads,
 }
+ROTATIONS_OF_ONE_SUM: dict[str, Way] = {"every two": every_two, "halves": by_halves, "addcmul": addcmul_pairs}
 
 
 def rotated(turn: Way) -> Way:

@@ -65,10 +65,11 @@ def value_zeroing(
     if block is not None:
         task.layer(block, "block")
     work = streams.begin(task, only=task.structure.tower(task.inputs.name))
+    wanted = work.wanted(how)
     _refuse_unknown(task, work)
     passed, (logits, readouts) = work.passed, work.read_rows()
     sides = {}
-    for number in work.wanted(how):
+    for number in wanted:
         named, attention = work.attentions[number], passed.attentions[number]
         pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
         queries, keys = (task.real_rows(key, rows.shape) for key, rows in pairs if rows is not None)
