@@ -152,19 +152,52 @@ def test_work_on_a_batch_names_the_way_out() -> None:
     assert np.allclose(whole.values, [float(one) for one in alone], atol=1e-6)
 
 
+def ear_and_model(norm: str, masked: bool, stable: bool = False) -> tuple[nn.Module, Any]:
+    config = hf.Wav2Vec2Config(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, conv_dim=(8, 8), conv_stride=(5, 4), num_labels=3,
+        conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, feat_extract_norm=norm,
+        do_stable_layer_norm=stable,
+    )  # fmt: skip
+    return randomise(hf.Wav2Vec2ForSequenceClassification(config)), hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked)
+
+
+def noise(*lengths: int) -> list[np.ndarray]:
+    return [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in lengths]
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("norm", ["group", "layer"])
 def test_sounds_of_a_list_are_explained_as_alone(norm: str, masked: bool) -> None:
-    config = hf.Wav2Vec2Config(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48, conv_dim=(8, 8), conv_stride=(5, 4), num_labels=3,
-        conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, feat_extract_norm=norm,
-    )  # fmt: skip
-    model, ear = randomise(hf.Wav2Vec2ForSequenceClassification(config)), hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked)
-    sounds = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in (700, 1100)]
+    model, ear = ear_and_model(norm, masked)
+    sounds = noise(700, 1100)
     both = whyformer.explain(model, sounds, "saliency", 1, ear)
     assert both.features.durations == [700 / 16000, 1100 / 16000]
     for one, sound in zip(both, sounds, strict=True):
         same(one, whyformer.explain(model, sound, "saliency", 1, ear), False)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("method", ["auto", "gae", "rollout", "transformer_attribution", "gradcam", "attnlrp"])
+def test_moments_of_masked_sounds_have_the_same_frames_as_alone(method: str, stable: bool) -> None:
+    """A model that sets the rows of padding to 0 fills them with its convolution over positions; frames overlap."""
+    model, ear = ear_and_model("layer", True, stable)
+    model, lengths = model.double(), (700, 1100, 410)
+    both = whyformer.explain(model, noise(*lengths), method, 1, ear)
+    for one, sound in zip(both, noise(*lengths), strict=True):
+        alone = whyformer.explain(model, sound, method, 1, ear)
+        assert one.diagnostics.get("auto") == alone.diagnostics.get("auto")
+        assert float(alone.scores.abs().sum()) > 0
+        torch.testing.assert_close(one.scores[:, : len(sound)], alone.scores, rtol=1e-9, atol=1e-12)
+        assert not one.scores[:, len(sound) :].any()
+
+
+def test_padding_after_every_sound_changes_no_scores() -> None:
+    model, ear = ear_and_model("layer", True)
+    inputs = dict(ear(noise(700, 900), sampling_rate=16000, return_tensors="pt", padding=True))
+    longer = {name: torch.nn.functional.pad(value, (0, 300)) for name, value in inputs.items()}
+    expected, padded = (whyformer.explain(model.double(), given, "libragrad", 1).scores for given in (inputs, longer))
+    torch.testing.assert_close(padded[:, :900], expected, rtol=1e-9, atol=1e-12)
+    assert not padded[:, 900:].any()
 
 
 def test_pictures_of_a_list_are_explained_as_alone() -> None:
