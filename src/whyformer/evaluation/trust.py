@@ -200,6 +200,8 @@ def trust(
             raise InputError("this explanation does not hold its inputs: pass inputs=...")
         options["truncate"] = True  # as in the explanation
     ready = open_model(model, processor, **options).prepare(samples)
+    if inputs is None and explanation.tokens not in (None, ready.inputs.features.tokens):  # a pair of texts
+        raise InputError("this explanation does not hold its inputs as the model read them: pass inputs=...")
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation has {len(explanation)} samples, and there are {ready.inputs.batch} inputs")
     chosen = baseline or _default_baseline(ready.inputs)

@@ -102,7 +102,7 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
     features = replace(
         _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
         texts=all_of("texts"), extent=_extents(parts), unknown=places("unknown"),
-        special=places("special"),
+        skipped=_skipped(parts), special=places("special"),
         sounds=_waves(parts), durations=all_of("durations"),
     )  # fmt: skip
     return replace(_first(parts), scores=scores, features=features, diagnostics=_diagnostics(parts))
@@ -115,6 +115,12 @@ def _extents(parts: Sequence[Explanation | None]) -> list[tuple[int, int]] | Non
         return None
     texts = ["" if part is None else (part.texts or [""])[0] for part in parts]
     return [extent[0] if extent else (0, len(text)) for extent, text in zip(extents, texts, strict=True)]
+
+
+def _skipped(parts: Sequence[Explanation | None]) -> list[list[tuple[int, int]]] | None:
+    """Return the truncated parts between others of each text; None if there are none."""
+    skipped = [[] if part is None or part.features.skipped is None else part.features.skipped[0] for part in parts]
+    return skipped if any(skipped) else None
 
 
 def _waves(parts: Sequence[Explanation | None]) -> Tensor | None:
