@@ -16,7 +16,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
-from whyformer.methods import find
+from whyformer.methods import METHODS, find
 from whyformer.methods.diagnosis import check_samples, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
@@ -252,11 +252,12 @@ class Prepared:
 
 def out_of_memory(task: Task) -> TooLarge:
     """Return the error for running out of memory: the method that ran, and ways to use less memory."""
-    batch, chosen = task.inputs.batch, find(task.method)
+    batch, chosen = task.inputs.batch, METHODS.get(task.method)  # None for attention_maps and audit
     ways = ["fewer inputs at once"] if batch > 1 else []
-    ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
-    ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
-    ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
+    if chosen is not None:
+        ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
+        ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
+        ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
     ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
     many = f" of {batch} inputs" if batch > 1 else ""
     return TooLarge(f"memory ran out in {task.method}{many}: try {', '.join(ways)}")
