@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
-from whyformer.explanation.joining import joined
+from whyformer.explanation.joining import joined, without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
@@ -129,6 +129,28 @@ class Prepared:
                 f"{name} needs a batch, and these samples make none, because their pictures differ or their padding "
                 "would change the prediction: pass one sample"
             )
+
+    def separate(self, explanation: Explanation) -> list[tuple[Prepared, Explanation]]:
+        """Return each of :attr:`singles` with its own explanation, without padding, from that of all samples.
+
+        Raises:
+            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
+                each token.
+        """
+        if any(single.inputs.modality == "image" for single in self.singles):
+            raise InputError(
+                "these samples cannot be batched, and the maps of their pictures have a common grid: pass one sample "
+                "and its explanation at a time"
+            )
+        name, lengths = self.inputs.name, [single.inputs.extent[1] for single in self.singles]
+        e = explanation.part(name) if name in explanation.inputs else explanation
+        if tuple(e.scores.shape) != (expected := (len(lengths), max(lengths))):
+            raise InputError(
+                f"scores of shape {list(e.scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens"
+            )
+        place, (_, left) = torch.arange(expected[1]), self.padding
+        real = [place >= expected[1] - n if left else place < n for n in lengths]
+        return [(one, without_padding(e[i], real[i])) for i, one in enumerate(self.singles)]
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,40 @@ def test_work_on_a_batch_names_the_way_out() -> None:
     whole = whyformer.evaluate(model, TEXTS, e, "deletion", reads, baseline="unk")
     alone = [whyformer.evaluate(model, t, whyformer.explain(model, t, "saliency", 1, reads), "deletion", reads, baseline="unk") for t in TEXTS]
     assert np.allclose(whole.values, [float(one) for one in alone], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert left", "gpt2 left", "fnet right", "convbert right"])
+def test_trust_in_a_list_is_that_in_its_samples(name: str) -> None:
+    (build, side, target, _), settings = CASES[name], {"steps": 4, "seeds": [0, 1], "baseline": "unk"}
+    model, reads = randomise(build()).double(), words(side, "fnet" not in name)
+    for given in (TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}):
+        samples = TEXTS if given is TEXTS else [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
+        whole = whyformer.trust(whyformer.explain(model, given, "saliency", [1, 0, 1], reads), model, given, reads, **settings)
+        alone = [whyformer.trust(whyformer.explain(model, s, "saliency", c, reads), model, s, reads, **settings) for s, c in zip(samples, (1, 0, 1), strict=True)]
+        assert len(whole) == 3 and whole.forwards == sum(t.forwards for t in alone)
+        for i, one in enumerate(alone):
+            assert (whole.followed[i], whole.verdict(i), whole.warnings[i], whole.better(i)) == (one.followed[0], one.verdict(), one.warnings[0], one.better())
+            assert np.allclose(whole.curves[i], one.curves[0], atol=1e-9) and np.allclose(whole.random[:, i], one.random[:, 0], atol=1e-9)
+        json.dumps(whole.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mode", ["instance", "prime", "class"])
+@pytest.mark.parametrize("name", ["bert left", "fnet right"])
+def test_arbitration_of_a_list_measures_its_samples_alone(name: str, mode: str) -> None:
+    build, side, _, _ = CASES[name]
+    model, reads = randomise(build()).double(), words(side, "fnet" not in name)
+    given = whyformer.explain(model, TEXTS, "saliency", [1, 0, 1], reads)
+    candidates = ["input_x_gradient", given, ("occlusion", {"baseline": "unk"})]
+    whole = whyformer.arbitrate(model, TEXTS, candidates, mode=mode, processor=reads, target=[1, 0, 1], labels=1)
+    for i, (text, target) in enumerate(zip(TEXTS, (1, 0, 1), strict=True)):
+        own = ["input_x_gradient", whyformer.explain(model, text, "saliency", target, reads), candidates[2]]
+        one = whyformer.arbitrate(model, text, own, mode=mode, processor=reads, target=target, labels=1)
+        assert torch.allclose(whole.selection[:, i], one.selection[:, 0], atol=1e-9)
+        assert torch.allclose(whole.heldout[:, i], one.heldout[:, 0], atol=1e-9)
+        if mode != "class":
+            assert torch.equal(whole.winners[i], one.winners[0])
+            same(whole.explanations[i], one.explanations[0], False)
+    assert whole.cost["clean"] == 3
 
 
 def ear_and_model(norm: str, masked: bool, stable: bool = False) -> tuple[nn.Module, Any]:

@@ -56,6 +56,27 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
     return replace(merged[main], parts={name: merged[name] for name in others})
 
 
+def without_padding(e: Explanation, real: Tensor) -> Explanation:
+    """Return the explanation of one text without its padding.
+
+    Args:
+        e: an explanation with a batch axis of 1.
+        real: ``[N]`` True at real tokens.
+    """
+    if bool(real.all()):
+        return e
+    indices = real.nonzero().flatten().tolist()
+
+    def cut(values: list[Any] | None) -> Any:
+        return None if values is None else [[entries[i] for i in indices] for entries in values]
+
+    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
+        return None if places is None else [[indices.index(i) for i in row if i in indices] for row in places]
+
+    places = {"unknown": moved(e.unknown), "special": moved(e.special)}
+    return replace(e, scores=e.scores[:, real]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)
+
+
 def _named(samples: Sequence[Explanation]) -> list[dict[str, Explanation]]:
     """Return the inputs of each sample by name.
 

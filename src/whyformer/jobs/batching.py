@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whyformer.comparing import Refusal, each, read_method
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
+from whyformer.explanation.joining import without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_values, listed, top_count
@@ -295,19 +296,7 @@ def _unpadded(e: Explanation, ready: Prepared, place: int) -> Explanation:
     mask = ready.inputs.mask
     if e.level != "token" or mask is None or mask.dim() != 2 or mask.shape[1] != e.scores.shape[1]:
         return e
-    keep = mask[place].cpu()
-    if bool(keep.all()):
-        return e
-    indices = keep.nonzero().flatten().tolist()
-
-    def cut(values: list[Any] | None) -> Any:
-        return None if values is None else [[entries[i] for i in indices] for entries in values]
-
-    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
-        return None if places is None else [[indices.index(i) for i in row if i in indices] for row in places]
-
-    places = {"unknown": moved(e.unknown), "special": moved(e.special)}
-    return replace(e, scores=e.scores[:, keep]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)
+    return without_padding(e, mask[place].cpu())
 
 
 def _failure(row: Row, method: str | None, error: Exception) -> Failure:
