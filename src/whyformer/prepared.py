@@ -22,7 +22,7 @@ from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
-from whyformer.models.kinds import is_contrastive, is_known_language_model
+from whyformer.models.kinds import comparison_of, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, own_texts, several_tokens
@@ -86,7 +86,13 @@ class Prepared:
             returned: whether the row is the model's return value, to which its end function is already applied.
         """
         end = self.end_function
-        return "identity" if returned and end else final_activation(self.model, end, outputs)
+        return "identity" if returned and end else final_activation(self.model, end, outputs, self._comparison)
+
+    @property
+    def _comparison(self) -> str:
+        """The activation of a model that compares the pictures with the texts; "" for other models and inputs."""
+        kinds = {side.modality for side in (self.inputs, *self.inputs.others.values())}
+        return comparison_of(self.model, *self.inputs.feed) if "text" in kinds and len(kinds) > 1 else ""
 
     def resolver(self, target: Target = None) -> Resolver:
         """Resolve a user's target against the model's classes."""
@@ -107,7 +113,7 @@ class Prepared:
         assert text.special is not None
         if text.choices is not None:
             return [own_texts(tokenizer, *rows) for rows in zip(text.tensor, text.special, strict=True)]
-        if inputs.modality == "text" or not is_contrastive(self.model, *inputs.feed):
+        if inputs.modality == "text" or not self._comparison:
             return None
         return [own_texts(tokenizer, text.tensor, text.special)] * inputs.batch
 
@@ -117,7 +123,7 @@ class Prepared:
         inputs = self.inputs
         self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" else ()
-        if texts and is_contrastive(self.model, *inputs.feed) and not resolver.pairs:  # the texts are the classes
+        if texts and self._comparison and not resolver.pairs:  # the texts are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)

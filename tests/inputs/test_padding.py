@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
-
-import json
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from transformers.models.yolos.image_processing_pil_yolos import YolosImageProce
 
 import whyformer
 from processors import tokenizer
-from whyformer.errors import InputError
+from whyformer.errors import InputError, ModelError
 from whyformer.methods.padding import changes_with_padding
 from whyformer.targets import Query
 from zoo import randomise
@@ -144,6 +143,27 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == [1, 1]  # the most and the least padded text
 
 
+@pytest.mark.parametrize("given", [TEXTS[0], TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}], ids=["one", "list", "pairs"])
+def test_model_is_checked_and_inputs_are_read_once(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reads, calls = randomise(bert()), words("left"), []
+    check, read = whyformer.explaining.refuse_unfit, whyformer.explaining.normalized
+    for place in (whyformer.explaining, whyformer.models.loading, whyformer.inputs.prepare):
+        monkeypatch.setattr(place, "refuse_unfit", lambda model: calls.append("check") or check(model), raising=False)
+        monkeypatch.setattr(place, "normalized", lambda *args: calls.append("read") or read(*args), raising=False)
+    whyformer.explain(model, given, "saliency", 1, reads)
+    assert sorted(calls) == ["check", "read"]
+
+
+@pytest.mark.parametrize("work", ["explain", "Explainer", "explain_many", "explain_generation", "record", "attention_maps", "compare", "maximize_activation"])
+def test_model_in_training_mode_is_refused(work: str) -> None:
+    model, reads = randomise(llama()).train(), words("right")
+    model.add_module("noise", nn.Dropout(0.5).train())
+    arguments = {"Explainer": (model,), "maximize_activation": (model, 0), "explain_many": (model, TEXTS)}.get(work, (model, TEXTS[0]))
+    with pytest.raises(ModelError, match="eval"):
+        result = getattr(whyformer, work)(*arguments, **({} if work == "maximize_activation" else {"processor": reads}))
+        next(iter(result))
+
+
 def test_work_on_a_batch_names_the_way_out() -> None:
     model, reads = randomise(bert()), words("left")
     with pytest.raises(InputError, match=r"record needs a batch.*padding.*pass one sample"):
@@ -156,7 +176,7 @@ def test_work_on_a_batch_names_the_way_out() -> None:
 
 @pytest.mark.parametrize("name", ["bert left", "gpt2 left", "fnet right", "convbert right"])
 def test_trust_in_a_list_is_that_in_its_samples(name: str) -> None:
-    (build, side, target, _), settings = CASES[name], {"steps": 4, "seeds": [0, 1], "baseline": "unk"}
+    (build, side, _, _), settings = CASES[name], {"steps": 4, "seeds": [0, 1], "baseline": "unk"}
     model, reads = randomise(build()).double(), words(side, "fnet" not in name)
     for given in (TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}):
         samples = TEXTS if given is TEXTS else [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]

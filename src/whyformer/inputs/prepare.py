@@ -50,9 +50,13 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         InputError: the inputs are empty, too long, not finite, or of the wrong kind.
         LoadError: a file is missing or cannot be read.
     """
+    return prepare_normalized(model, normalized(inputs, processor), processor, truncate=truncate)
+
+
+def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
+    """Call :func:`prepare` with inputs as returned by :func:`~whyformer.inputs.normalize.normalized`."""
     if isinstance(inputs, Inputs):
         return inputs
-    inputs = normalized(inputs, processor)
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
