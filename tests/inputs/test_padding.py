@@ -16,6 +16,10 @@ from transformers.models.yolos.image_processing_pil_yolos import YolosImageProce
 
 import whyformer
 from processors import tokenizer
+from whyformer.benchmarks.batches import read_batch
+from whyformer.benchmarks.configurations import parse_methods
+from whyformer.benchmarks.study import Study
+from whyformer.datasets.samples import Text
 from whyformer.errors import InputError, ModelError
 from whyformer.methods.padding import changes_with_padding
 from whyformer.targets import Query
@@ -206,6 +210,28 @@ def test_arbitration_of_a_list_measures_its_samples_alone(name: str, mode: str) 
             assert torch.equal(whole.winners[i], one.winners[0])
             same(whole.explanations[i], one.explanations[0], False)
     assert whole.cost["clean"] == 3
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("build", [convbert, fnet, bert])
+def test_texts_of_a_benchmark_are_explained_as_alone(build: Callable[[], nn.Module], side: str) -> None:
+    """A benchmark pads its token rows on the right."""
+    model, reads = randomise(build()).double(), words(side)
+    (configuration,) = parse_methods("input_x_gradient", {})
+
+    def batch(*numbers: int) -> Any:
+        samples = [Text(id=str(i), text=TEXTS[i]) for i in numbers]
+        return read_batch(Study(model, reads, "text", samples, [configuration], {"longest": None}), samples)
+
+    whole = batch(0, 1, 2)
+    assert bool(whole.ready.singles) == (build is not bert)
+    removed = [np.arange(len(e.ids)) == 1 for e in whole.encoded]
+    without = whole.run((i, removed[i], "delete") for i in range(3))
+    for i, map_ in enumerate(whole.scores(configuration, [1, 0, 1])):
+        alone = batch(i)
+        (expected,) = alone.scores(configuration, [[1, 0, 1][i]])
+        assert np.allclose(whole.logits[i], alone.logits[0]) and np.allclose(map_, expected) and map_.any()
+        assert np.allclose(without[i], alone.run([(0, removed[i], "delete")])[0])
 
 
 def ear_and_model(norm: str, masked: bool, stable: bool = False) -> tuple[nn.Module, Any]:
