@@ -45,6 +45,17 @@ def test_out_of_memory_error_names_a_remedy(error: Exception, method: str, way: 
     assert is_out_of_memory(caught.value)
 
 
+@pytest.mark.parametrize("work", ["attention", "attention_gradient", "audit"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_out_of_memory_error_of_other_work_names_a_remedy(error: Exception, work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_in_methods(monkeypatch, error, work)
+    with pytest.raises(TooLarge, match="shorter"):
+        if work == "audit":
+            whyformer.audit("bundled:sst2", TEXT)
+        else:
+            whyformer.attention_maps("bundled:sst2", TEXT, gradient=work == "attention_gradient")
+
+
 @pytest.mark.parametrize("way", [{"checkpoint": True}, {"dtype": "bfloat16"}])
 def test_suggested_remedies_work(way: dict[str, Any]) -> None:
     assert torch.isfinite(whyformer.explain("bundled:sst2", TEXT, "attnlrp", **way).scores).all()

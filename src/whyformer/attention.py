@@ -79,9 +79,10 @@ class AttentionMaps:
 
     Attributes:
         maps: one tensor ``[B, H, N, N]`` per block, first to last. Rows are queries and columns are keys. Prefix
-            tokens (CLS) and special tokens are included.
+            tokens (CLS) and special tokens are included. For multiple choice ``[B · C, H, N, N]``, text c of sample b
+            at index b · C + c.
         readout: ``[B, N]`` weight of each row of the last block in the logits: one-hot for CLS, uniform for a mean.
-        tokens: the tokens of each sample, for text.
+        tokens: the tokens of each sample, for text; of each text, for multiple choice.
     """
 
     maps: list[Tensor]
@@ -231,7 +232,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
         _refuse_many(total)
         return maps.detach().cpu()
 
-    with task.at_work():
+    with ready.explaining_errors(task), task.at_work():
         task.refuse_without_maps()
         if not task.one_sequence:
             raise task.refuse(
@@ -261,7 +262,10 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
         return {"": replace(layouts, parts={}), **layouts.parts}
 
     placement = _placement(ready.finishing(resolver, logits), name, row.shape, laid_out)
-    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, placement)
+    tokens: list[Any] | None = ready.inputs.features.tokens
+    if tokens is not None and ready.inputs.choices is not None:
+        tokens = [text for texts in tokens for text in texts]
+    return AttentionMaps(maps, row.detach().cpu(), tokens, placement)
 
 
 def _placement(

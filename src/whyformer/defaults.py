@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 DEFAULT_METHOD = "auto"
-"""Runs the published method that measured best for the kind of input, and names it in the result."""
+"""Runs the method that measured best for the kind of input, and names it in the result. Its settings may differ from
+those that were published (``share=0.8`` of AttnLRP, for language models)."""
 RECOMMENDED = (DEFAULT_METHOD, "libragrad", "attnlrp", "gae")
 """Methods to try first; docs/which-method.md lists the measurements behind this choice."""
 FOUNDING_METHOD = "transformer_attribution"

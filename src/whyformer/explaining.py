@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self, Unpack
 
 import torch
@@ -11,8 +13,9 @@ from torch import nn
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import Inputs, prepare
+from whyformer.inputs import Inputs
 from whyformer.inputs.normalize import count_of, normalized, wants_processor
+from whyformer.inputs.prepare import prepare_normalized
 from whyformer.inputs.prompts import are_stackable, is_prompt
 from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
@@ -21,7 +24,7 @@ from whyformer.methods.orientation import oriented
 from whyformer.methods.padding import changes_with_padding, padded_samples, samples_in
 from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.cache import measured
-from whyformer.models.kinds import is_contrastive
+from whyformer.models.kinds import comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names, refuse_unfit
 from whyformer.options import Keywords, Options, shows_options, split
@@ -81,7 +84,7 @@ def explain(
 
 
 class OpenedModel:
-    """A loaded model with its processor and options.
+    """A loaded model with its processor and options. The model is checked when inputs are prepared.
 
     Args:
         model, processor: as for :func:`explain`.
@@ -96,7 +99,6 @@ class OpenedModel:
     Raises:
         InputError: ``device`` or ``dtype`` is passed with a module.
         LoadError: the model cannot be loaded by its name.
-        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -121,27 +123,18 @@ class OpenedModel:
         return copy
 
     def prepare(self, inputs: Any) -> Prepared:
-        """Read the inputs and check them for this model."""
-        refuse_unfit(self.model)  # it may have changed since it was opened
+        """Read the inputs and check them for this model.
+
+        Raises:
+            InputError, LoadError: the inputs cannot be read, or do not fit the model.
+            ModelError: the model is in a state in which an explanation would be wrong or impossible.
+        """
+        refuse_unfit(self.model)
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)
         opened_model = self if processor is self.processor else self.using(processor)
-        facts = (class_names(self.model)[0], class_count(self.model))
-        inputs = normalized(inputs, processor)
-        samples = samples_in(inputs, processor)
-        if not is_prompt(inputs) or are_stackable(self.model, samples, processor):
-            ready = prepare(self.model, inputs, processor, truncate=self.options.truncate)
-            whole = Prepared(opened_model, _measured(self.model, ready), *facts)
-            if not samples or not _depends_on_padding(whole, samples):
-                return whole
-            return replace(whole, singles=tuple(map(opened_model.prepare, samples)))
-        each = tuple(map(opened_model.prepare, samples))
-        kinds = {single.inputs.modality for single in each}
-        ids = torch.zeros(len(each), 1, dtype=torch.long)
-        kind = "text" if "text" in kinds else kinds.pop()
-        placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
-        return Prepared(opened_model, placeholder, *facts, each)
+        return _prepared(opened_model, normalized(inputs, processor))
 
     def explain(
         self,
@@ -173,8 +166,31 @@ def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -
     return model if processor is None and not options else model.using(processor, **options)
 
 
-def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
-    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input."""
+def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
+    """Return the prepared form of normalized inputs."""
+    model, processor, truncate = opened.model, opened.processor, opened.options.truncate
+    facts, samples = (class_names(model)[0], class_count(model)), samples_in(inputs, processor)
+
+    def whole(inputs: Any) -> Prepared:
+        ready = prepare_normalized(model, inputs, processor, truncate=truncate)
+        return Prepared(opened, _measured(model, ready), *facts)
+
+    if not is_prompt(inputs) or are_stackable(model, samples, processor):
+        batch, alone = whole(inputs), cache(lambda number: whole(samples[number]))
+        if not samples or not _depends_on_padding(batch, samples, alone):
+            return batch
+        return replace(batch, singles=tuple(map(alone, range(len(samples)))))
+    each = tuple(_prepared(opened, sample) for sample in samples)
+    kinds = {single.inputs.modality for single in each}
+    ids = torch.zeros(len(each), 1, dtype=torch.long)
+    kind = "text" if "text" in kinds else kinds.pop()
+    placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
+    return Prepared(opened, placeholder, *facts, each)
+
+
+def _depends_on_padding(batch: Prepared, samples: list[Any], prepared: Callable[[int], Prepared]) -> bool:
+    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input;
+    ``prepared`` returns a sample alone."""
     inputs, (_, left) = batch.inputs, batch.padding
     known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
     if known.get(key) is False:
@@ -183,7 +199,7 @@ def _depends_on_padding(batch: Prepared, samples: list[Any]) -> bool:
     if key in known:
         return bool(numbers and known[key])
     for number in numbers:
-        padded, alone = inputs.of_samples([number]), batch.opened.prepare(samples[number]).inputs
+        padded, alone = inputs.of_samples([number]), prepared(number).inputs
         shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
         changes = None if shapes[0] == shapes[1] else changes_with_padding(batch.model, padded, alone, left)
         if changes is not None:
@@ -203,6 +219,6 @@ def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
 def _with_pictures_first(model: nn.Module, inputs: Inputs) -> Inputs:
     """Make packed picture patches the main input if the model compares pictures with texts."""
     patches = next((name for name, other in inputs.others.items() if other.modality == "tensor"), None)
-    if patches is None or inputs.modality != "text" or not is_contrastive(model, *inputs.feed):
+    if patches is None or inputs.modality != "text" or not comparison_of(model, *inputs.feed):
         return inputs
     return inputs.with_main(patches)

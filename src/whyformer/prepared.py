@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
-from whyformer.explanation.joining import joined
+from whyformer.explanation.joining import joined, without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
-from whyformer.methods import find
+from whyformer.methods import METHODS, find
 from whyformer.methods.diagnosis import check_samples, random_states, with_chance, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import end_function, final_activation
 from whyformer.models.isolation import settled
-from whyformer.models.kinds import is_contrastive, is_known_language_model
+from whyformer.models.kinds import comparison_of, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, own_texts, several_tokens
@@ -87,7 +87,13 @@ class Prepared:
             returned: whether the row is the model's return value, to which its end function is already applied.
         """
         end = self.end_function
-        return "identity" if returned and end else final_activation(self.model, end, outputs)
+        return "identity" if returned and end else final_activation(self.model, end, outputs, self._comparison)
+
+    @property
+    def _comparison(self) -> str:
+        """The activation of a model that compares the pictures with the texts; "" for other models and inputs."""
+        kinds = {side.modality for side in (self.inputs, *self.inputs.others.values())}
+        return comparison_of(self.model, *self.inputs.feed) if "text" in kinds and len(kinds) > 1 else ""
 
     def resolver(self, target: Target = None) -> Resolver:
         """Resolve a user's target against the model's classes."""
@@ -108,7 +114,7 @@ class Prepared:
         assert text.special is not None
         if text.choices is not None:
             return [own_texts(tokenizer, *rows) for rows in zip(text.tensor, text.special, strict=True)]
-        if inputs.modality == "text" or not is_contrastive(self.model, *inputs.feed):
+        if inputs.modality == "text" or not self._comparison:
             return None
         return [own_texts(tokenizer, text.tensor, text.special)] * inputs.batch
 
@@ -118,7 +124,7 @@ class Prepared:
         inputs = self.inputs
         self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" else ()
-        if texts and is_contrastive(self.model, *inputs.feed) and not resolver.pairs:  # the texts are the classes
+        if texts and self._comparison and not resolver.pairs:  # the texts are the classes
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
@@ -130,6 +136,28 @@ class Prepared:
                 f"{name} needs a batch, and these samples make none, because their pictures differ or their padding "
                 "would change the prediction: pass one sample"
             )
+
+    def separate(self, explanation: Explanation) -> list[tuple[Prepared, Explanation]]:
+        """Return each of :attr:`singles` with its own explanation, without padding, from that of all samples.
+
+        Raises:
+            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
+                each token.
+        """
+        if any(single.inputs.modality == "image" for single in self.singles):
+            raise InputError(
+                "these samples cannot be batched, and the maps of their pictures have a common grid: pass one sample "
+                "and its explanation at a time"
+            )
+        name, lengths = self.inputs.name, [single.inputs.extent[1] for single in self.singles]
+        e = explanation.part(name) if name in explanation.inputs else explanation
+        if tuple(e.scores.shape) != (expected := (len(lengths), max(lengths))):
+            raise InputError(
+                f"scores of shape {list(e.scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens"
+            )
+        place, (_, left) = torch.arange(expected[1]), self.padding
+        real = [place >= expected[1] - n if left else place < n for n in lengths]
+        return [(one, without_padding(e[i], real[i])) for i, one in enumerate(self.singles)]
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
@@ -258,11 +286,12 @@ class Prepared:
 
 def out_of_memory(task: Task) -> TooLarge:
     """Return the error for running out of memory: the method that ran, and ways to use less memory."""
-    batch, chosen = task.inputs.batch, find(task.method)
+    batch, chosen = task.inputs.batch, METHODS.get(task.method)  # None for attention_maps and audit
     ways = ["fewer inputs at once"] if batch > 1 else []
-    ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
-    ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
-    ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
+    if chosen is not None:
+        ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
+        ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
+        ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
     ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
     many = f" of {batch} inputs" if batch > 1 else ""
     return TooLarge(f"memory ran out in {task.method}{many}: try {', '.join(ways)}")

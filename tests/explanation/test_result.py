@@ -48,10 +48,28 @@ def test_loading_invalid_or_missing_file_raises(tmp_path):
         Explanation.load(tmp_path / "y.safetensors")
 
 
-def test_failed_save_leaves_no_file(tmp_path):
-    with pytest.raises((LoadError, Exception)):
+def test_failed_save_leaves_no_file(tmp_path, monkeypatch):
+    with pytest.raises(LoadError, match="no folder"):
         picture().save(tmp_path / "missing" / "e.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+    def fill_the_disk(tensors, path, **facts):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fill_the_disk)
+    with pytest.raises(LoadError, match="No space"):
+        picture().save(tmp_path / "e.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_save_keeps_the_earlier_file(tmp_path, monkeypatch):
+    path, earlier = tmp_path / "e.safetensors", picture(target=0)
+    earlier.save(path)
+    monkeypatch.setattr("safetensors.torch.save_file", lambda tensors, path, **facts: path.mkdir() or path.write_bytes(b""))
+    with pytest.raises(LoadError, match="cannot write"):
+        picture(target=1).save(path)
+    assert torch.equal(Explanation.load(path).target, earlier.target)
 
 
 def test_indexing_selects_a_sample():

@@ -118,8 +118,13 @@ def test_ragged_prompts_are_compared_and_saved(tmp_path: Any) -> None:
     assert all(torch.equal(loaded.part(n).scores, e.part(n).scores) for n in e.inputs)
     likely = whyformer.compare(model, inputs, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
-    with pytest.raises(InputError, match="arbitrate needs a batch, and these samples make none"):
-        whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], processor=processor)
+    with pytest.raises(InputError, match="one sample"):
+        whyformer.arbitrate(model, inputs, ["saliency", e], processor=processor)
+    chosen = whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], processor=processor)
+    for i, (text, images) in enumerate(zip(inputs["text"], inputs["images"], strict=True)):
+        prompt = {"text": text, "images": images}
+        one = whyformer.arbitrate(model, prompt, ["saliency", "input_x_gradient"], processor=processor)
+        assert torch.allclose(chosen.heldout[:, i], one.heldout[:, 0]) and torch.equal(chosen.winners[i], one.winners[0])
 
 
 @pytest.mark.parametrize("gradient", [False, True])

@@ -102,3 +102,26 @@ def test_sounds_and_videos_are_compared_as_pictures_are(build: Any, table: str) 
             assert torch.allclose(single.part(part).scores[0], e.part(part).scores[i], atol=1e-5)
     with pytest.raises(InputError, match="Similarity"):
         whyformer.explain(model, inputs, "input_x_gradient")
+@pytest.mark.parametrize("pictures", [1, 3])
+@pytest.mark.parametrize("build", [siglip, clip])
+def test_a_single_text_needs_no_target(build: Any, pictures: int) -> None:
+    model, processor = build()
+    inputs = {"text": TEXTS[1], "images": [PICTURE.rotate(90 * i) for i in range(pictures)]}
+    e = whyformer.explain(model, inputs, "input_x_gradient", None, processor)
+    expected = whyformer.explain(model, inputs, "input_x_gradient", 0, processor)
+    assert e.logits.shape == (pictures, 1) and e.target_names == expected.target_names
+    assert all(torch.equal(e.part(name).scores, expected.part(name).scores) for name in ("pixel_values", "input_ids"))
+    with pytest.raises(InputError, match="target"):
+        whyformer.explain(model, {**inputs, "text": TEXTS}, "input_x_gradient", None, processor)
+
+
+@pytest.mark.parametrize(("build", "activation"), [(siglip, "sigmoid"), (clip, "softmax")])
+def test_activation_does_not_depend_on_earlier_work(build: Any, activation: str) -> None:
+    model, processor = build()
+    explainer = whyformer.Explainer(model, processor)
+    assert explainer.prepare({"text": TEXTS, "images": PICTURE}).activation(2) == activation
+    model, processor = build()
+    fed = dict(processor(text=TEXTS, images=PICTURE, return_tensors="pt", padding=True))
+    with pytest.raises((InputError, RuntimeError, ValueError)):
+        whyformer.explain(model, {**fed, "pixel_values": torch.zeros(1, 3, 24, 40)}, "input_x_gradient", 0)
+    assert whyformer.explain(model, fed, "input_x_gradient", 0).activation == activation

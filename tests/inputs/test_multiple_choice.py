@@ -43,6 +43,31 @@ def test_choice_has_the_scores_of_its_text_alone(method: str, model: str) -> Non
         assert not bool(e.scores[b, length:].any())
 
 
+def test_attention_maps_have_a_row_for_each_text() -> None:
+    model, pairs = built()
+    maps = whyformer.attention_maps(model, pairs, processors.tokenizer())
+    names = processors.tokenizer().convert_ids_to_tokens
+    assert maps.tokens == [names(row.tolist()) for row in pairs["input_ids"].flatten(0, 1)]
+    assert maps.tokens[0][0] in repr(maps) and maps.maps[0].shape[0] == len(maps.readout) == 4
+    for i, tokens in enumerate(maps.tokens):
+        b, choice, real = i // 2, i % 2, int(pairs["attention_mask"].flatten(0, 1)[i].sum())
+        single = {name: value[b : b + 1, [choice], :real] for name, value in pairs.items()}
+        alone = whyformer.attention_maps(model, single, processors.tokenizer())
+        torch.testing.assert_close(maps.maps[1][i, :, :real, :real], alone.maps[1][0])
+        assert tokens[:real] == alone.tokens[0]
+    e = whyformer.explain(model, pairs, "raw_attention", processor=processors.tokenizer(), aggregation={"layers": 1, "heads": "mean"})
+    torch.testing.assert_close(maps.explanation(1).scores, e.scores)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_texts_without_axis_of_choices_raise(named: bool) -> None:
+    model, pairs = built()
+    ids = pairs["input_ids"][:, 0]
+    for work in (whyformer.attention_maps, whyformer.explain, whyformer.record):
+        with pytest.raises(InputError, match=r"choices of one sample.*\[1, 2, N\]"):
+            work(model, {"input_ids": ids} if named else ids)
+
+
 def test_deleting_tokens_of_a_choice_raises() -> None:
     with pytest.raises(InputError, match="does not work for multiple choice"):
         whyformer.explain(*built(), "occlusion", baseline="delete")

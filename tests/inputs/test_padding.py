@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,11 @@ from transformers.models.yolos.image_processing_pil_yolos import YolosImageProce
 
 import whyformer
 from processors import tokenizer
-from whyformer.errors import InputError
+from whyformer.benchmarks.batches import read_batch
+from whyformer.benchmarks.configurations import parse_methods
+from whyformer.benchmarks.study import Study
+from whyformer.datasets.samples import Text
+from whyformer.errors import InputError, ModelError
 from whyformer.methods.padding import changes_with_padding
 from whyformer.targets import Query
 from zoo import randomise
@@ -142,6 +147,27 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == [1, 1]  # the most and the least padded text
 
 
+@pytest.mark.parametrize("given", [TEXTS[0], TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}], ids=["one", "list", "pairs"])
+def test_model_is_checked_and_inputs_are_read_once(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reads, calls = randomise(bert()), words("left"), []
+    check, read = whyformer.explaining.refuse_unfit, whyformer.explaining.normalized
+    for place in (whyformer.explaining, whyformer.models.loading, whyformer.inputs.prepare):
+        monkeypatch.setattr(place, "refuse_unfit", lambda model: calls.append("check") or check(model), raising=False)
+        monkeypatch.setattr(place, "normalized", lambda *args: calls.append("read") or read(*args), raising=False)
+    whyformer.explain(model, given, "saliency", 1, reads)
+    assert sorted(calls) == ["check", "read"]
+
+
+@pytest.mark.parametrize("work", ["explain", "Explainer", "explain_many", "explain_generation", "record", "attention_maps", "compare", "maximize_activation"])
+def test_model_in_training_mode_is_refused(work: str) -> None:
+    model, reads = randomise(llama()).train(), words("right")
+    model.add_module("noise", nn.Dropout(0.5).train())
+    arguments = {"Explainer": (model,), "maximize_activation": (model, 0), "explain_many": (model, TEXTS)}.get(work, (model, TEXTS[0]))
+    with pytest.raises(ModelError, match="eval"):
+        result = getattr(whyformer, work)(*arguments, **({} if work == "maximize_activation" else {"processor": reads}))
+        next(iter(result))
+
+
 def test_work_on_a_batch_names_the_way_out() -> None:
     model, reads = randomise(bert()), words("left")
     with pytest.raises(InputError, match=r"record needs a batch.*padding.*pass one sample"):
@@ -152,19 +178,108 @@ def test_work_on_a_batch_names_the_way_out() -> None:
     assert np.allclose(whole.values, [float(one) for one in alone], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["bert left", "gpt2 left", "fnet right", "convbert right"])
+def test_trust_in_a_list_is_that_in_its_samples(name: str) -> None:
+    (build, side, _, _), settings = CASES[name], {"steps": 4, "seeds": [0, 1], "baseline": "unk"}
+    model, reads = randomise(build()).double(), words(side, "fnet" not in name)
+    for given in (TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}):
+        samples = TEXTS if given is TEXTS else [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
+        whole = whyformer.trust(whyformer.explain(model, given, "saliency", [1, 0, 1], reads), model, given, reads, **settings)
+        alone = [whyformer.trust(whyformer.explain(model, s, "saliency", c, reads), model, s, reads, **settings) for s, c in zip(samples, (1, 0, 1), strict=True)]
+        assert len(whole) == 3 and whole.forwards == sum(t.forwards for t in alone)
+        for i, one in enumerate(alone):
+            assert (whole.followed[i], whole.verdict(i), whole.warnings[i], whole.better(i)) == (one.followed[0], one.verdict(), one.warnings[0], one.better())
+            assert np.allclose(whole.curves[i], one.curves[0], atol=1e-9) and np.allclose(whole.random[:, i], one.random[:, 0], atol=1e-9)
+        json.dumps(whole.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mode", ["instance", "prime", "class"])
+@pytest.mark.parametrize("name", ["bert left", "fnet right"])
+def test_arbitration_of_a_list_measures_its_samples_alone(name: str, mode: str) -> None:
+    build, side, _, _ = CASES[name]
+    model, reads = randomise(build()).double(), words(side, "fnet" not in name)
+    given = whyformer.explain(model, TEXTS, "saliency", [1, 0, 1], reads)
+    candidates = ["input_x_gradient", given, ("occlusion", {"baseline": "unk"})]
+    whole = whyformer.arbitrate(model, TEXTS, candidates, mode=mode, processor=reads, target=[1, 0, 1], labels=1)
+    for i, (text, target) in enumerate(zip(TEXTS, (1, 0, 1), strict=True)):
+        own = ["input_x_gradient", whyformer.explain(model, text, "saliency", target, reads), candidates[2]]
+        one = whyformer.arbitrate(model, text, own, mode=mode, processor=reads, target=target, labels=1)
+        assert torch.allclose(whole.selection[:, i], one.selection[:, 0], atol=1e-9)
+        assert torch.allclose(whole.heldout[:, i], one.heldout[:, 0], atol=1e-9)
+        if mode != "class":
+            assert torch.equal(whole.winners[i], one.winners[0])
+            same(whole.explanations[i], one.explanations[0], False)
+    assert whole.cost["clean"] == 3
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("build", [convbert, fnet, bert])
+def test_texts_of_a_benchmark_are_explained_as_alone(build: Callable[[], nn.Module], side: str) -> None:
+    """A benchmark pads its token rows on the right."""
+    model, reads = randomise(build()).double(), words(side)
+    (configuration,) = parse_methods("input_x_gradient", {})
+
+    def batch(*numbers: int) -> Any:
+        samples = [Text(id=str(i), text=TEXTS[i]) for i in numbers]
+        return read_batch(Study(model, reads, "text", samples, [configuration], {"longest": None}), samples)
+
+    whole = batch(0, 1, 2)
+    assert bool(whole.ready.singles) == (build is not bert)
+    removed = [np.arange(len(e.ids)) == 1 for e in whole.encoded]
+    without = whole.run((i, removed[i], "delete") for i in range(3))
+    for i, map_ in enumerate(whole.scores(configuration, [1, 0, 1])):
+        alone = batch(i)
+        (expected,) = alone.scores(configuration, [[1, 0, 1][i]])
+        assert np.allclose(whole.logits[i], alone.logits[0]) and np.allclose(map_, expected) and map_.any()
+        assert np.allclose(without[i], alone.run([(0, removed[i], "delete")])[0])
+
+
+def ear_and_model(norm: str, masked: bool, stable: bool = False) -> tuple[nn.Module, Any]:
+    config = hf.Wav2Vec2Config(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, conv_dim=(8, 8), conv_stride=(5, 4), num_labels=3,
+        conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, feat_extract_norm=norm,
+        do_stable_layer_norm=stable,
+    )  # fmt: skip
+    return randomise(hf.Wav2Vec2ForSequenceClassification(config)), hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked)
+
+
+def noise(*lengths: int) -> list[np.ndarray]:
+    return [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in lengths]
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("norm", ["group", "layer"])
 def test_sounds_of_a_list_are_explained_as_alone(norm: str, masked: bool) -> None:
-    config = hf.Wav2Vec2Config(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48, conv_dim=(8, 8), conv_stride=(5, 4), num_labels=3,
-        conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, feat_extract_norm=norm,
-    )  # fmt: skip
-    model, ear = randomise(hf.Wav2Vec2ForSequenceClassification(config)), hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked)
-    sounds = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in (700, 1100)]
+    model, ear = ear_and_model(norm, masked)
+    sounds = noise(700, 1100)
     both = whyformer.explain(model, sounds, "saliency", 1, ear)
     assert both.features.durations == [700 / 16000, 1100 / 16000]
     for one, sound in zip(both, sounds, strict=True):
         same(one, whyformer.explain(model, sound, "saliency", 1, ear), False)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("method", ["auto", "gae", "rollout", "transformer_attribution", "gradcam", "attnlrp"])
+def test_moments_of_masked_sounds_have_the_same_frames_as_alone(method: str, stable: bool) -> None:
+    """A model that sets the rows of padding to 0 fills them with its convolution over positions; frames overlap."""
+    model, ear = ear_and_model("layer", True, stable)
+    model, lengths = model.double(), (700, 1100, 410)
+    both = whyformer.explain(model, noise(*lengths), method, 1, ear)
+    for one, sound in zip(both, noise(*lengths), strict=True):
+        alone = whyformer.explain(model, sound, method, 1, ear)
+        assert one.diagnostics.get("auto") == alone.diagnostics.get("auto")
+        assert float(alone.scores.abs().sum()) > 0
+        torch.testing.assert_close(one.scores[:, : len(sound)], alone.scores, rtol=1e-9, atol=1e-12)
+        assert not one.scores[:, len(sound) :].any()
+
+
+def test_padding_after_every_sound_changes_no_scores() -> None:
+    model, ear = ear_and_model("layer", True)
+    inputs = dict(ear(noise(700, 900), sampling_rate=16000, return_tensors="pt", padding=True))
+    longer = {name: torch.nn.functional.pad(value, (0, 300)) for name, value in inputs.items()}
+    expected, padded = (whyformer.explain(model.double(), given, "libragrad", 1).scores for given in (inputs, longer))
+    torch.testing.assert_close(padded[:, :900], expected, rtol=1e-9, atol=1e-12)
+    assert not padded[:, 900:].any()
 
 
 def test_pictures_of_a_list_are_explained_as_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
 from whyformer.errors import InputError
+from whyformer.explanation.result import Explanation
 from whyformer.models.loading import Loaded, load
 from whyformer.show import html
 from whyformer.show.words import words
@@ -45,6 +47,38 @@ def test_scores_of_pair_cover_the_tokens_of_both_texts(model: Any, sst2: Loaded)
     assert torch.allclose(e.scores, expected, atol=1e-12)
 
 
+FIRST, SECOND = " ".join(["a warm film"] * 300), " ".join(["it is dull"] * 250)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("text", "pair"), [(FIRST, SECOND), (FIRST, "it is good"), ("a fine film", SECOND)])
+def test_truncated_pair_has_scores_of_what_the_tokenizer_keeps(model: Any, sst2: Loaded, text: str, pair: str, side: str) -> None:
+    reads = copy.deepcopy(sst2.processor)
+    reads.truncation_side = side
+    limit = min(reads.model_max_length, model.config.max_position_embeddings)
+    e = whyformer.explain(model, {"text": [text, "a"], "text_pair": [pair, "b"]}, "saliency", 1, reads, truncate=True)
+    kept = reads(text, pair, truncation=True, max_length=limit, return_tensors="pt")
+    assert torch.allclose(e.scores[0], whyformer.explain(model, dict(kept), "saliency", 1).scores[0], atol=1e-12)
+    both, (shown, rest) = f"{text} | {pair}", words(e)
+    (begin, end), skipped = e.extent[0], e.features.skipped[0] if e.features.skipped else []
+    unread = [both[:begin], *(both[a:b] for a, b in skipped), both[end:]]
+    assert sum(len(part.split()) for part in unread) == len(both.split()) - 1 - len(shown)
+    assert f"did not read {len(both.split()) - 1 - len(shown):,} of" in e.warnings[0] and "sample 0" in e.warnings[0]
+    assert all(both[a:b] not in rest for a, b in skipped)
+    assert sum("did not read" in word.gap for word in shown) == len(skipped) == (text is FIRST if side == "right" else pair is SECOND)
+    assert Explanation.from_dict(e.to_dict()).features.skipped == e.features.skipped
+    alone = whyformer.explain(model, {"text": text, "text_pair": pair}, "saliency", 1, reads, truncate=True)
+    assert (e[0].warnings, e[0].features.skipped) == (alone.warnings, alone.features.skipped)
+
+
+def test_trust_in_a_pair_needs_its_texts(model: Any, sst2: Loaded) -> None:
+    """The joined text of an explanation is not what the model read."""
+    e = whyformer.explain(model, PAIRS, "saliency", 1, sst2.processor)
+    with pytest.raises(InputError, match="pass inputs"):
+        whyformer.trust(e, model, processor=sst2.processor)
+    assert len(whyformer.trust(e, model, PAIRS, sst2.processor, steps=2, seeds=[0])) == 2
+
+
 def test_pair_is_shown_as_one_text(model: Any, sst2: Loaded) -> None:
     e = whyformer.explain(model, PAIRS, "rollout", processor=sst2.processor)
     assert e.texts == ["A fine film, truly. | It is good", "Dull | One may well sleep in it"]
@@ -69,7 +103,6 @@ def test_pair_is_shown_as_one_text(model: Any, sst2: Loaded) -> None:
         ({"text": "a", "text_pair": ""}, {}, "^the text_pair is empty"),
         ({"text": " ", "text_pair": "b"}, {}, "^the text is empty"),
         ({"text": "a", "text_pair": "\ud800"}, {}, "^the text_pair contains lone surrogates"),
-        ({"text": "a", "text_pair": "b"}, {"truncate": True}, "cannot be truncated"),
         ({"text": "a", "text_pair": "b " * 600}, {}, "the model takes at most"),
     ],
 )

@@ -14,6 +14,8 @@ from PIL import Image
 import whyformer
 from prompting import BUILT, MARK, TEXT, llava, outside, qwen2_vl, square
 from whyformer.errors import InputError
+from whyformer.explanation.result import Explanation
+from whyformer.show import html
 
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 96), (120, 50)])
@@ -52,6 +54,38 @@ def test_each_image_of_a_prompt_is_a_part(name: str) -> None:
     first, last = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
     assert first < 1e-4 * last
     assert outside(e.part("pixel_values[1]"), box, 17.0 if name == "inkling2" else 9.0) < 0.02
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", [n for n in BUILT if n != "inkling2"])
+def test_image_without_a_box_does_not_affect_others(name: str, first: bool) -> None:
+    """No ramp shows which part of an image of one pixel a tile or patch holds."""
+    model, processor = BUILT[name]()
+    box, dot = (10, 30, 26, 46), Image.new("RGB", (1, 1), (90, 200, 30))
+    images = [dot, square((64, 64), box)] if first else [square((64, 64), box), dot]
+    text, target = "what is <image> on the left <image> here", whyformer.targets.Token(-1, 7)
+    e = whyformer.explain(model, {"text": text, "images": images}, "input_x_gradient", target, processor)
+    encoded = processor(images=[images], text=[text], return_tensors="pt", padding=False)
+    raw = whyformer.explain(model, {n: v for n, v in encoded.items() if isinstance(v, torch.Tensor)}, "input_x_gradient", target)
+    parts = [e.part(f"pixel_values[{k}]") for k in (0, 1)]
+    unplaced, placed = parts if first else parts[::-1]
+    assert placed.geometry is not None and placed.geometry[0] is not None and placed.originals == [images[first]]
+    assert outside(placed, box, 9.0) < 0.02
+    assert unplaced.geometry is None and unplaced.originals is None and bool(unplaced.scores.any())
+    assert torch.isclose(sum(part.scores.sum() for part in parts), raw.part("pixel_values").scores.sum(), rtol=1e-6)
+    assert all(page in html.page(e) for page in ("<html", "<img"))
+    assert Explanation.from_dict(e.to_dict()).part("pixel_values[0]").scores.shape == parts[0].scores.shape
+
+
+def test_image_without_a_box_in_a_batch() -> None:
+    model, processor = llava()
+    images = [square((64, 64), (10, 30, 26, 46)), Image.new("RGB", (1, 1), (90, 200, 30))]
+    prompts, target = {"text": ["what is here", "what is here"], "images": images}, whyformer.targets.Token(-1, 7)
+    both = whyformer.explain(model, prompts, "input_x_gradient", target, processor)
+    for one, image in zip(both, images, strict=True):
+        alone = whyformer.explain(model, {"text": "what is here", "images": image}, "input_x_gradient", target, processor)
+        torch.testing.assert_close(one.part("pixel_values").scores, alone.part("pixel_values").scores)
+        assert one.part("pixel_values").originals == alone.part("pixel_values").originals
 
 
 def test_each_position_has_its_own_map() -> None:

@@ -316,17 +316,19 @@ def test_truncated_attempt_is_ignored(tmp_path):
     assert after.suspects == {3}
 
 
-def test_row_that_crashes_only_in_batches_ends_skipped_or_in_batches_of_one(tmp_path):
-    path, deaths = tmp_path / "part-000000.attempts.jsonl", 0
-    state = Attempts(path, "job", 4)
-    while 1 not in state.skipped:
-        size = state.most or 4
+@pytest.mark.parametrize(("size", "expected"), [(2, [2, 2]), (3, [3, 3]), (4, [4, 4, 2]), (9, [9, 9, 4, 2])])
+def test_rows_that_crash_only_in_batches_end_in_batches_of_one(tmp_path, size, expected):
+    """The first process ends in a batch; the second tries its rows alone, and ends in the same batch."""
+    path, sizes = tmp_path / "part-000000.attempts.jsonl", []
+    state = Attempts(path, "job", size)
+    while (now := state.most or size) > 1 and len(sizes) < 9:
+        sizes.append(now)
         tries = [step for row in sorted(state.suspects) for step in (("alone", row), ("survived", row))]
-        state = attempts_after_crash(path, *tries, ("work", list(range(size))), size=size)
-        deaths += 1
-        assert deaths < 8
-        if size == 1:
-            break
+        assert len(tries) == (2 * size if len(sizes) == 2 else 0)
+        state = attempts_after_crash(path, *tries, ("work", list(range(now))), size=now)
+    assert sizes == expected
+    assert (state.most, state.skipped, state.suspects) == (1, set(), set())
+    assert attempts_after_crash(path, ("work", [1]), size=1).skipped == {1}  # in a batch of one too
 
 
 def test_stream_of_model_in_memory_records_no_attempts(opened):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import whyformer
-from whyformer.errors import WhyformerError
+from whyformer.errors import InputError
 from whyformer.methods import METHODS
 from whyformer.methods.task import MapWatch, Task
 from zoo import build, modality
@@ -34,18 +34,21 @@ def test_graph_is_freed_after_explanation(method: str, name: str, runs: list[wea
     assert [r() for r in runs if r() is not None] == []
 
 
-@pytest.mark.parametrize("method", ["transformer_attribution", "gae", "rollout", "integrated_gradients"])
-def test_graph_is_freed_after_exception(method: str, runs: list[weakref.ref[Any]]) -> None:
+AGNOSTIC, SPECIFIC = ["rollout"], ["transformer_attribution", "gae", "integrated_gradients"]
+
+
+@pytest.mark.parametrize(("method", "place"), [*((m, "target") for m in SPECIFIC), *((m, "layout") for m in [*SPECIFIC, *AGNOSTIC])])
+def test_graph_is_freed_after_exception(method: str, place: str, runs: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target raises after the forward pass, the layout of the scores after the backward walk."""
     model, inputs = build("hf_vit", torch.float32)
 
-    def target(logits: torch.Tensor) -> torch.Tensor:
-        return logits  # not one value per sample: raises after the forward pass
+    def stop(*_: Any) -> Any:
+        raise InputError("stopped here")
 
-    if METHODS[method].class_specific:
-        with pytest.raises(WhyformerError):
-            whyformer.explain(model, inputs, method, target=target)
-    else:
-        whyformer.explain(model, inputs, method, target=1)
+    if place == "layout":
+        monkeypatch.setattr(Task, "lay_out", stop)
+    with pytest.raises(InputError, match="stopped here"):
+        whyformer.explain(model, inputs, method, target=stop if place == "target" else 1)
     gc.collect()
     assert runs
     assert [r() for r in runs if r() is not None] == []

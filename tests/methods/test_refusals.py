@@ -330,8 +330,24 @@ def test_integer_kernel_is_refused(method: str) -> None:
 
     model, inputs = build("bert", torch.float32)
     quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(WhyformerError, match=r"linear_dynamic.*no derivative|unknown.*Methods that apply: occlusion"):
+    with pytest.raises(WhyformerError, match=r"linear_dynamic.*no derivative|unknown.*Methods that apply: auto, occlusion"):
         whyformer.explain(quantized, inputs, method)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:DeprecationWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize("purpose", ["faithful", "localise"])
+@pytest.mark.parametrize("name", ["bert", "hf_vit", "gpt2"])
+def test_auto_explains_integer_kernels_by_occlusion(name: str, purpose: str) -> None:
+    from zoo import build
+
+    model, inputs = build(name, torch.float32)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    result = whyformer.explain(quantized, inputs, "auto", 1, purpose=purpose)
+    assert result.diagnostics["auto"]["method"] == "occlusion"
+    assert torch.equal(result.scores, whyformer.explain(quantized, inputs, "occlusion", 1).scores)
+    assert all("occlusion" in sample[0] and "linear_dynamic" in sample[0] for sample in result.diagnostics["warnings"])
+    with pytest.raises(MethodNotApplicable, match=r"linear_dynamic.*checkpoint"):
+        whyformer.explain(quantized, inputs, "auto", 1, purpose=purpose, checkpoint=True)
 
 
 def test_input_without_gradient_is_refused(x: Tensor) -> None:

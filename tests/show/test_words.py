@@ -1,9 +1,14 @@
+import random
+import unicodedata
+from itertools import pairwise
+
 import pytest
 import torch
 
 import whyformer
 from show.builders import picture, sentence
 from whyformer.errors import InputError
+from whyformer.explanation import units
 from whyformer.show import words as w
 from whyformer.show.colours import scale_of
 
@@ -63,6 +68,46 @@ def test_tokens_of_same_character_are_merged():
 def test_combining_mark_is_not_split_off():
     result, _ = merged_words("नमस्ते", [(0, 3), (3, 6)])
     assert len(result) == 1
+
+
+WORDS = {
+    "Devanagari": "नमस्ते दुनिया क्षत्रिय हिन्दी",
+    "Bengali": "বাংলা ভাষা",
+    "Tamil": "தமிழ் மொழி",
+    "Arabic with diacritics": "مُحَمَّدٌ الْعَرَبِيَّةُ",
+    "Persian with zero-width non-joiners": "می\u200cخواهم کتاب\u200cها",
+    "Hebrew with points": "שָׁלוֹם עוֹלָם",
+    "Vietnamese, decomposed": unicodedata.normalize("NFD", "tiếng Việt"),
+    "soft hyphens": "Donau\u00addampf\u00adschiff fahrt",
+    "emoji with skin tones": "👍🏽 👩🏿‍🚀",
+    "joined emoji": "👨‍👩‍👧‍👦 ❤️‍🔥",
+    "keycaps and flags": "1️⃣ 🏴󠁧󠁢󠁥󠁮󠁧󠁿 🇩🇪",
+    "Korean": "한국어 문장",
+}
+
+
+@pytest.mark.parametrize("text", WORDS.values(), ids=WORDS)
+def test_words_between_spaces_are_not_split(text):
+    """Whichever characters begin a token, the words are those between spaces."""
+    draws = random.Random(0)
+    for share in (1, 0.7, 0.4):
+        starts = [i for i, c in enumerate(text) if c != " " and (i == 0 or text[i - 1] == " " or draws.random() < share)]
+        pieces = [(a, a + len(text[a:b].rstrip(" "))) for a, b in pairwise([*starts, len(text)])]
+        assert [x.text for x in merged_words(text, pieces)[0]] == text.split(" ")
+        ranges = units.words_of([text[a:b] for a, b in pairwise([*starts, len(text)])], ())
+        assert ["".join(text[pieces[i][0] : pieces[i][1]] for i in range(*r)) for r in ranges] == text.split(" ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("กำน้ำเธอ", ["กำ", "น้ำ", "เธ", "อ"]), ("ນໍ້າ", ["ນໍ້າ"]), ("ក្ក", ["ក្ក"]), ("ဗုဒ္ဓ", ["ဗု", "ဒ္ဓ"]),
+        ("🇩🇪🇫🇷🇮", ["🇩🇪", "🇫🇷", "🇮"]), ("a🇩🇪", ["a", "🇩🇪"]), ("👍🏽👍", ["👍🏽", "👍"]), ("ok👍🏽", ["ok", "👍🏽"]), ("👍🏽ok", ["👍🏽", "ok"]),
+        ("a\u200bb", ["a", "\u200b", "b"]), ("é!", ["é", "!"]), ("が行", ["が", "行"]), ("x́-y", ["x́", "-", "y"]),
+    ],
+)  # fmt: skip
+def test_characters_of_several_code_points_are_not_split(text, expected):
+    assert [x.text for x in merged_words(text, [(i, i + 1) for i in range(len(text))])[0]] == expected
 
 
 def test_leading_space_of_byte_level_token_is_not_part_of_word():

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -265,17 +263,15 @@ def norms(axis: int) -> list[Callable[[Tensor], Tensor]]:
     ]
 
 
-SHAPES = st.lists(st.integers(3, 6), min_size=2, max_size=4)
+FUNCTIONS = {"softmax": softmaxes, "log softmax": log_softmaxes, "norm": norms}
+AXES = [(shape, axis) for shape in ((5, 3), (4, 3, 6), (3, 5, 4, 6)) for axis in range(-len(shape), 0)]
 
 
-@settings(max_examples=25, deadline=None)
-@given(SHAPES, st.data())
-def test_any_axis(shape: list[int], data: st.DataObject) -> None:
-    axis = data.draw(st.integers(-len(shape), -1))
-    expected, ways = data.draw(st.sampled_from([("softmax", softmaxes), ("log softmax", log_softmaxes), ("norm", norms)]))
-    way = data.draw(st.sampled_from(ways(axis)))
-    (unit,) = read(way, torch.randn(shape))[1].units
-    assert (unit.kind, unit.axes) == (expected, (axis,))
+@pytest.mark.parametrize(("shape", "axis"), AXES)
+@pytest.mark.parametrize(("kind", "way"), [(kind, i) for kind, ways in FUNCTIONS.items() for i in range(len(ways(-1)))])
+def test_any_axis(kind: str, way: int, shape: tuple[int, ...], axis: int) -> None:
+    (unit,) = read(FUNCTIONS[kind](axis)[way], torch.randn(shape))[1].units
+    assert (unit.kind, unit.axes) == (kind, (axis,))
 
 
 # -- models --------------------------------------------------------------------------------------------------------------------

@@ -221,6 +221,10 @@ class TextBatch(Batch):
         ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in tensors)
         return {"input_ids": ids, "attention_mask": mask}
 
+    @property
+    def alone(self) -> bool:
+        return self.study.forwards.reads_padding([e.ids for e in self.encoded])
+
     def random_map(self, index: int) -> NDArray[np.float64]:
         encoded = self.encoded[index]
         drawn = random_scores(self.samples[index].id, (len(encoded.ids),), self.study.seed)
@@ -233,7 +237,8 @@ class TextBatch(Batch):
 
     def read(self, index: int, explanation: Explanation) -> Scores:
         content = self.encoded[index].content
-        scores = explanation.scores[0].double().numpy()[: len(content)]
+        scores, count = explanation.scores[0].double().numpy(), len(content)
+        scores = scores[-count:] if self.ready.singles and self.ready.padding[1] else scores[:count]
         result = usable(self.features(index, scores) if content.sum() > 1 else scores)
         return result if isinstance(result, Exclusion) else scores
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whyformer.inputs.feed import device_of
+from whyformer.models.cache import measured
 from whyformer.models.kinds import last_row_only
 from whyformer.models.readout import plain_logits
 
@@ -47,19 +48,32 @@ class Forwards:
     def ids(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """Return the logits ``[n, C]`` of token rows of any lengths.
 
-        Rows of similar length share a batch. If a language model can compute the logits of its last position alone,
-        only rows of equal length do.
+        Rows of similar length share a batch. If a language model can compute the logits of its last position alone, or
+        padding changes the logits, only rows of equal length do.
         """
-        order, device = sorted(range(len(rows)), key=lambda i: len(rows[i])), self.place["device"]
-        results: list[NDArray[np.float64]] = []
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         last_only = last_row_only(self.model)
-        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if last_only else [order]
+        alike = last_only or self.reads_padding(rows)
+        groups = [list(group) for _, group in groupby(order, key=lambda i: len(rows[i]))] if alike else [order]
         chunks = [group[i : i + self.batch_size] for group in groups for i in range(0, len(group), self.batch_size)]
-        for chunk in chunks:
-            ids, mask = padded([rows[i] for i in chunk], self.pad)
-            arguments: dict[str, Any] = last_only or {"attention_mask": mask.to(device)}
-            results.append(self._run(input_ids=ids.to(device), **arguments))
+        results = [self._run_ids([rows[i] for i in chunk], last_only) for chunk in chunks]
         return np.concatenate(results)[np.argsort(order)] if results else np.zeros((0, 0))
+
+    def reads_padding(self, rows: Sequence[Any]) -> bool:
+        """Return whether padding changes the logits of token rows by more than rounding, measured once per model on the
+        rows with the most and the least padding."""
+        known, key = measured(self.model), "logits depend on padding"
+        longest = max(map(len, rows), default=0)
+        shorter = sorted((row for row in rows if len(row) < longest), key=len)
+        if key not in known and shorter:
+            whole = next(row for row in rows if len(row) == longest)
+            pairs = [(self._run_ids([row]), self._run_ids([row, whole])[:1]) for row in (shorter[0], shorter[-1])]
+            known[key] = any(not np.allclose(a, b, rtol=0, atol=1e-4 * float(np.abs(a).max())) for a, b in pairs)
+        return bool(known.get(key))
+
+    def _run_ids(self, rows: Sequence[Any], last_only: Mapping[str, Any] | None = None) -> NDArray[np.float64]:
+        (ids, mask), device = padded(rows, self.pad), self.place["device"]
+        return self._run(input_ids=ids.to(device), **(last_only or {"attention_mask": mask.to(device)}))
 
     def _run(self, *args: Tensor, **kwargs: Any) -> NDArray[np.float64]:
         return plain_logits(self.model, args, kwargs).double().cpu().numpy()

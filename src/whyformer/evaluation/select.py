@@ -23,7 +23,7 @@ from whyformer.methods.sharing import sharing
 from whyformer.methods.task import Task
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
-from whyformer.targets import Logit, Probability, Resolver, Target
+from whyformer.targets import Logit, Probability, Resolver, Target, of_samples
 
 Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
@@ -145,30 +145,92 @@ def arbitrate(
     if not entries:
         raise InputError("there are no candidates to choose from")
     ready = open_model(model, processor, **options).prepare(inputs)
-    resolver = ready.resolver(target)
-    task = ready.task(resolver, "arbitrate", progress)
-    removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
-    logits = task.forward()
-    METRICS[criterion].check_activation(resolver.activation(logits))
-    classes, goals = _goals(resolver, logits, mode, labels)
-    explained = _explained(entries, ready, task, target, classes, resolver)
-    scores = [[_on_features(e, removed) for e in listed] for listed in explained]
-    part = 0.0 if mode == "batch" else holdout
-    parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
-    _refuse_cancelling(mode, entries, explained, logits, resolver.activation(logits) != "softmax")
-    (selection, heldout), cost = measure(task, removed, PLANS[criterion], scores, goals, parts, logits, batch_size)
+    ready.resolver(target)
+    chosen = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
+    removing = {"fill_id": fill_id, "patch": patch}
+    each = [ready] if not ready.singles else ready.singles
+    targets = [target] if not ready.singles else [of_samples(target, [i]) for i in range(len(each))]
+    candidates_of = [entries] if not ready.singles else _separate(entries, ready)
+    parts = [
+        _scored(one, own, wanted, chosen, baseline, **removing)
+        for one, own, wanted in zip(each, candidates_of, targets, strict=True)
+    ]
+    selection, heldout = (torch.cat([part.figures[k] for part in parts], 1) for k in (0, 1))
+    classes = torch.cat([part.classes for part in parts])
     sign = 1 if METRICS[criterion].better == "higher" else -1
     winners, choosing, reported = _choose(sign * selection, classes, mode, holdout, seed)
+    explained = [maps for part in parts for maps in part.by_sample]
     by_label = [
-        {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(row)} for b, row in enumerate(classes)
+        {int(c): explained[b][int(winners[b, k])][k] for k, c in enumerate(row)} for b, row in enumerate(classes)
     ]
+    cost = {n: sum(part.cost[n] for part in parts) for n in parts[0].cost}
     return Arbitration(
         [choices[int(classes[b, 0])] for b, choices in enumerate(by_label)],
         _titles(entries), winners, selection, heldout, choosing, reported,
         float(heldout.gather(0, winners[None])[0][reported].mean()), classes, by_label, criterion,
-        mode, sign > 0, {**cost, "clean": ready.inputs.batch},
-        {"holdout": holdout, "seed": seed, "baseline": removed.baseline, "labels": classes.shape[1]},
+        mode, sign > 0, {**cost, "clean": len(classes)},
+        {"holdout": holdout, "seed": seed, "baseline": parts[0].baseline, "labels": classes.shape[1]},
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Settings of :func:`arbitrate`."""
+
+    criterion: str
+    mode: str
+    holdout: float
+    seed: int
+    labels: int
+    batch_size: int
+    progress: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Measured candidates of a batch.
+
+    Attributes:
+        classes: ``[B, K]`` as in :class:`Arbitration`.
+        figures: ``[2, M, B, K]`` scores on the features used for the choice, and on the held-out features.
+        by_sample: for each sample, ``[M][K]`` explanations.
+        cost: as in :class:`Arbitration`.
+        baseline: replacement of removed features.
+    """
+
+    classes: Tensor
+    figures: Tensor
+    by_sample: list[list[list[Explanation]]]
+    cost: dict[str, int]
+    baseline: Any
+
+
+def _separate(entries: Sequence[Any], ready: Prepared) -> list[list[Any]]:
+    """Return the candidates of each sample that cannot be batched: finished explanations are those of the sample."""
+    own = [
+        [e for _, e in ready.separate(entry)] if isinstance(entry, Explanation) else [entry] * len(ready.singles)
+        for entry in entries
+    ]
+    return [list(candidates) for candidates in zip(*own, strict=True)]
+
+
+def _scored(
+    ready: Prepared, entries: Sequence[Any], target: Target, how: _Choice, baseline: str | None, **removing: Any
+) -> _Scored:
+    """Explain a batch by each candidate and measure the criterion."""
+    resolver, criterion = ready.resolver(target), METRICS[how.criterion]
+    task = ready.task(resolver, "arbitrate", how.progress)
+    removed = removal(task, baseline, **removing, prefer=("unk", "mask", "pad"))
+    logits = task.forward()
+    criterion.check_activation(resolver.activation(logits))
+    classes, goals = _goals(resolver, logits, how.mode, how.labels)
+    explained = _explained(entries, ready, task, target, classes, resolver)
+    scores = [[_on_features(e, removed) for e in listed] for listed in explained]
+    parts = [split(f.nonzero()[:, 0].tolist(), how.holdout, how.seed) for f in removed.features]
+    _refuse_cancelling(how.mode, entries, explained, logits, resolver.activation(logits) != "softmax")
+    figures, cost = measure(task, removed, PLANS[how.criterion], scores, goals, parts, logits, how.batch_size)
+    by_sample = [[[e[b] for e in maps] for maps in explained] for b in range(len(classes))]
+    return _Scored(classes, figures, by_sample, cost, removed.baseline)
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:

@@ -19,7 +19,8 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
 from whyformer.options import Keywords, shows_options
-from whyformer.targets import Target
+from whyformer.prepared import Prepared
+from whyformer.targets import Target, of_samples
 
 STEPS = 10
 """Number of steps of a deletion curve: 0, 10 ... 100 % removed."""
@@ -27,6 +28,8 @@ LOWEST = 0.1
 """Lowest initial probability of the class; below it, the curves of all maps fall alike."""
 SEEDS = (0, 1, 2)
 """Seeds of the random maps that a curve is compared with."""
+Setting = tuple[str | int | None, tuple[float, ...], tuple[int, ...], int]
+"""(baseline, fractions, seeds, batch size)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,12 +203,27 @@ def trust(
             raise InputError("this explanation does not hold its inputs: pass inputs=...")
         options["truncate"] = True  # as in the explanation
     ready = open_model(model, processor, **options).prepare(samples)
+    if inputs is None and explanation.tokens not in (None, ready.inputs.features.tokens):  # a pair of texts
+        raise InputError("this explanation does not hold its inputs as the model read them: pass inputs=...")
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation has {len(explanation)} samples, and there are {ready.inputs.batch} inputs")
+    setting = baseline, fractions, tuple(seeds), batch_size
+    if not ready.singles:
+        return _compared(ready, explanation, target, setting, known)
+    ready.resolver(target)
+    pairs = enumerate(ready.separate(explanation))
+    return _joined([_compared(one, e, of_samples(target, [i]), setting) for i, (one, e) in pairs])
+
+
+def _compared(
+    ready: Prepared, explanation: Explanation, target: Target, setting: Setting, known: Sequence[Trust] = ()
+) -> Trust:
+    """Compare the explanations of a batch with random maps; arguments as for :func:`trust`."""
+    baseline, fractions, seeds, batch_size = setting
     chosen = baseline or _default_baseline(ready.inputs)
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
-            tuple(case.resolver.written() or ()), chosen, steps, tuple(seeds))  # fmt: skip
+            tuple(case.resolver.written() or ()), chosen, fractions, seeds)  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
     for i, sample in enumerate(explanation):
@@ -224,9 +242,19 @@ def trust(
     unsigned = numeric and explanation.diagnostics.get("signed") is False
     return Trust(
         explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
-        messages, chosen, tuple(seeds), kind, len(case) + case.forwards, numeric,
+        messages, chosen, seeds, kind, len(case) + case.forwards, numeric,
         tuple(unsigned and bool(curve[-1] > curve[0]) for curve in curves[0]),
     )  # fmt: skip
+
+
+def _joined(each: Sequence[Trust]) -> Trust:
+    """Join the results of single samples."""
+    rows: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in each]) for n in ("curves", "areas")}
+    random: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in each], 1) for n in ("random", "chance")}
+    names = "followed", "warnings", "rising"
+    listed: dict[str, Any] = {n: tuple(v for t in each for v in getattr(t, n)) for n in names}
+    kind = tuple(t.kind for t in each)
+    return replace(each[0], **rows, **random, **listed, kind=kind, forwards=sum(t.forwards for t in each))
 
 
 def _default_baseline(inputs: Inputs) -> str:

@@ -31,8 +31,8 @@ def check_fit(arguments: Mapping[str, Any]) -> None:
     _tensors(scores, target, logits)
     _stored_logits(logits, arguments.get("classes"), arguments.get("normalizer"))
     batch = len(scores)
-    names = ("tokens", "offsets", "texts", "extent", "unknown", "special", "durations", "geometry", "originals",
-             "pictures", "sounds")  # fmt: skip
+    names = ("tokens", "offsets", "texts", "extent", "skipped", "unknown", "special", "durations", "geometry",
+             "originals", "pictures", "sounds")  # fmt: skip
     listed = {n: getattr(features, n) for n in names}
     for name, value in {**listed, "target_names": arguments["target_names"]}.items():
         if value is not None and len(value) != batch:
@@ -149,6 +149,7 @@ def _text(features: Features, count: int) -> None:
         _within(name, places, lambda indices, i: all(0 <= n < count for n in indices))
     if texts is not None:
         _within("offsets", features.offsets, lambda pairs, i: all(0 <= a <= b <= len(texts[i]) for a, b in pairs))
+        _within("skipped", features.skipped, lambda pairs, i: all(0 <= a <= b <= len(texts[i]) for a, b in pairs))
         _within("extent", features.extent, lambda pair, i: 0 <= pair[0] <= pair[1] <= len(texts[i]))
 
 

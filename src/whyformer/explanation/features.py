@@ -20,6 +20,8 @@ class Features:
         offsets: (start, end) character offsets of each token in ``texts``; (0, 0) for special tokens.
         texts: raw text of each sample, if known.
         extent: (begin, end) character offsets of the part of each text that the model read; the rest was truncated.
+        skipped: (begin, end) character offsets of the truncated parts between others, such as the end of the first
+            text of a pair.
         unknown: indices of the unknown tokens ([UNK]) of each sample.
         special: indices of the special tokens ([CLS], [SEP], <s> ...) of each sample.
         image_size: (height, width) of the model's input in pixels, for pictures.
@@ -41,6 +43,7 @@ class Features:
     offsets: list[list[tuple[int, int]]] | None = None
     texts: list[str] | None = None
     extent: list[tuple[int, int]] | None = None
+    skipped: list[list[tuple[int, int]]] | None = None
     unknown: list[list[int]] | None = None
     special: list[list[int]] | None = None
     image_size: tuple[int, int] | None = None

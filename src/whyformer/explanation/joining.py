@@ -56,6 +56,27 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
     return replace(merged[main], parts={name: merged[name] for name in others})
 
 
+def without_padding(e: Explanation, real: Tensor) -> Explanation:
+    """Return the explanation of one text without its padding.
+
+    Args:
+        e: an explanation with a batch axis of 1.
+        real: ``[N]`` True at real tokens.
+    """
+    if bool(real.all()):
+        return e
+    indices = real.nonzero().flatten().tolist()
+
+    def cut(values: list[Any] | None) -> Any:
+        return None if values is None else [[entries[i] for i in indices] for entries in values]
+
+    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
+        return None if places is None else [[indices.index(i) for i in row if i in indices] for row in places]
+
+    places = {"unknown": moved(e.unknown), "special": moved(e.special)}
+    return replace(e, scores=e.scores[:, real]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)
+
+
 def _named(samples: Sequence[Explanation]) -> list[dict[str, Explanation]]:
     """Return the inputs of each sample by name.
 
@@ -102,7 +123,7 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
     features = replace(
         _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
         texts=all_of("texts"), extent=_extents(parts), unknown=places("unknown"),
-        special=places("special"),
+        skipped=_skipped(parts), special=places("special"),
         sounds=_waves(parts), durations=all_of("durations"),
     )  # fmt: skip
     return replace(_first(parts), scores=scores, features=features, diagnostics=_diagnostics(parts))
@@ -115,6 +136,12 @@ def _extents(parts: Sequence[Explanation | None]) -> list[tuple[int, int]] | Non
         return None
     texts = ["" if part is None else (part.texts or [""])[0] for part in parts]
     return [extent[0] if extent else (0, len(text)) for extent, text in zip(extents, texts, strict=True)]
+
+
+def _skipped(parts: Sequence[Explanation | None]) -> list[list[tuple[int, int]]] | None:
+    """Return the truncated parts between others of each text; None if there are none."""
+    skipped = [[] if part is None or part.features.skipped is None else part.features.skipped[0] for part in parts]
+    return skipped if any(skipped) else None
 
 
 def _waves(parts: Sequence[Explanation | None]) -> Tensor | None:

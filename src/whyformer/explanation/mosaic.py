@@ -19,10 +19,10 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A tile of a picture: its index among the tiles of the input, and its position on the picture."""
+    """A tile of a picture: its index among the tiles of the input, and its position on the picture; None if unknown."""
 
     place: int
-    geometry: Geometry
+    geometry: Geometry | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,12 @@ class Mosaic:
         tiles: ``[sample][k]`` the tiles of each picture, if the processor cut tiles. Tiles may overlap: a thumbnail of
             the whole picture may stand beside enlarged parts.
         places: ``[sample][k]`` (indices ``[r, c]`` of the packed patches in the order in which they lie on the picture,
-            their geometry), if the processor packed patches.
+            their geometry), if the processor packed patches; (indices ``[1, n]``, None) if it is unknown how they lie.
     """
 
     pictures: list[list[Image.Image]]
     tiles: list[list[list[Tile]]] | None = None
-    places: list[list[tuple[Tensor, Geometry]]] | None = None
+    places: list[list[tuple[Tensor, Geometry | None]]] | None = None
 
 
 def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None:
@@ -47,7 +47,8 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
 
     The scores of a tile's cells are distributed over the cells of the finest tile in proportion to the shared area,
     which preserves their sum. Pictures of different grids are brought to a common grid, with the largest number of
-    rows and of columns, in the same way.
+    rows and of columns, in the same way. A picture on which the position of its tiles or patches is unknown has no
+    geometry: its tiles stand one below the other, or its patches in a line.
 
     Returns:
         The explanations by name; None if the samples have different numbers of pictures.
@@ -60,7 +61,7 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
     for k in range(count):
         placed = [_packed(e, mosaic, i, k) if mosaic.places else _tiled(e, mosaic, i, k) for i in range(len(e))]
         maps = [p[0] for p in placed if p is not None]
-        geometry: list[Geometry | None] = [p[1] for p in placed if p is not None]
+        geometry = [p[1] for p in placed if p is not None]
         if len(maps) < len(placed):
             return None
         high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))
@@ -69,21 +70,22 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
         features = replace(
             e.features, tokens=None, frames=None, pictures=None, cells=None, read=None,
             image_size=None if level == "patch" else (high, wide), grid=(high, wide) if level == "patch" else None,
-            originals=[pictures[k] for pictures in mosaic.pictures], geometry=geometry,
+            originals=[p[k] if g else None for p, g in zip(mosaic.pictures, geometry, strict=True)], geometry=geometry,
         )  # fmt: skip
+        features = features if any(geometry) else replace(features, originals=None, geometry=None)
         name = (e.input or "") if count == 1 else f"{e.input}[{k}]"
         flat = scores if level == "pixel" else scores.flatten(1)
         explanations[name] = replace(e, scores=flat, level=level, features=features, input=name)
     return explanations
 
 
-def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry] | None:
+def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry | None] | None:
     assert mosaic.places is not None
     rows, geometry = mosaic.places[sample][k]
     return (e.scores[sample][rows], geometry) if int(rows.max()) < e.scores.shape[1] else None
 
 
-def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry] | None:
+def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry | None] | None:
     assert mosaic.tiles is not None
     maps = e.scores[sample] if e.level == "pixel" else e.scores[sample].reshape(-1, *(e.grid or (0, 0)))
     maps = maps[None] if maps.dim() == 2 else maps.flatten(0, -3)  # join the tiles of several pictures
@@ -91,8 +93,12 @@ def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor,
     if not tiles or max(tile.place for tile in tiles) >= len(maps):
         return None
     size, cells = e.image_size or (1, 1), e.features.cells
-    geometries = [replace(tile.geometry, box=tile.geometry.part(cells, size)) for tile in tiles]
-    return composed([(maps[tile.place].double(), geometry) for tile, geometry in zip(tiles, geometries, strict=True)])
+    pieces = [
+        (maps[tile.place].double(), replace(g, box=g.part(cells, size))) for tile in tiles if (g := tile.geometry)
+    ]
+    if len(pieces) < len(tiles):
+        return torch.cat([maps[tile.place] for tile in tiles]).double(), None
+    return composed(pieces)
 
 
 def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:

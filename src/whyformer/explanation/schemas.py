@@ -45,6 +45,7 @@ class FeaturesSchema(StoredValues):
     rate: Number | None = None
     durations: list[Number] | None = None
     extent: list[Pair] | None = None
+    skipped: list[list[Pair]] | None = None
     unknown: list[list[StrictInt]] | None = None
     special: list[list[StrictInt]] | None = None
     geometry: list[dict[str, Any] | None] | None = None

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 UNITS = ("token", "word", "sentence", "turn")
 # Scripts written without spaces between words: each token is a word.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
+# Vowels of Thai and Lao that are letters and belong to the consonant before or after them, and Japanese voicing marks.
+_AFTER_A_LETTER, _BEFORE_A_LETTER = "ะาำๅະາຳﾞﾟ", "เแโใไເແໂໃໄ"
+_HALVES_OF_FLAGS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
 # After a sentence mark and a space, or a line break. A full stop after a number is not an end: it may number an item.
 _SENTENCE = re.compile(r"(?<![\s\d][.])(?<=[.!?…])[\"')\]]*\s+|\n+|(?<=[。！？])")
 
@@ -70,10 +73,22 @@ def _continues(text: str, end: int, begin: int) -> bool:
     """Return True if a token that begins at ``begin`` continues the word that ends at ``end``."""
     if begin != end:
         return begin < end
-    before, after = text[end - 1], text[begin]
-    if unicodedata.category(after).startswith("M") or after == "\u200d" or before == "\u200d":
+    last, after = text[end - 1], text[begin]
+    stacks = unicodedata.name(last, "").endswith(("VIRAMA", "COENG"))  # they write the next consonant below
+    if _extends(after) or last == "\u200d" or last in _BEFORE_A_LETTER or (stacks and after.isalnum()):
         return True
-    return before.isalnum() and after.isalnum() and not (_unspaced(before) or _unspaced(after))
+    base = next((text[i] for i in range(end - 1, -1, -1) if not _extends(text[i])), last)
+    if after in _HALVES_OF_FLAGS:
+        return (end - len(text[:end].rstrip(_HALVES_OF_FLAGS))) % 2 == 1
+    return base.isalnum() and after.isalnum() and not (_unspaced(base) or _unspaced(after))
+
+
+def _extends(character: str) -> bool:
+    """Return True if a character belongs to the one before it: a combining mark, a skin tone of an emoji, a vowel that
+    is written after its consonant, or an invisible character other than the zero-width space."""
+    kind = unicodedata.category(character)
+    invisible = kind == "Cf" and character != "\u200b"
+    return kind[0] == "M" or invisible or "\U0001f3fb" <= character <= "\U0001f3ff" or character in _AFTER_A_LETTER
 
 
 def _unspaced(character: str) -> bool:

@@ -107,7 +107,8 @@ def unread(features: Features, sample: int) -> list[str]:
     if features.texts is None or features.extent is None:
         return []
     text, (begin, end) = features.texts[sample], features.extent[sample]
-    missed = " ".join(unread_parts(text, begin, end))
+    inside = [] if features.skipped is None else [text[a:b] for a, b in features.skipped[sample]]
+    missed = " ".join([*inside, *unread_parts(text, begin, end)])
     if not missed:
         return []
     count, unit = _measured(missed, text)

@@ -92,10 +92,11 @@ def _multiple_choice(model: nn.Module, inputs: Inputs) -> str | None:
 
     Costs a plain forward pass.
     """
-    if inputs.modality != "text" or inputs.tensor.dim() != 2 or inputs.args:
+    if inputs.modality != "text" or inputs.tensor.dim() != 2:
         return None
+    alone = lambda value: value[None] if isinstance(value, Tensor) else value  # noqa: E731
     with suppress(*FOREIGN_ERRORS), torch.no_grad():
-        output = model(**{n: v[None] if isinstance(v, Tensor) else v for n, v in inputs.kwargs.items()})
+        output = model(*map(alone, inputs.args), **{n: alone(v) for n, v in inputs.kwargs.items()})
         if tuple(output.logits.shape) == (1, inputs.batch):
             return (
                 f"the model reads several texts as the choices of one sample: pass ids [1, {inputs.batch}, N] instead "

@@ -32,16 +32,13 @@ def measure_mosaic(process: Process, groups: list[Group], shape: torch.Size) -> 
         shape: shape of the model's input, ``[B, T, C, H, W]``, ``[B · T, C, H, W]`` or ``[B · P, D]``.
 
     Returns:
-        The mosaic; None if it cannot be measured.
+        The mosaic, in which a picture may have no geometry; None if the processor fails on test pictures.
     """
     packed = len(shape) == 2
     parts: list[list[Any]] = []
     try:
         for group in groups:
-            measured = [_parts_of(process, group, k, packed) for k in range(len(group))]
-            if any(part is None for part in measured):
-                return None
-            parts.append(measured)
+            parts.append([_parts_of(process, group, k, packed) for k in range(len(group))])
     except FOREIGN_ERRORS:  # a processor may fail on test pictures
         return None
     return Mosaic(groups, places=parts) if packed else Mosaic(groups, tiles=parts)
@@ -61,8 +58,8 @@ def _parts_of(process: Process, group: Group, k: int, packed: bool) -> Any:
     return _patches(processed, black, white, rows, size) if packed else _tiles(processed, black, white, rows, size)
 
 
-def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[int, int]) -> list[Tile] | None:
-    """Measure the box of each tile (see :mod:`whyformer.inputs.geometry`)."""
+def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[int, int]) -> list[Tile]:
+    """Measure the box of each tile (see :mod:`whyformer.inputs.geometry`); None for all if one has none."""
 
     def process(pictures: Group) -> Tensor:
         return torch.from_numpy(process_picture(pictures[0])[rows])
@@ -70,15 +67,17 @@ def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[
     spans = np.tile(np.array([[0.0, size[0]], [0.0, size[1]]]), (len(rows), 1, 1))
     edges = fitted(process, black[rows], white[rows], [size] * len(rows), spans)
     if np.isnan(edges).any():
-        return None
+        return [Tile(int(place), None) for place in rows]
     boxes = [(left, top, right, bottom) for (top, bottom), (left, right) in edges.tolist()]
     return [Tile(int(place), Geometry(size, box)) for place, box in zip(rows, boxes, strict=True)]
 
 
 def _patches(
     process: Any, black: Any, white: Any, chosen: Any, size: tuple[int, int]
-) -> tuple[Tensor, Geometry] | None:
-    """Measure the grid of the packed patches of a picture; the mean of a ramp over a patch is the patch's center."""
+) -> tuple[Tensor, Geometry | None]:
+    """Measure the grid of the packed patches of a picture; the mean of a ramp over a patch is the patch's center.
+    Return the patches in a line, and None, if they form no grid."""
+    unknown = torch.from_numpy(chosen)[None], None
     gain = (white - black)[chosen]
     power = (gain**2).sum(1)
     centers = []
@@ -87,14 +86,14 @@ def _patches(
         centers.append(((processed - black[chosen]) * gain).sum(1) / power * size[axis])
     lines = [_lines(values) for values in centers]
     if any(line is None for line in lines):
-        return None
+        return unknown
     (down, rows), (across, columns) = lines
     if len(rows) * len(columns) != len(chosen):
-        return None
+        return unknown
     places = np.full((len(rows), len(columns)), -1)
     places[down, across] = chosen
     if (places < 0).any():
-        return None
+        return unknown
     (top, bottom), (left, right) = (_ends(line, length) for line, length in zip((rows, columns), size, strict=True))
     return torch.from_numpy(places), Geometry(size, (left, top, right, bottom))
 

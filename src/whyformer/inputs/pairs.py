@@ -13,11 +13,11 @@ BETWEEN = " | "
 Places = list[list[tuple[int, int]]]
 
 
-def text_lists(text: Any, pair: Any, truncate: bool) -> tuple[list[str], list[str]]:
+def text_lists(text: Any, pair: Any) -> tuple[list[str], list[str]]:
     """Return the first and the second texts of the samples as lists.
 
     Raises:
-        InputError: not texts, unequal numbers of them, or ``truncate``, because either text could be truncated.
+        InputError: not texts, or unequal numbers of them.
     """
     first, second = ([texts] if isinstance(texts, str) else texts for texts in (text, pair))
     for texts in (first, second):
@@ -25,8 +25,6 @@ def text_lists(text: Any, pair: Any, truncate: bool) -> tuple[list[str], list[st
             raise InputError("text and text_pair must be one text each, or lists of equally many texts")
     if len(first) != len(second):
         raise InputError(f"text has {len(first)} texts and text_pair has {len(second)}: pass one of each per sample")
-    if truncate:
-        raise InputError("pairs of texts cannot be truncated: shorten them, and omit truncate=True")
     return list(first), list(second)
 
 

@@ -25,7 +25,7 @@ from whyformer.inputs.prompts import encode, is_prompt, padding_of, with_picture
 from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
-from whyformer.inputs.text_checks import check_texts, extent, unknown
+from whyformer.inputs.text_checks import check_texts, parts_read, unknown
 from whyformer.models.output import without_cached
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
@@ -45,21 +45,25 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         model: the model that will run on the inputs.
         inputs: as for :func:`whyformer.explain`.
         processor: image processor, tokenizer, feature extractor, or function picture -> tensor.
-        truncate: truncate text that is longer than the model's limit.
+        truncate: truncate text that is longer than the model's limit; of a pair, the longer text first.
 
     Raises:
         InputError: the inputs are empty, too long, not finite, or of the wrong kind.
         LoadError: a file is missing or cannot be read.
     """
+    return prepare_normalized(model, normalized(inputs, processor), processor, truncate=truncate)
+
+
+def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
+    """Call :func:`prepare` with inputs as returned by :func:`~whyformer.inputs.normalize.normalized`."""
     if isinstance(inputs, Inputs):
         return inputs
-    inputs = normalized(inputs, processor)
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
         prepared = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
-        texts, pairs = text_lists(inputs["text"], inputs["text_pair"], truncate)
+        texts, pairs = text_lists(inputs["text"], inputs["text_pair"])
         prepared = _from_texts(model, texts, processor, truncate, pairs)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         prepared = _from_pictures(list(inputs), processor)
@@ -247,12 +251,13 @@ def _from_texts(
         raise InputError("the text holds no tokens that the tokenizer knows")
     mask = encoded.get("attention_mask")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
+    lengths = [len(text) for text in texts]
     if pairs is not None:
         texts, places = join_pairs(texts, pairs, places, encoded)
+    extent, skipped = parts_read(texts, lengths, places, encoded) if truncate and places is not None else (None, None)
     features = Features(
         [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
-        extent=extent(texts, places, encoded) if truncate and places is not None else None,
-        unknown=unknown(ids, special, tokenizer),
+        extent=extent, skipped=skipped, unknown=unknown(ids, special, tokenizer),
     )  # fmt: skip
     mask = None if mask is None else mask.bool()
     fill = _fill_ids(tokenizer)

@@ -97,14 +97,14 @@ def padding_of(model: nn.Module, processor: Any, texts: int) -> dict[str, Any]:
 
 
 def separate_prompts(inputs: Any, processor: Any) -> list[Any]:
-    """Return each prompt with its own pictures, or as its text if it has none; empty if the pictures do not belong to
-    single prompts."""
+    """Return each prompt with its own pictures, or as a list of its text if it has none; empty if the pictures do not
+    belong to single prompts."""
     _refuse_without(processor)
     texts, opened, token = _opened(inputs["text"], inputs["images"], processor)
     if token is None or len(texts) == 1:
         return []
     return [
-        {"text": text, "images": pictures} if pictures else text for text, pictures in zip(texts, opened, strict=True)
+        {"text": text, "images": pictures} if pictures else [text] for text, pictures in zip(texts, opened, strict=True)
     ]
 
 
@@ -116,7 +116,7 @@ def are_stackable(model: nn.Module, prompts: Sequence[Any], processor: Any) -> b
 
 def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
     """Return the facts that must be equal for the tensors of two prompts to be stacked."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, list):
         return ()
     encoded, _ = encode(model, prompt["text"], prompt["images"], processor)
     shapes = {n: tuple(t.shape) for n, t in encoded.items() if "ids" not in n and n not in _BESIDE}

@@ -7,6 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from whyformer.errors import InputError
+from whyformer.inputs.pairs import BETWEEN
+
+Offsets = list[list[tuple[int, int]]]
 
 
 def check_texts(texts: list[str], name: str = "text") -> None:
@@ -24,15 +27,32 @@ def check_texts(texts: list[str], name: str = "text") -> None:
             raise InputError(f"{named} contains lone surrogates, which are not valid UTF-8 text")
 
 
-def extent(texts: list[str], offsets: list[list[tuple[int, int]]], encoded: Any) -> list[tuple[int, int]] | None:
-    """Return (start, end) of the part of each text that was not truncated; None if no text was."""
+def parts_read(texts: list[str], lengths: list[int], offsets: Offsets, encoded: Any) -> tuple[Any, Any]:
+    """Return which parts of texts were not truncated, as the fields ``extent`` and ``skipped`` of
+    :class:`~whyformer.explanation.features.Features`; (None, None) if no text was.
+
+    Args:
+        texts: the texts, or pairs that are joined to one text.
+        lengths: number of characters of the first text of each pair, or of the text.
+        offsets: (start, end) of each token in the texts.
+        encoded: the output of the tokenizer.
+    """
     if not any(encoding.overflowing for encoding in encoded.encodings):
-        return None
-    parts = []
-    for text, places, encoding in zip(texts, offsets, encoded.encodings, strict=True):
-        starts, ends = zip(*((a, b) for a, b in places if a < b), strict=True)
-        parts.append((min(starts), max(ends)) if encoding.overflowing else (0, len(text)))
-    return parts
+        return None, None
+    extents: list[tuple[int, int]] = []
+    skipped: list[list[tuple[int, int]]] = []
+    for i, (text, length, places) in enumerate(zip(texts, lengths, offsets, strict=True)):
+        if not encoded.encodings[i].overflowing:
+            extents.append((0, len(text)))
+            skipped.append([])
+            continue
+        sides = encoded.sequence_ids(i)
+        tokens = [[p for p, k in zip(places, sides, strict=True) if k == side and p[0] < p[1]] for side in (0, 1)]
+        (first, last), *second = [(min(a for a, _ in side), max(b for _, b in side)) for side in tokens if side]
+        gaps = [gap for begin, end in second for gap in ((last, length), (length + len(BETWEEN), begin))]
+        extents.append((first, max([last, *(end for _, end in second)])))
+        skipped.append([(a, b) for a, b in gaps if text[a:b].strip()])
+    return extents, skipped if any(skipped) else None
 
 
 def unknown(ids: Tensor, special: Tensor | None, tokenizer: Any) -> list[list[int]] | None:

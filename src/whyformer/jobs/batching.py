@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whyformer.comparing import Refusal, each, read_method
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
+from whyformer.explanation.joining import without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_values, listed, top_count
@@ -22,7 +23,7 @@ from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
 from whyformer.models.memory import is_out_of_memory
-from whyformer.models.structure import class_count, class_names
+from whyformer.models.structure import class_count, class_names, refuse_unfit
 from whyformer.options import Keywords
 from whyformer.prepared import Prepared
 from whyformer.targets import check_target, class_index
@@ -232,6 +233,7 @@ def open_session(
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)
     opened = open_model(model, processor, **options)
+    refuse_unfit(opened.model)
     session = Session(opened, parsed, targets)
     for target in targets if isinstance(targets, list) else ():
         session.check_target(target)
@@ -295,19 +297,7 @@ def _unpadded(e: Explanation, ready: Prepared, place: int) -> Explanation:
     mask = ready.inputs.mask
     if e.level != "token" or mask is None or mask.dim() != 2 or mask.shape[1] != e.scores.shape[1]:
         return e
-    keep = mask[place].cpu()
-    if bool(keep.all()):
-        return e
-    indices = keep.nonzero().flatten().tolist()
-
-    def cut(values: list[Any] | None) -> Any:
-        return None if values is None else [[entries[i] for i in indices] for entries in values]
-
-    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
-        return None if places is None else [[indices.index(i) for i in row if i in indices] for row in places]
-
-    places = {"unknown": moved(e.unknown), "special": moved(e.special)}
-    return replace(e, scores=e.scores[:, keep]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)
+    return without_padding(e, mask[place].cpu())
 
 
 def _failure(row: Row, method: str | None, error: Exception) -> Failure:

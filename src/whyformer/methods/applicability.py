@@ -52,14 +52,16 @@ def applicable(task: Task) -> list[str]:
 
 def _tried(task: Task) -> list[str]:
     if not _applies(task, "input_x_gradient"):
-        gradients = {"input_x_gradient", "saliency", "integrated_gradients", "smoothgrad", "auto"}
+        gradients = {"input_x_gradient", "saliency", "integrated_gradients", "smoothgrad"}
     else:
         gradients = set()
     if sum(p.numel() for p in task.model.parameters()) > _LARGE:
         return [] if gradients else ["auto", "input_x_gradient", "saliency"]
-    fitting = (n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", task.inputs.modality))
-    same = {"auto", "input_x_gradient", "saliency"}  # the last choice of auto is input_x_gradient
-    return sorted(n for n in fitting if n not in gradients and (n in same or _applies(task, n)))
+    fitting = {n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", task.inputs.modality)}
+    same = {"input_x_gradient", "saliency"}
+    names = [n for n in fitting - gradients - {"auto"} if n in same or _applies(task, n)]
+    chosen = not {"input_x_gradient", "occlusion"}.isdisjoint(names)  # the last choices of auto
+    return sorted([*names, "auto"] if chosen else names)
 
 
 def _applies(task: Task, name: str) -> bool:

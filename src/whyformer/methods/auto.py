@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import replace
 from typing import Any, Literal
 
-from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
+from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation
 from whyformer.methods.applicability import UNSUPPORTED
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
@@ -14,7 +14,9 @@ from whyformer.models.kinds import is_generative
 
 Purpose = Literal["faithful", "localise"]
 
-_CONSERVING: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), ("input_x_gradient", {})]
+# occlusion needs no derivatives, and many forward passes
+_LAST: list[tuple[str, dict[str, Any]]] = [("input_x_gradient", {}), ("occlusion", {})]
+_CONSERVING: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), *_LAST]
 _FAITHFUL: list[tuple[str, dict[str, Any]]] = [("libragrad", {}), *_CONSERVING]
 _LANGUAGE: list[tuple[str, dict[str, Any]]] = [("attnlrp", {"share": 0.8}), ("attnlrp", {}), *_CONSERVING]
 CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
@@ -23,7 +25,7 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
         ("gae", {"composite": "libra", "affinity": True}),
         ("gae", {"composite": "libra"}),
         ("gradcam", {}),
-        ("input_x_gradient", {}),
+        *_LAST,
     ],
     ("text", "faithful"): _FAITHFUL,
     ("text", "localise"): _FAITHFUL,
@@ -72,6 +74,11 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
                 raise
             passed_over[named] = str(error)
             continue
+        except InputError as error:
+            if not passed_over:
+                raise
+            passed_over[named] = str(error)  # occlusion may not fit an input that a gradient would fit
+            continue
         except Exception as error:
             # out of memory, or an error of the model itself
             if type(error) not in UNSUPPORTED or (name, settings) == choices[-1]:
@@ -80,12 +87,15 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             continue
         choice = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
         facts = {**chosen.claims(full), **scores.diagnostics, "auto": choice}
-        warnings = [_warning(named, passed_over)] if passed_over else []
+        ran = f"auto ran {named}, because the methods that measured better do not apply here"
+        warnings = [f"{ran}: {_reasons(passed_over)}"] if passed_over else []
         return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *warnings])
-    raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")
+    raise task.refuse(f"none of its choices applies: {_reasons(passed_over)}")
 
 
-def _warning(named: str, passed_over: dict[str, str]) -> str:
-    """Return a warning that names the better methods and why they were passed over."""
-    reasons = (f"{name} ({textwrap.shorten(reason, 160, placeholder='…')})" for name, reason in passed_over.items())
-    return f"auto ran {named}, because the methods that measured better do not apply here: {'; '.join(reasons)}"
+def _reasons(passed_over: dict[str, str]) -> str:
+    """Return the names of methods and why they were passed over."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in passed_over.items():
+        by_reason.setdefault(textwrap.shorten(reason, 160, placeholder="…"), []).append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())

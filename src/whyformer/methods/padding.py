@@ -31,7 +31,7 @@ def samples_in(inputs: Any, processor: Any) -> list[Any]:
     elif is_prompt(inputs):
         samples = separate_prompts(inputs, processor)
     elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
-        pairs = zip(*text_lists(inputs["text"], inputs["text_pair"], False), strict=True)
+        pairs = zip(*text_lists(inputs["text"], inputs["text_pair"]), strict=True)
         samples = [{"text": [text], "text_pair": [pair]} for text, pair in pairs]
     return samples if len(samples) > 1 else []
 

@@ -237,7 +237,8 @@ class Sources:
             modality = self.sources[name].modality
             element = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
             raise self.refuse(f"the {element} of '{name}' that each of its rows represents is unknown", verdict=NOT_YET)
-        return located
+        mask = self.sources[name].mask
+        return located if mask is None else (located[0], located[1].within(mask))
 
     def cells(self, picture: str, key: Key) -> Elements:
         """Return the rows, among those of a name, that represent the cells of a picture.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.models.cache import measured, once
+from whyformer.models.cache import once
 from whyformer.models.output import End, Output
 from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
@@ -21,8 +21,6 @@ from whyformer.tape.ends import end_function as read_end
 from whyformer.tape.recording import record_call, without_side_effects
 from whyformer.tape.values import Tape
 
-CONTRASTIVE = "contrastive"
-"""Key of the activation that a model which compares pictures with texts was trained with, "" for other models."""
 _LOOKED_AT = 4096
 
 
@@ -35,7 +33,7 @@ def forward(
     the model is run again to record it, once per model and kind of input.
     """
     kwargs = kwargs or {}
-    known = _known(model).get(_kind(args, kwargs))
+    known = _known(model).get(kind_of_input(args, kwargs))
     if not known:
         given, named = without_side_effects(args, kwargs)
         with torch.no_grad():
@@ -51,7 +49,7 @@ def end_in(tape: Tape, output: Output) -> EndFunction | None:
     """Return the end function of a recorded pass, and store it for later passes; None if it has none."""
     returned = output.returned
     end = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
-    _known(output.model)[_kind(output.args, output.kwargs)] = "" if end is None else end.name
+    _known(output.model)[kind_of_input(output.args, output.kwargs)] = "" if end is None else end.name
     return end
 
 
@@ -82,7 +80,7 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the name of the model's end function for this kind of input; "" if it has none, or is unknown."""
-    return _known(model).get(_kind(args, kwargs), "")
+    return _known(model).get(kind_of_input(args, kwargs), "")
 
 
 def known_end_function(model: nn.Module) -> str:
@@ -90,7 +88,7 @@ def known_end_function(model: nn.Module) -> str:
     return next((name for name in _known(model).values() if name), "")
 
 
-def final_activation(model: nn.Module, end: str, outputs: int) -> str:
+def final_activation(model: nn.Module, end: str, outputs: int, comparison: str = "") -> str:
     """Return the activation of a row of logits: "softmax", "sigmoid", or "identity" for regression.
 
     A row of several logits is over classes: softmax, or sigmoid if they are not mutually exclusive. A single logit is
@@ -102,8 +100,10 @@ def final_activation(model: nn.Module, end: str, outputs: int) -> str:
         model: the model.
         end: name of its end function, as of :func:`end_function`.
         outputs: number of logits in a row.
+        comparison: the activation of a comparison of pictures with texts, as returned by
+            :func:`whyformer.models.kinds.comparison_of`; "" for other rows.
     """
-    if "sigmoid" in end or measured(model).get(CONTRASTIVE) == "sigmoid":
+    if "sigmoid" in end or comparison == "sigmoid":
         return "sigmoid"
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if problem == "regression":
@@ -138,7 +138,7 @@ def _known(model: nn.Module) -> dict[Any, str]:
     return once(model, "end functions", dict[Any, str])
 
 
-def _kind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def kind_of_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the kind of input: the names of arguments, and the values of switches."""
     switches = ((n, v) for n, v in kwargs.items() if isinstance(v, bool | str | None))
     return len(args), frozenset(kwargs), frozenset(switches)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.models.cache import measured, once
-from whyformer.models.ends import CONTRASTIVE, fed
+from whyformer.models.ends import fed, kind_of_input
 from whyformer.models.output import Output, decodes
 from whyformer.tape.recording import record_call
 from whyformer.tape.walking import replay
@@ -119,16 +119,20 @@ def _row_per_token(output: Output, n: int) -> bool:
     return fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
 
 
-def is_contrastive(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the model compares pictures with texts, so that either can be the classes of the other."""
+def comparison_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the activation of a model that compares pictures with texts, so that either can be the classes of the
+    other: "softmax", or "sigmoid" if it was trained with one; "" for other models.
 
-    def activation() -> str:
+    This is measured once per model and kind of input, by a plain forward pass.
+    """
+    known, key = measured(model), ("comparison", kind_of_input(args, kwargs))
+    if key not in known:
         output = fed(Output(model, None, args, kwargs), lambda t: t)
-        if output is None or not output.compared:
+        if output is None:  # the model fails again later, where the error is reported
             return ""
-        return "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
-
-    return bool(once(model, CONTRASTIVE, activation))
+        known[key] = "" if not output.compared else "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
+    activation: str = known[key]
+    return activation
 
 
 def _has_common_bias(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ OPPOSITE = "opposite for"
 """Key of ``diagnostics`` while a text is drawn: the explanations of other targets whose scores are the negatives."""
 INPUT_SHARE = "part of several inputs"
 """Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
+_UNREAD = "the model did not read"
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
 
 
@@ -106,9 +107,19 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     text, merged = e.texts[sample], []
     cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
     for begin, end, places in groups:
-        merged.append(word(text[begin:end], places, text[cursor:begin]))
+        merged.append(word(text[begin:end], places, _gap(e, sample, cursor, begin)))
         cursor = end
     return merged, text[cursor:stop]
+
+
+def _gap(e: Explanation, sample: int, begin: int, end: int) -> str:
+    """Return the text between two words, with the length of a truncated part in its place."""
+    assert e.texts is not None
+    text, gap = e.texts[sample], ""
+    for a, b in [] if e.features.skipped is None else e.features.skipped[sample]:
+        if begin <= a and b <= end:
+            gap, begin = f"{gap}{text[begin:a]} [{counted(text[a:b], text)} {_UNREAD}]", b
+    return gap + text[begin:end]
 
 
 def special_tokens(e: Explanation, sample: int = 0) -> Word | None:
@@ -143,7 +154,7 @@ def truncated_parts(e: Explanation, sample: int = 0) -> list[TruncatedText]:
         return []
     text, (begin, end) = e.texts[sample], e.features.extent[sample]
     parts = unread_parts(text, begin, end)
-    return [TruncatedText(p, f"{counted(p, text)} the model did not read", text[:begin] == p) for p in parts]
+    return [TruncatedText(p, f"{counted(p, text)} {_UNREAD}", text[:begin] == p) for p in parts]
 
 
 def right_to_left(text: str) -> bool:

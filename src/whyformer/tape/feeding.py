@@ -38,6 +38,7 @@ __all__ = [
     "flows_between",
     "frame_of",
     "measure_fed",
+    "overwrites",
     "represents_shares",
     "resizes",
 ]
@@ -189,6 +190,25 @@ def _weighed(
     label = rows.of(after).to(flow.device)
     seeds = [{after: flow * weight.to(flow)[label]} for weight in weights]
     return (flow.double() for flow in flows_between(tape, before, seeds))
+
+
+def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: Family, later: Family) -> bool:
+    """Return True if the rows of a later family stand where rows of a family were overwritten before they were read, as
+    padding is that a model sets to 0 and a convolution over positions then fills.
+
+    Args:
+        tape: a recorded pass.
+        rows: the rows of the pass.
+        numbers: ``[B, N]``, row numbers of both families.
+        family, later: the families.
+    """
+    if family.numbers.shape != numbers.shape:
+        return False
+    lost = torch.isin(numbers, later.numbers)
+    if bool((~lost & torch.isin(numbers, family.numbers) & (numbers != family.numbers)).any()):
+        return False
+    (flow,) = _weighed(tape, rows, family.value, later.value, [torch.ones(len(rows))], seed=1)
+    return not bool(rows.sums(family.value, flow.square()).cpu()[family.numbers[lost]].any())
 
 
 # -- receptive fields that overlap -----------------------------------------------------------------------------------

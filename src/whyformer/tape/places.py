@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.feeding import Box, find_fed, find_step, frame_of, measure_fed, represents_shares, resizes
+from whyformer.tape.feeding import (
+    Box,
+    find_fed,
+    find_step,
+    frame_of,
+    measure_fed,
+    overwrites,
+    represents_shares,
+    resizes,
+)
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.values import Tape
 
@@ -75,11 +84,28 @@ class Elements:
         grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
         box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
             picture if the model ignores its margin, and larger if the model pads. None if unknown.
+        even: True if each row represents an equal share of the elements, because receptive fields overlap.
     """
 
     rows: Tensor
     grid: tuple[int, ...] | None
     box: Box | None = None
+    even: bool = False
+
+    def within(self, real: Tensor) -> Elements:
+        """Return the elements of samples of different lengths. If padding has no rows, the rows of a sample represent
+        equal shares of its real elements, as they do for the sample alone.
+
+        Args:
+            real: ``[B, P]`` True at real elements.
+        """
+        if not self.even or real.shape[1:] != self.rows.shape[1:] or bool((self.rows >= 0).all()):
+            return self
+        rows = torch.full(real.shape, -1)
+        for row, before, chosen in zip(rows, self.rows.expand(real.shape), real.cpu(), strict=True):
+            left = before[before >= 0].unique()
+            row[chosen] = left[frame_of(int(chosen.sum()), len(left))]
+        return replace(self, rows=rows)
 
 
 def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
@@ -101,6 +127,8 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
     root = next((f for f in rows.families if f.source == source), None)
+    if len(families) > 1 and all(overwrites(tape, rows, numbers, families[0], later) for later in families[1:]):
+        families = families[:1]
     if root is None or not families or root.numbers.shape[:-1] != numbers.shape[:1]:
         return None
     place = torch.full((len(rows),), -1)
@@ -128,7 +156,7 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
         return None
     if is_picture:
         return Elements(place[element_rows], family.grid)
-    return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None)
+    return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None, even=True)
 
 
 def _fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:

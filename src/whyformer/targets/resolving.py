@@ -170,7 +170,8 @@ class Resolver:
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
             return row
-        if self.reading is None and self.target is None and output.compared:
+        compared = output.named.get(output.compared)
+        if self.reading is None and self.target is None and compared is not None and compared.shape[-1] > 1:
             raise refusal(output, "compares pictures with texts")
         if self.reading is None:
             row = row_of(output)

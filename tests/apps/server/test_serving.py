@@ -96,6 +96,26 @@ def test_response_equals_explain(client):
     Image.open(io.BytesIO(png.content)).verify()
 
 
+def test_pair_of_texts_equals_explain(client, sst2):
+    pairs = [("A charming film.", "It drags."), ("It drags.", "A charming film, truly."), ("A film.", "It drags.")]
+    with ThreadPoolExecutor(3) as clients:
+        answers = list(clients.map(lambda pair: post_text(client, pair[0], text_pair=pair[1], method="gae", target=1), pairs))
+    for (text, pair), answer in zip(pairs, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        jsonschema.validate(answer.json(), make_schema())
+        (explanation,) = answer.json()["explanations"]
+        e = whyformer.explain("bundled:sst2", {"text": text, "text_pair": pair}, "gae", 1)
+        torch.testing.assert_close(torch.tensor(explanation["scores"]), e.scores)
+        assert explanation["tokens"] == e.tokens != whyformer.explain("bundled:sst2", text, "gae", 1).tokens
+        assert pair in answer.json()["input"]
+    png = client.post("/v1/explain/text?format=png", json={"text": "A film.", "text_pair": "It drags."})
+    Image.open(io.BytesIO(png.content)).verify()
+    assert post_text(client, "A film.", text_pair="a " * 149).status_code == 413
+    assert post_text(client, "A film.", text_pair="").status_code == 422
+    blank = post_text(client, "A film.", text_pair=" ")
+    assert blank.status_code == 400 and "text_pair is empty" in blank.json()["detail"]
+
+
 def test_target_as_text_equals_that_of_explain(client):
     for target in ("Contrast('positive', 0)", "LogProbability(1)"):
         answer = post_text(client, "A charming film, though it drags.", method="gae", target=target)

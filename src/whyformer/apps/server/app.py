@@ -25,9 +25,11 @@ from whyformer.apps.server.middleware import RequestGate
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.pairs import BETWEEN
 from whyformer.inputs.pictures import open_picture
 from whyformer.jobs.batching import Session
 from whyformer.jobs.records import plain
+from whyformer.jobs.rows import PAIR
 from whyformer.methods import METHODS, find
 from whyformer.show import encode, figure
 from whyformer.show.files import record_of
@@ -74,6 +76,9 @@ class TextRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     text: str = Field(min_length=1, description="The sentence to explain.")
+    text_pair: str | None = Field(
+        None, min_length=1, description="The second text, for a model that reads pairs of texts."
+    )
     method: str = Field(DEFAULT_METHOD, description="Name of a method, see GET /v1/methods.")
     settings: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the method that differ from the defaults."
@@ -101,7 +106,7 @@ class Service:
 
     def check(self, content: Any, method: str, settings: dict[str, Any], target: Any) -> None:
         """Raise 400 if the model or the method does not accept a request."""
-        if (kind := "text" if isinstance(content, str) else "image") != self.modality:
+        if (kind := "text" if isinstance(content, str | dict) else "image") != self.modality:
             raise HTTPException(400, f"{self.session.name} reads {self.modality}, and this is {kind}")
         if isinstance(target, str) and (count := len(target)) > self.limits.characters:
             raise HTTPException(413, f"the target has {count} characters, and {self.limits.characters} are taken")
@@ -139,7 +144,8 @@ class Service:
         deadline = time.monotonic() + self.limits.seconds
         e = await self.explain(request, PendingRequest(content, method, settings, target, deadline))
         if form == "json":
-            name, title = self.session.name, " ".join(content.split())[:100] if isinstance(content, str) else "picture"
+            written = BETWEEN.join(content.values()) if isinstance(content, dict) else content
+            name, title = self.session.name, " ".join(written.split())[:100] if isinstance(written, str) else "picture"
             return await run_in_threadpool(lambda: JSONResponse(plain(record_of("explain", [e], name, title))))
         async with self.drawing:
             return Response(await run_in_threadpool(lambda: encode(figure(e), "png")), media_type="image/png")
@@ -158,9 +164,11 @@ router = APIRouter()
 @router.post("/v1/explain/text", responses=ANSWERS)
 async def explain_text(request: Request, service: Served, body: TextRequest, format: Format = "json") -> Response:  # noqa: A002
     """Explain a text."""
-    if (count := len(body.text)) > (most := service.limits.characters):
+    if (count := len(body.text) + len(body.text_pair or "")) > (most := service.limits.characters):
         raise HTTPException(413, f"the text has {count} characters; the limit is {most}")
-    return await service.respond(request, body.text, body.method, body.settings, body.target, format)
+    pair = {"text": body.text, PAIR: body.text_pair}
+    content = body.text if body.text_pair is None else pair
+    return await service.respond(request, content, body.method, body.settings, body.target, format)
 
 
 @router.post("/v1/explain/picture", responses=ANSWERS, openapi_extra=PICTURE_BODY)

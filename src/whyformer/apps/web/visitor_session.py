@@ -26,7 +26,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.models.structure import find_blocks, refuse_unfit
+from whyformer.models.structure import find_blocks
 from whyformer.options import DEFAULTS, Options
 from whyformer.prepared import Prepared
 
@@ -228,7 +228,6 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
     """Return the model prepared with the input of a view, from the cache if possible."""
 
     def make() -> Prepared:
-        refuse_unfit(loaded.model)
         return Explainer(loaded, **view.options.named).prepare(view.source.content)
 
     return session.once(view.key("ready"), make)
