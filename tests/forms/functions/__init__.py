@@ -113,9 +113,9 @@ def attention_products() -> Iterator[Form]:
     }
     for function, ways in functions.items():
         yield from _forms("further attention", function, ways, make_options, (PLAIN, IDS))
-    # its rule for sums depends on the total of a sum, which has twice as many elements in these forms
-    one_sum = {name: attentions.rotated(turn) for name, turn in attentions.ROTATIONS_OF_ONE_SUM.items()}
-    yield from _forms("further attention", "rotation", one_sum, make_options, (PLAIN, IDS), undefined=("transformer_attribution",))
+    # this method's rule for sums depends on the total of each sum
+    others = {name: attentions.rotated(turn) for name, turn in attentions.ROTATIONS_BY_OTHER_SUMS.items()}
+    yield from _forms("further attention", "rotation", others, make_options, (PLAIN, IDS), undefined=("transformer_attribution",))
 
 
 def attention_projections() -> Iterator[Form]:

@@ -446,14 +446,19 @@ ROTATIONS: dict[str, Way] = {
     "stacked pairs": stacked_pairs,
     "complex": as_complex,
     "torch.complex": complex_numbers,
-    "matrices, einsum": by_matrices,
-    "matrices, matmul": by_matmul,
-    "one matrix for each token": by_one_matrix_each,
     "written into": written_pairs,
     "unbound": unbound_pairs,
     "tokens before heads": tokens_before_heads,
 }
-ROTATIONS_OF_ONE_SUM: dict[str, Way] = {"every two": every_two, "halves": by_halves, "addcmul": addcmul_pairs}
+# one sum of all features, or products with matrices, instead of a sum for each of the two features of a pair
+ROTATIONS_BY_OTHER_SUMS: dict[str, Way] = {
+    "every two": every_two,
+    "halves": by_halves,
+    "addcmul": addcmul_pairs,
+    "matrices, einsum": by_matrices,
+    "matrices, matmul": by_matmul,
+    "one matrix for each token": by_one_matrix_each,
+}
 
 
 def rotated(turn: Way) -> Way:
