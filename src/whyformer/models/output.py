@@ -100,7 +100,7 @@ class Output:
     @cached_property
     def returned(self) -> Tensor | None:
         """The logits as the model returned them, after its end function."""
-        for name in ("logits", self.compared):
+        for name in filter(None, ("logits", self.compared)):
             if name in self.named:
                 return self.named[name]
         if not self.named and hasattr(self.raw, "logits"):  # a property

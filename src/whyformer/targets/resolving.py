@@ -170,7 +170,7 @@ class Resolver:
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
             return row
-        compared = output.named.get(output.compared)
+        compared = output.named[output.compared] if output.compared else None
         if self.reading is None and self.target is None and compared is not None and compared.shape[-1] > 1:
             raise refusal(output, "compares pictures with texts")
         if self.reading is None:
