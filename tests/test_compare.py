@@ -45,8 +45,8 @@ def test_class_agnostic_method_runs_once(monkeypatch: pytest.MonkeyPatch) -> Non
     explain = Prepared.explain
     monkeypatch.setattr(Prepared, "explain", lambda self, method, target, **more: calls.append((method, target)) or explain(self, method, target, **more))
     prepared = []
-    prepare = explaining.prepare
-    monkeypatch.setattr(explaining, "prepare", lambda *a, **k: prepared.append(1) or prepare(*a, **k))
+    prepare = explaining.prepare_normalized
+    monkeypatch.setattr(explaining, "prepare_normalized", lambda *a, **k: prepared.append(1) or prepare(*a, **k))
     compare(model, inputs, ["raw_attention", "gae"], [0, 1])
     assert calls == [("raw_attention", 0), ("gae", 0), ("gae", 1)]
     assert len(prepared) == 1

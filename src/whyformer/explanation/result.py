@@ -145,16 +145,19 @@ class Explanation(Displayable):
         return self.features.extent
 
     @property
+    def skipped(self) -> list[list[tuple[int, int]]] | None:
+        """(begin, end) character offsets of the truncated parts inside of ``extent``, between pairs of texts."""
+        return self.features.skipped
+
+    @property
     def unknown(self) -> list[list[int]] | None:
         """Indices of the unknown tokens ([UNK]) of each sample; None if there are none."""
         return self.features.unknown
 
     @property
     def special(self) -> list[list[int]] | None:
-        """Indices of the special tokens of each sample ([CLS], [SEP], <s> ...), if the tokenizer is known.
-
-        Special tokens have scores like all tokens. Figures, pages and :func:`print` show the sum of their scores.
-        """
+        """Indices of the special tokens of each sample ([CLS], [SEP], <s> ...), if the tokenizer is known. They have
+        scores like all tokens; figures, pages and :func:`print` show the sum of their scores."""
         return self.features.special
 
     @property
@@ -430,9 +433,7 @@ class Explanation(Displayable):
 
     def save(self, path: str | Path) -> Path:
         """Write a ``.safetensors`` file: the tensors, and all other values as JSON in its header. No pickle is used.
-
-        Writing is atomic: the file appears complete or not at all.
-        """
+        The file appears complete or not at all."""
         return storage.save(self, path)
 
     @classmethod

@@ -75,7 +75,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             passed_over[named] = str(error)
             continue
         except InputError as error:
-            if not passed_over:
+            if (name, settings) != choices[-1]:
                 raise
             passed_over[named] = str(error)  # occlusion may not fit an input that a gradient would fit
             continue
