@@ -22,7 +22,7 @@ from whyformer.methods.texts import each_text
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.tape.walking import GRADIENT
-from whyformer.targets import Target, of_samples
+from whyformer.targets import Target
 
 MOST_VALUES = 500_000_000
 
@@ -179,9 +179,7 @@ def attention_maps(
     ready = open_model(model, processor, **options).prepare(inputs)
     if not ready.singles:
         return _maps(ready, target, gradient)
-    ready.resolver(target)
-    each = [_maps(single, of_samples(target, [i]), gradient) for i, single in enumerate(ready.singles)]
-    return _padded(each, *ready.padding)
+    return _padded([_maps(single, goal, gradient) for single, goal in ready.each(target)], *ready.padding)
 
 
 def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMaps:

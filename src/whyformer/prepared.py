@@ -137,13 +137,26 @@ class Prepared:
                 "would change the prediction: pass one sample"
             )
 
-    def separate(self, explanation: Explanation) -> list[tuple[Prepared, Explanation]]:
-        """Return each of :attr:`singles` with its own explanation, without padding, from that of all samples.
+    def each(self, target: Target) -> list[tuple[Prepared, Target]]:
+        """Return what is explained in one batch, with its target: each of :attr:`singles`, or all samples together.
+
+        Raises:
+            InputError: the target does not fit the model or the samples.
+        """
+        if not self.singles:
+            return [(self, target)]
+        self.resolver(target)
+        return [(single, of_samples(target, [i])) for i, single in enumerate(self.singles)]
+
+    def separate(self, explanation: Explanation) -> list[Explanation]:
+        """Return the explanation of each batch of :meth:`each`, without padding, from that of all samples.
 
         Raises:
             InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
                 each token.
         """
+        if not self.singles:
+            return [explanation]
         if any(single.inputs.modality == "image" for single in self.singles):
             raise InputError(
                 "these samples cannot be batched, and the maps of their pictures have a common grid: pass one sample "
@@ -157,7 +170,7 @@ class Prepared:
             )
         place, (_, left) = torch.arange(expected[1]), self.padding
         real = [place >= expected[1] - n if left else place < n for n in lengths]
-        return [(one, without_padding(e[i], real[i])) for i, one in enumerate(self.singles)]
+        return [without_padding(e[i], real[i]) for i in range(len(lengths))]
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
@@ -188,11 +201,7 @@ class Prepared:
         """Explain as :func:`whyformer.explain` does; ``shared`` shares work with other methods of the same target."""
         if not self.singles:
             return self._whole(method, target, progress, shared, settings)
-        self.resolver(target)
-        results = [
-            single.explain(method, of_samples(target, [i]), progress=progress, **settings)
-            for i, single in enumerate(self.singles)
-        ]
+        results = [one.explain(method, goal, progress=progress, **settings) for one, goal in self.each(target)]
         return joined(results, *self.padding)
 
     @property

@@ -23,7 +23,7 @@ from whyformer.methods.sharing import sharing
 from whyformer.methods.task import Task
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
-from whyformer.targets import Logit, Probability, Resolver, Target, of_samples
+from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
@@ -145,15 +145,13 @@ def arbitrate(
     if not entries:
         raise InputError("there are no candidates to choose from")
     ready = open_model(model, processor, **options).prepare(inputs)
-    ready.resolver(target)
     chosen = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
     removing = {"fill_id": fill_id, "patch": patch}
-    each = [ready] if not ready.singles else ready.singles
-    targets = [target] if not ready.singles else [of_samples(target, [i]) for i in range(len(each))]
-    candidates_of = [entries] if not ready.singles else _separate(entries, ready)
+    each = ready.each(target)
+    separate = [ready.separate(e) if isinstance(e, Explanation) else [e] * len(each) for e in entries]
     parts = [
-        _scored(one, own, wanted, chosen, baseline, **removing)
-        for one, own, wanted in zip(each, candidates_of, targets, strict=True)
+        _scored(one, listed, goal, chosen, baseline, **removing)
+        for (one, goal), *listed in zip(each, *separate, strict=True)
     ]
     selection, heldout = (torch.cat([part.figures[k] for part in parts], 1) for k in (0, 1))
     classes = torch.cat([part.classes for part in parts])
@@ -203,15 +201,6 @@ class _Scored:
     by_sample: list[list[list[Explanation]]]
     cost: dict[str, int]
     baseline: Any
-
-
-def _separate(entries: Sequence[Any], ready: Prepared) -> list[list[Any]]:
-    """Return the candidates of each sample that cannot be batched: finished explanations are those of the sample."""
-    own = [
-        [e for _, e in ready.separate(entry)] if isinstance(entry, Explanation) else [entry] * len(ready.singles)
-        for entry in entries
-    ]
-    return [list(candidates) for candidates in zip(*own, strict=True)]
 
 
 def _scored(

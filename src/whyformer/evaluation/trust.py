@@ -20,7 +20,7 @@ from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
-from whyformer.targets import Target, of_samples
+from whyformer.targets import Target
 
 STEPS = 10
 """Number of steps of a deletion curve: 0, 10 ... 100 % removed."""
@@ -210,9 +210,8 @@ def trust(
     setting = baseline, fractions, tuple(seeds), batch_size
     if not ready.singles:
         return _compared(ready, explanation, target, setting, known)
-    ready.resolver(target)
-    pairs = enumerate(ready.separate(explanation))
-    return _joined([_compared(one, e, of_samples(target, [i]), setting) for i, (one, e) in pairs])
+    pairs = zip(ready.each(target), ready.separate(explanation), strict=True)
+    return _joined([_compared(one, e, goal, setting) for (one, goal), e in pairs])
 
 
 def _compared(

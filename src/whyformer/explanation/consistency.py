@@ -148,8 +148,8 @@ def _text(features: Features, count: int) -> None:
     for name, places in {"unknown": features.unknown, "special": features.special}.items():
         _within(name, places, lambda indices, i: all(0 <= n < count for n in indices))
     if texts is not None:
-        _within("offsets", features.offsets, lambda pairs, i: all(0 <= a <= b <= len(texts[i]) for a, b in pairs))
-        _within("skipped", features.skipped, lambda pairs, i: all(0 <= a <= b <= len(texts[i]) for a, b in pairs))
+        for name, spans in {"offsets": features.offsets, "skipped": features.skipped}.items():
+            _within(name, spans, lambda pairs, i: all(0 <= a <= b <= len(texts[i]) for a, b in pairs))
         _within("extent", features.extent, lambda pair, i: 0 <= pair[0] <= pair[1] <= len(texts[i]))
 
 

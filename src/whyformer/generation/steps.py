@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.units import joined
 from whyformer.generation.prompts import Completion
 from whyformer.inputs import Inputs, prepare
+from whyformer.inputs.feed import parameters
 from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
@@ -98,7 +98,7 @@ class Steps:
         kwargs["input_ids"] = self._row(0, self.source or end)
         if self.source:
             kwargs["decoder_input_ids"] = self._row(self.source, end)
-        takes = inspect.signature(self.model.forward).parameters
+        takes = parameters(self.model)
         if "use_cache" in takes:
             kwargs["use_cache"] = False
         if rows and "logits_to_keep" in takes:
@@ -150,7 +150,7 @@ class Steps:
 
     def refuse(self) -> None:
         """Raise if the model is not a language model, or takes no ``input_ids``."""
-        takes = inspect.signature(self.model.forward).parameters
+        takes = parameters(self.model)
         if "input_ids" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             raise InputError(
                 f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose "

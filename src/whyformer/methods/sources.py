@@ -74,9 +74,11 @@ class Sources:
         if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
         rows = self.passed().layout(self.scored_inputs, self.read_logits).rows
-        of_ids = [f for f in rows.families if f.elements is not None]
-        looked_up = {f.source: set(f.elements.flatten().tolist()) for f in of_ids if f.elements is not None}
-        samples = {f.source: set(rows.sample[f.numbers].flatten().tolist()) for f in of_ids}
+        looked_up, samples = dict[str, set[int]](), dict[str, set[int]]()
+        for family in rows.families:
+            if family.elements is not None:
+                looked_up[family.source] = set(family.elements.flatten().tolist())
+                samples[family.source] = set(rows.sample[family.numbers].flatten().tolist())
         for source in rows.roots:
             name = source.rstrip("'")
             if source != name:
