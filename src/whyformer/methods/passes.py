@@ -27,7 +27,7 @@ from whyformer.models.walking import weights
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor, needed_calls
-from whyformer.tape.checks import foreign, unset
+from whyformer.tape.checks import foreign_leaves, reads_of_unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
@@ -411,7 +411,7 @@ def _refuse_values_from_nowhere(recording: ForwardPass, own: Iterable[Tensor]) -
         return
     calls = needed_calls(tape.calls, recording.outputs.values())
     needed = {c.number for c in calls}
-    reads = [c for c in unset(tape) if c.number in needed]
+    reads = [c for c in reads_of_unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}
     unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(recording, numbers) if n in read]
     if not reads and not unexplained:
@@ -433,7 +433,7 @@ def _foreign(recording: ForwardPass, weights: Collection[int]) -> list[int]:
     args, kwargs = recording.feed
     change = lambda v: _changed(recording.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = recording.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
-    return foreign(recording.tape, other, weights)
+    return foreign_leaves(recording.tape, other, weights)
 
 
 def _changed(tape: Tape, value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rearranging import along_features, padded, rearranged, window
-from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
+from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
 from whyformer.tape.values import Tape
@@ -249,12 +249,12 @@ class _Labeller:
                 self.ids[r] = t
 
     def _unlabelled(self, call: Call, place: int) -> Tensor:
-        """Return the substitute for an operand without rows, when a call is repeated on row numbers: its values for
-        indices and masks, zeros for data."""
+        """Return the tensor that replaces an operand without rows when a call is applied to row numbers: the operand
+        itself if it is an index or a mask, zeros if it is data."""
         n = call.operands[place]
         selects = call.name in _INDEXED or any(o in self.labels for o in call.operands)
         if self.tape.floating(n) or not (selects or self.tape.dtypes[n] == torch.bool):
-            return zero(self.tape.shapes[n])
+            return no_rows(self.tape.shapes[n])
         self.rows.indices[n] = self.tape[n].detach().cpu().clone()
         return self.rows.indices[n]
 
@@ -348,7 +348,7 @@ class _Labeller:
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
         """Return the label of a product of operands with the labels a and b. Rows that do not change along the summed
-        axis are preserved; if there are none, new rows begin that mix the summed ones."""
+        axis are preserved; if there are none, the result has new rows, which mix the summed rows."""
         preserved: list[Tensor] = []
         summed: list[tuple[Tensor, int]] = []
         for label, other, axis in ((a, b, -1), (b, a, -2)):
@@ -405,7 +405,7 @@ class _Labeller:
         axes = [a % max(1, len(before)) for a in over]
         size = [1 if a in axes else n for a, n in enumerate(before)]
         most = [t.amax(axes, keepdim=True) for t in map(slim, label)]
-        # those that reduce a single row, possibly with constants beside it
+        # labels in which each sum has the elements of a single row, possibly with constants
         single = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
         return tuple(m.expand(size).reshape(shape) for m in single) or (self._mixture(call, label[0], axes, shape),)
 
