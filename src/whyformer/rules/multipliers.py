@@ -112,11 +112,11 @@ def warm_softmax(walk: Walk, step: Step, flows: Flows, temperature: float = 2.0)
     """Propagate m_x = p_T ⊙ (m_y − Σ p_T m_y) with p_T = softmax(x / T), the adjoint of softmax at temperature T (Edin
     et al., 2025)."""
     unit = step.unit
-    p = _warmer(walk.tape[unit.exit], temperature, unit.axes[0])
+    p = _at_temperature(walk.tape[unit.exit], temperature, unit.axes[0])
     return [(unit.entries[0], softmax_adjoint(flows[unit.exit].to(p.dtype), p, unit.axes[0]))]
 
 
-def _warmer(p: Tensor, temperature: float, axis: int) -> Tensor:
+def _at_temperature(p: Tensor, temperature: float, axis: int) -> Tensor:
     """Return softmax(x / T) from p = softmax(x). If Σp < 1, an attention sink has the remaining probability."""
     root, sink = p.pow(1 / temperature), 1 - p.sum(axis, keepdim=True)
     sink = sink.clamp(min=0).masked_fill(sink < 1e-4, 0)  # below this, a rounding error and no sink
