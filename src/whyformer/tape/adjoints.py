@@ -72,9 +72,9 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
             if not all(outs[i].requires_grad for i in arriving):
                 raise _no_derivative(call)
             grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
-            sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in needed]
+            sources, inputs = [outs[i] for i in arriving], [leaves[i] for i in needed]
             try:
-                grads_in = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
+                grads_in = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
             except RuntimeError as error:
                 if "autograd formula" not in str(error):
                     raise

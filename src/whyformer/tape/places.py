@@ -124,6 +124,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
+    """Try, in this order: cells that are followed from the pixels, rows that each element feeds step by step, rows that
+    it feeds as measured over all steps, and rows that represent equal shares of the input."""
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
     root = next((f for f in rows.families if f.source == source), None)

@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of its tensors
-        self._unsorted: list[int] = []  # ids not yet in _memory, which only in-place writes need
+        self._unsorted: list[int] = []  # ids that are not in _memory yet; only in-place writes need them there
         self._stale: dict[int, list[tuple[int, Geometry]]] = {}  # views whose memory was written through another tensor
         self._restore: dict[int, tuple[Tensor, Tensor]] = {}  # leaf value -> (tensor, its content before a write)
         self._depth: list[int] = []  # for each value, the number of calls repeated to recompute it

@@ -51,7 +51,7 @@ _Segment = tuple[int, tuple[Call, ...]]
 
 _MOST_CALLS, _MOST_SEGMENTS = 40, 14
 _MASKED = name_set("where masked_fill index_put mul div")
-_SPREAD = SOFTMAXES | {"logsumexp"}  # of two values, one of them a constant, as in a sigmoid or softplus
+_SPREAD = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 

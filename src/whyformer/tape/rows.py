@@ -268,7 +268,7 @@ class RowSamples:
         if value not in self._of:
             label = self.rows.labels.get(value, ())
             if not label:
-                raise ModelError(f"which elements of value {value} belong to which sample is unknown")
+                raise ModelError(f"the samples of the elements of value {value} are unknown")
             self._of[value] = slim(self.rows.sample[thin(label[0])])
         return self._of[value]
 

@@ -67,7 +67,7 @@ class Stream:
         is_read: True if the output depends on its last value other than through the attention of another stream.
         all_blocks: ``blocks`` together with the blocks that mix rows without attention; only ``blocks`` if the spine
             bypasses the latter.
-        others: number of blocks that mix rows without attention.
+        mixing_count: number of blocks that mix rows without attention.
     """
 
     rows: Tensor
@@ -78,7 +78,7 @@ class Stream:
     is_learned: bool = False
     is_read: bool = False
     all_blocks: tuple[Block, ...] = ()
-    others: int = 0
+    mixing_count: int = 0
 
     @property
     def last(self) -> int:
@@ -88,7 +88,7 @@ class Stream:
     @property
     def attends_once(self) -> bool:
         """True if the rows attend once in each block."""
-        return not self.others and all(len(block.attentions) == 1 for block in self.blocks)
+        return not self.mixing_count and all(len(block.attentions) == 1 for block in self.blocks)
 
     @property
     def attends_to_itself(self) -> bool:
@@ -164,7 +164,7 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     streams = [_stream(program, tape, rows, group, products) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
-        return [replace(s, others=0) for s in streams]
+        return [replace(s, mixing_count=0) for s in streams]
     read = _states_read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
@@ -211,7 +211,7 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
             names = dict.fromkeys(rows.families[f].source for f in rows.family[numbers].unique().tolist())
             through = tuple(n for n in chain if n <= last)
             streams.append(
-                Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, others=len(blocks))
+                Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, mixing_count=len(blocks))
             )
     return [*streams[:-1], *(replace(s, is_read=True) for s in streams[-1:])]
 
@@ -270,7 +270,8 @@ def _states_read(program: Program, tape: Tape, states: set[int], products: Conta
 
 
 def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], products: set[int]) -> Stream:
-    """Return the stream of some attentions; ``products`` are the products A·V of all attentions."""
+    """Return the stream of some attentions: its spine leads to the last state that the rest of the tape reads, and its
+    blocks begin before its attentions. ``products`` are the products A·V of all attentions."""
     queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)

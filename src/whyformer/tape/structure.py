@@ -34,7 +34,7 @@ __all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "po
 # -- attentions ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """An attention map in one value: the whole map, or that of some heads, samples or queries.
+    """The part of an attention map that one value holds: all of it, or the maps of some heads, samples or queries.
 
     Attributes:
         map: number of the attention map A. All flows to the map arrive at this value.
@@ -107,7 +107,7 @@ class Attention:
             ModelError: the rows of the attention are unknown.
         """
         if self.queries is None or self.keys is None:
-            raise ModelError(f"which rows attend to which is unknown in the attention whose map is value {self.map}")
+            raise ModelError(f"the query and key rows of the attention map in value {self.map} are unknown")
         (b, q), k, heads, places = self.queries.shape, self.keys.shape[1], self.heads, self._places
         like = next(p for p in parts if p is not None)
         pairs = zip(parts, places, strict=True)
@@ -346,7 +346,7 @@ def _learned_queries(map_: int, axis: int, entry: int, product: int, rows: Rows)
         return None
     at_map, key, query = rows.labels[map_][0], rows.labels[entry][0], rows.labels[product][0].narrow(-1, 0, 1)
     single = [*at_map.shape]
-    single[axis] = 1  # a query row has all keys
+    single[axis] = 1  # all keys belong to one query row
     aligned = query.shape[:-1] == key.shape[:-1]
     if key.numel() != at_map.numel():  # A ⊙ V has the width of V
         key, aligned = key.narrow(-1, 0, 1), [n for n in query.shape if n > 1] == [n for n in single if n > 1]

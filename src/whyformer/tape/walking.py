@@ -133,7 +133,7 @@ class Walk:
     Attributes:
         program: the units of the pass.
         tape: the recorded pass.
-        samples: which elements of a value belong to which sample.
+        samples: the sample of each element of each value.
     """
 
     program: Program
@@ -289,24 +289,24 @@ def _visit(
     walk: Walk, unit: Unit, steps: list[Step], flows: list[Flows], owners: list[int], on_unit: UnitCallback | None
 ) -> None:
     """Propagate the flows of each run from the exits of a unit to its entries; a run may have two sets of flows."""
-    for run, step, arriving in zip(owners, steps, flows, strict=True):
-        got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
-        if step.visited and got and any(step.live):
-            parts = _propagate(walk, step, got, arriving)
+    for run, step, pending in zip(owners, steps, flows, strict=True):
+        exit_flows = {r: pending.pop(r) for r in unit.exits if r in pending}
+        if step.visited and exit_flows and any(step.live):
+            parts = _propagate(walk, step, exit_flows, pending)
             if on_unit is not None:
-                on_unit(run, step, got, parts)
+                on_unit(run, step, exit_flows, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 
-def _propagate(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
+def _propagate(walk: Walk, step: Step, exit_flows: Flows, flows: Flows) -> Parts:
     """Add the flows to the entries of a unit to ``flows``; return them."""
     rule, parts = step.rule, Parts()
     try:
         if rule.refuse is not None:
-            if not any(bool(flow.any()) for flow in got.values()):
+            if not any(bool(flow.any()) for flow in exit_flows.values()):
                 return parts  # no relevance arrives
             raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
-        propagated = (rule.back or adjoint)(walk, step, got)
+        propagated = (rule.back or adjoint)(walk, step, exit_flows)
     except UnknownOperation as error:
         error.call = step.unit.calls[-1]
         raise
