@@ -239,7 +239,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
                 verdict=NOT_YET,
             )
         work = streams.begin(task, only=task.structure.alone(task.inputs.name))
-        passed, numbers, observed = work.passed, work.wanted(Aggregation()), dict[int, Tensor]()
+        passed, numbers, observed = work.passed, work.attentions_for(Aggregation()), dict[int, Tensor]()
         if gradient:
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:

@@ -190,7 +190,7 @@ def audit(
     with sharing(list_methods()) as shared:
         task = replace(ready.task(target, "audit"), shared=shared)
         with ready.explaining_errors(task), task.at_work():
-            layout = task.passed().layout(task.scored_inputs, task.read_logits)
+            layout = task.forward_pass().layout(task.scored_inputs, task.read_logits)
             attentions, figures = _attentions(layout), _figures(task)
             operations, program = _operations(task, layout)
         streams = _streams(ready, task, layout, target)
@@ -218,8 +218,8 @@ def _names(layout: Layout, numbers: Tensor) -> list[str]:
 
 def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], list[AuditedUnit]]:
     """Return the units between inputs and target, grouped by name, kind and rules, and individually."""
-    recording = task.passed()
-    roots = task.recorded(COMPOSITES["plain"]).roots.every
+    recording = task.forward_pass()
+    roots = task.rooted_pass(COMPOSITES["plain"]).roots.every
     logits = recording.logits(task.read_logits)
     program = read_program(recording.tape, roots, recording.starts(task.read_logits, torch.ones_like(logits)))
     rules = {name: _rules(program, recording, with_custom_rules(composite)) for name, composite in RULES.items()}
@@ -257,7 +257,7 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
     blocks, lost, sums = dict[str, dict[int, float]](), dict[str, dict[str, float]](), dict[str, float]()
     for name, composite in RULES.items():
         try:
-            rooted = task.recorded(composite)
+            rooted = task.rooted_pass(composite)
             flows = rooted.back(task.seed(rooted.logits))
         except WhyformerError:
             continue  # Audit.methods has the reason
@@ -301,7 +301,7 @@ def _why_not(ready: Prepared, method: Method, target: Target, shared: SharedPass
     if "limit" in method.settings:
         settings = {**settings, "limit": 1}  # stops the method before its main computation
     try:
-        shared.around(partial(ready.explain, method.name, target, **settings))
+        shared.run(partial(ready.explain, method.name, target, **settings))
     except WhyformerError as error:
         reason = " ".join(str(error).split())
         if "limit=1" in reason:

@@ -191,7 +191,7 @@ def each(
                 if results and isinstance(results[-1], Refusal):
                     continue
                 make = partial(ready.explain, name, target, progress=progress, **settings)
-                make = partial(shared.around, make)
+                make = partial(shared.run, make)
                 if once is not None:
                     make = partial(once, (name, settings, target), make)
                 earlier = [(e, r) for e, (_, r) in zip(results, resolvers, strict=False) if isinstance(e, Explanation)]

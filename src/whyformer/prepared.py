@@ -17,7 +17,7 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
 from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.methods import METHODS, find
-from whyformer.methods.diagnosis import check_samples, random_states, with_chance, with_unscored
+from whyformer.methods.diagnosis import check_samples, random_states, with_randomness, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Scores, Task
@@ -237,7 +237,7 @@ class Prepared:
                 states = random_states(self.model)
                 scores = chosen.run(task, full)
                 check_samples(task, scores.logits)
-                scores = with_unscored(task, with_chance(task, scores, states))
+                scores = with_unscored(task, with_randomness(task, scores, states))
                 return self.finish(scores, resolver, method, full)
 
         explanation = settled(self.model, explained)

@@ -10,7 +10,7 @@ from whyformer.jobs import ray as engine
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import Run, open_job
-from whyformer.jobs.ray import PartActor, noted
+from whyformer.jobs.ray import PartActor, record_parts
 
 
 def test_actor_results_are_recorded_as_parts(tmp_path):
@@ -21,7 +21,7 @@ def test_actor_results_are_recorded_as_parts(tmp_path):
     with Run(open_job(job), lambda text: None) as run:
         columns = PartActor(job)({"number": np.arange(5), "size": np.full(5, 4)})
         table = pa.table(columns)  # the format in which Ray transfers them between processes
-        assert noted(run, table.to_pylist()) is None
+        assert record_parts(run, table.to_pylist()) is None
         assert [run.folder.parts[part.file] for part in local.parts] == local.parts
         assert len(local.parts) == len(run.folder.parts) == 4
         run.finish()
@@ -37,7 +37,7 @@ def test_other_parts_are_kept_when_one_does_not_fit_into_memory(tmp_path, monkey
         monkeypatch.setattr(engine, "make_part", lambda *args: None)
         second = actor({"number": np.array([1]), "size": np.array([4])})
         records = [*pa.table(second).to_pylist(), *pa.table(first).to_pylist()]
-        assert noted(run, records) == 1
+        assert record_parts(run, records) == 1
         assert list(run.folder.parts) == ["part-000000.parquet"]
         run.halve(1)
         assert list(run.todo(None)) == [1]

@@ -46,15 +46,15 @@ def killed_after(reference, out: Path, parts: int) -> Path:
     """Run the job in a child process that is killed after ``parts`` parts; return its folder."""
 
     def work() -> None:
-        original, parts_written = local.Run.written, []
+        original, parts_written = local.Run.add, []
 
-        def written(instance, part) -> None:
+        def add(instance, part) -> None:
             original(instance, part)
             parts_written.append(part)
             if len(parts_written) == parts:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        local.Run.written = written
+        local.Run.add = add
         run(reference, out)
 
     assert exit_code(run_in_child(work)) == -signal.SIGKILL

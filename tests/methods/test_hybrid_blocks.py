@@ -141,7 +141,7 @@ def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = Fa
 )
 def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int) -> None:
     stream = read_structure(*build_encoder(*kinds)).stream
-    assert stream.others == count
+    assert stream.mixing_count == count
     assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
     assert stream.all_blocks == stream.blocks or count
     ends = [b.exit for b in stream.all_blocks]

@@ -221,4 +221,4 @@ def test_vectors_of_queries_that_depend_on_an_earlier_state() -> None:
         parts = torch.einsum("bhij,bhjd,ohd->bijo", cross_attentions.map, cross_attentions.values, weight)
         mixture = AttentionVectors(task, passed).at(number, "sum")
         torch.testing.assert_close(mixture.of_attention.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(mixture.own_norms(), cross_attentions.residual.norm(dim=-1), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(mixture.residual_norms(), cross_attentions.residual.norm(dim=-1), rtol=1e-9, atol=1e-12)

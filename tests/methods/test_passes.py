@@ -82,7 +82,7 @@ def test_layout_of_hidden_state_does_not_change_scores(method: str, settings: di
 def test_first_block_input_is_arranged_by_sample_and_token(layout: str) -> None:
     model, inputs = build_model(layout)
     task = open_model(model).prepare(inputs).task()
-    recorded = record_pass(model, task.fed(task.inputs))
+    recorded = record_pass(model, task.feed(task.inputs))
     roots = find_roots(recorded, task.sources)
     (number,) = roots.numbers["input_ids"]
     state = recorded.tape[number]

@@ -221,4 +221,4 @@ def test_vector_norms_of_projector_without_residual() -> None:
             mixture = AttentionVectors(task, passed).at(number, position)
             mixture = mixture if x is y else mixture.of_attention
             torch.testing.assert_close(mixture.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
-    assert not AttentionVectors(task, passed).at(1, "norm").own_norms().any()
+    assert not AttentionVectors(task, passed).at(1, "norm").residual_norms().any()

@@ -111,7 +111,7 @@ def test_integrated_gradients_of_both_inputs_sum_to_difference(fusion: str) -> N
 def test_word_rows_are_read_and_replaced_in_shared_value(fusion: str) -> None:
     model, inputs = build_model(fusion)
     task = open_model(model).prepare(inputs).task(target=1)
-    recorded = record_pass(model, task.fed(task.inputs))
+    recorded = record_pass(model, task.feed(task.inputs))
     roots = find_roots(recorded, task.scored_inputs)
     (number,) = roots.numbers["input_ids"]
     state = recorded.tape[number]

@@ -52,7 +52,7 @@ def assert_same(result, separate):
 
 
 def explain_shared(ready, shared, method, target, **settings):
-    return shared.around(lambda shared: ready.explain(method, target, shared=shared, **settings))
+    return shared.run(lambda shared: ready.explain(method, target, shared=shared, **settings))
 
 
 def explain_all_shared(ready, methods, target):
@@ -95,7 +95,7 @@ def test_nine_methods_share_passes_on_other_models(name):
     ready = prepared(*build(name))
     for target, methods in zip(TARGETS, (NINE, NINE[::-1]), strict=True):
         results, shared = explain_all_shared(ready, methods, target)
-        assert shared.views >= 9  # some methods request more than one pass
+        assert shared.uses >= 9  # some methods request more than one pass
         for e in results:
             assert_same(e, ready.explain(e.method, target))
 
@@ -112,7 +112,7 @@ def test_shared_passes_with_different_settings():
     for method, settings in requests:
         assert_same(explain_shared(ready, shared, method, 2, **settings), ready.explain(method, 2, **settings))
     assert shared.failed == []
-    assert shared.views == len(requests)
+    assert shared.uses == len(requests)
 
 
 LRPS = ["lrp_ah", "lrp_ln", "lrp_ah_ln"]
@@ -126,7 +126,7 @@ def test_multipliers_share_passes_with_relevance_and_map_methods(name):
     results, shared = explain_all_shared(ready, methods, 1)
     for e in results:
         assert_same(e, ready.explain(e.method, 1))
-    assert shared.views >= len(methods)
+    assert shared.uses >= len(methods)
 
 
 def test_decomposed_norm_gets_separate_pass_for_its_derivative():
@@ -135,7 +135,7 @@ def test_decomposed_norm_gets_separate_pass_for_its_derivative():
     explain_shared(ready, shared, "lrp", 1)
     for method, views in (("lrp_ah", 2), ("lrp_ln", 3), ("lrp_ah_ln", 4)):
         assert_same(explain_shared(ready, shared, method, 1), ready.explain(method, 1))
-        assert shared.views == views
+        assert shared.uses == views
 
 
 def test_multiplier_composites_and_custom_rules_share_passes():
@@ -144,11 +144,11 @@ def test_multiplier_composites_and_custom_rules_share_passes():
     for settings in ({"composite": c} for c in ("libra", "attnlrp", "cp_lrp", "gim")):
         result = explain_shared(ready, shared, "input_x_gradient", 1, **settings)
         assert torch.equal(result.scores, ready.explain("input_x_gradient", 1, **settings).scores)
-    assert shared.views == 4
+    assert shared.uses == 4
     shared = SharedPasses()
     with custom_rules({"gelu": "identity"}):
         explain_shared(ready, shared, "lrp", 1)
-        result, views = explain_shared(ready, shared, "lrp_ln", 1), shared.views
+        result, views = explain_shared(ready, shared, "lrp_ln", 1), shared.uses
         assert torch.equal(result.scores, ready.explain("lrp_ln", 1).scores)
     assert views == 2
 
@@ -195,7 +195,7 @@ def test_shared_results_with_several_streams_and_half_precision(case):
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(explain_shared(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
     # attention in half precision is read from the model's own pass
-    assert shared.views == (4 if case == "several streams" else 5)
+    assert shared.uses == (4 if case == "several streams" else 5)
 
 
 def test_windowed_model_shares_passes_and_refuses_map_methods():

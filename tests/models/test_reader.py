@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, ViTForImageClassification
 
 import whyformer
-from whyformer.datasets.reading import APART, middles, reading_scenes
+from whyformer.datasets.reading import LEAST_DISTANCE, middles, reading_scenes
 from whyformer.datasets.scenes import Scene
 from whyformer.models.loading import load
 
@@ -49,7 +49,7 @@ def test_reader_is_a_standard_llava_with_the_tower_of_digits() -> None:
 def test_digits_of_reading_scenes_are_in_order() -> None:
     for i, scene in enumerate(scenes()):
         assert len(scene.digits) == len(set(scene.digits)) == 2 + i % 3
-        assert (middles(scene)[1:] - middles(scene)[:-1] >= APART).all()
+        assert (middles(scene)[1:] - middles(scene)[:-1] >= LEAST_DISTANCE).all()
     repeated = list(reading_scenes(3, seed=31))
     assert [s.digits for s in repeated] == [s.digits for s in scenes()[:3]]
 

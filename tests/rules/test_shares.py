@@ -45,7 +45,7 @@ def shares(function: Callable[[Function, Tensor], Tensor], x: Tensor, at_once: i
     queries = rows.families[1].numbers
     rules = ShareRules(tape, rows, torch.ones(B, N, dtype=torch.bool), at_once)
     result = walk_forward(read_program(tape, [entry], out), {entry: rules.begin(entry, queries)}, [out], rules, DROPPED)
-    return model, raw, rules.settled(out, result[out]).totals()
+    return model, raw, rules.distribute_rest(out, result[out]).totals()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import ModelError
-from whyformer.tape.checks import altered, unset
+from whyformer.tape.checks import modified_leaves, reads_of_unset
 from whyformer.tape.recording import record
 from zoo import ZOO
 
@@ -75,17 +75,17 @@ def test_healthy_models_pass_all_checks(name: str) -> None:
     model, inputs = ZOO[name]()
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
     tape, _ = record(model, *args, **kwargs)
-    assert not unset(tape)
-    assert not altered(tape)
+    assert not reads_of_unset(tape)
+    assert not modified_leaves(tape)
 
 
 def test_parameter_changed_after_pass_is_reported() -> None:
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     tape, _ = record(model, x)
-    assert not altered(tape)
+    assert not modified_leaves(tape)
     with torch.no_grad():
         model.weight.add_(1)
-    assert altered(tape) == [tape.number(model.weight)]
+    assert modified_leaves(tape) == [tape.number(model.weight)]
 
 
 def test_memory_filled_by_index_is_set() -> None:
@@ -102,5 +102,5 @@ def test_memory_filled_by_index_is_set() -> None:
         out[torch.tensor([0, 2])] = x[:2]
         return out * 2
 
-    assert unset(record(reordered, torch.randn(4, 3))[0]) == []
-    assert unset(record(half_filled, torch.randn(4, 3))[0]) != []
+    assert reads_of_unset(record(reordered, torch.randn(4, 3))[0]) == []
+    assert reads_of_unset(record(half_filled, torch.randn(4, 3))[0]) != []

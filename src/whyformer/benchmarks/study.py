@@ -248,7 +248,7 @@ class Batch:
             return []
         try:
             explain = partial(self.ready.explain, configuration.method, list(targets), **configuration.settings)
-            return list(explain() if shared is None else shared.around(explain))
+            return list(explain() if shared is None else shared.run(explain))
         except FOREIGN_ERRORS as error:
             if len(self.samples) > 1:
                 raise

@@ -1,4 +1,8 @@
-"""Data sets with known answers: generated digit scenes, and readers of common formats."""
+"""Data sets: readers of common formats, and generated samples with known evidence (digit scenes, planted facts).
+
+A reader returns a list of :class:`Picture` or :class:`Texts` (``samples``); ``readers`` chooses one by the layout of a
+folder.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _cell(file: Path, name: str, index: int) -> NDArray[Any]:
     """Return the array that a cell refers to, rows first."""
     with _h5(file) as data:
         inner = data[data[name][()].reshape(-1)[index]]
-        if inner.dtype.kind == "O":  # a cell in the cell: another reference
+        if inner.dtype.kind == "O":  # a nested cell: follow its reference too
             inner = data[inner[()].reshape(-1)[0]]
         return np.asarray(inner).transpose()
 

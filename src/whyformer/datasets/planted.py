@@ -10,18 +10,18 @@ from typing import Any
 Range = tuple[int, int]
 
 
-def listed(text: str) -> tuple[str, ...]:
+def words_of(text: str) -> tuple[str, ...]:
     """Return the words of a text."""
     return tuple(text.split())
 
 
-_NAMES = listed("Ann Bob Carl Dora Eva Frank Grace Henry Iris Jack Kate Leo Mary Nick Olga Paul Rosa Sam Tina Victor")
-_COLOURS = listed("red blue green yellow black white brown pink purple gray silver")
-_THINGS = listed("ball kite hat car bag cup bike coat boat lamp book chair")
-_JOBS = listed("doctor teacher farmer lawyer nurse pilot painter singer baker writer dentist")
-_CITIES = listed("Paris London Berlin Rome Madrid Tokyo Oslo Cairo Lima Boston Dublin Vienna")
-_ROOMS = listed("kitchen garden garage bedroom office attic bathroom hall library barn basement")
-_FOODS = listed("apples bananas grapes cherries lemons pears peaches carrots tomatoes potatoes")
+_NAMES = words_of("Ann Bob Carl Dora Eva Frank Grace Henry Iris Jack Kate Leo Mary Nick Olga Paul Rosa Sam Tina Victor")
+_COLOURS = words_of("red blue green yellow black white brown pink purple gray silver")
+_THINGS = words_of("ball kite hat car bag cup bike coat boat lamp book chair")
+_JOBS = words_of("doctor teacher farmer lawyer nurse pilot painter singer baker writer dentist")
+_CITIES = words_of("Paris London Berlin Rome Madrid Tokyo Oslo Cairo Lima Boston Dublin Vienna")
+_ROOMS = words_of("kitchen garden garage bedroom office attic bathroom hall library barn basement")
+_FOODS = words_of("apples bananas grapes cherries lemons pears peaches carrots tomatoes potatoes")
 _UNRELATED = (
     "It rained all day.", "The street was quiet.", "Everybody had slept well.", "Lunch was late again.",
     "The old clock had stopped.", "A dog barked far away.", "Nobody said a word.", "The train was on time.",

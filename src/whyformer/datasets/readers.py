@@ -77,26 +77,26 @@ def modality_of(place: str | Path) -> str:
     """Return "image" or "text", according to the readers that fit."""
     info = Path(place) / "dataset_info.json"
     pictures = str(place).partition(":")[0] == "scenes" or (info.is_file() and '"Image"' in info.read_text())
-    return "image" if pictures or _kind(TEXT_READERS, Path(place)) is None else "text"
+    return "image" if pictures or _reader_name(TEXT_READERS, Path(place)) is None else "text"
 
 
 def _open(
     readers: dict[str, tuple[Any, Fits]], place: str | Path, kind: str | None, expected: str, options: dict[str, Any]
 ) -> tuple[str, Any]:
     path = Path(place)
-    chosen = kind or _kind(readers, path)
+    chosen = kind or _reader_name(readers, path)
     if chosen is None and not path.exists():
         raise LayoutError(f"no such folder: {path}. Expected {expected}")
     if chosen is None:
-        bare = path.is_dir() and pictures_in(path)
-        raise wrong_layout(path, expected, "pictures without labels" if bare else None)
+        unlabelled = path.is_dir() and pictures_in(path)
+        raise wrong_layout(path, expected, "pictures without labels" if unlabelled else None)
     if chosen not in readers:
         raise InputError(f"there is no reader '{chosen}'; readers: {', '.join(readers)}")
     read = readers[chosen][0]
     return chosen, read(place, **_fitting(read, options))
 
 
-def _kind(readers: dict[str, tuple[Any, Fits]], place: Path) -> str | None:
+def _reader_name(readers: dict[str, tuple[Any, Fits]], place: Path) -> str | None:
     return next((name for name, (_, fits) in readers.items() if place.exists() and fits(place)), None)
 
 

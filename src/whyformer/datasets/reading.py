@@ -9,7 +9,7 @@ import numpy as np
 
 from whyformer.datasets.scenes import Scene, Split, digit_scenes
 
-APART = 6.0
+LEAST_DISTANCE = 6.0
 """Smallest horizontal distance of the centres of two digits in pixels, for an unambiguous order."""
 
 
@@ -33,7 +33,7 @@ def reading_scenes(
     min_digits: int = 2,
     max_digits: int = 4,
     clutter: float = 1.0,
-    apart: float = APART,
+    apart: float = LEAST_DISTANCE,
 ) -> Iterator[Scene]:
     """Generate scenes of distinct digits in reading order, deterministically.
 
@@ -50,11 +50,11 @@ def reading_scenes(
     """
     amounts = range(min_digits, max_digits + 1)
     endless = 10**9
-    drawn = {
+    scenes = {
         n: digit_scenes(endless, seed=seed, split=split, min_digits=n, max_digits=n, clutter=clutter) for n in amounts
     }
     for number in range(count):
-        for scene in drawn[amounts[number % len(amounts)]]:
+        for scene in scenes[amounts[number % len(amounts)]]:
             ordered = left_to_right(scene)
             if (np.diff(middles(ordered)) >= apart).all():
                 yield ordered

@@ -117,16 +117,16 @@ def _shapes(draw: ImageDraw.ImageDraw, side: int, count: int, high: float, gener
             draw.polygon([(float(px), float(py)) for px, py in points], fill=colour)
 
 
-def _ground(generator: np.random.Generator, clutter: float) -> np.ndarray:
+def _background(generator: np.random.Generator, clutter: float) -> np.ndarray:
     """Return a background of a gradient, uneven tone, soft blobs, shapes, strokes and specks, all darker than ink."""
     dark = generator.uniform(0.0, 0.25)
     corners = dark + generator.uniform(0.0, 0.22, (2, 2, 3))
-    ground = _enlarged(corners, Image.Resampling.BILINEAR)
+    background = _enlarged(corners, Image.Resampling.BILINEAR)
     if clutter > 0:
         cells = int(generator.integers(4, 12))
         tone = generator.uniform(0.0, 0.16 * clutter, (cells, cells, 1)).repeat(3, axis=2)
-        ground = ground + _enlarged(tone, Image.Resampling.BICUBIC)
-    picture = Image.fromarray((ground.clip(0, 1) * 255).astype(np.uint8))
+        background = background + _enlarged(tone, Image.Resampling.BICUBIC)
+    picture = Image.fromarray((background.clip(0, 1) * 255).astype(np.uint8))
     soft = picture.resize((SIDE // 4, SIDE // 4), Image.Resampling.BILINEAR)
     amount = generator.poisson(3 * clutter)
     if amount:
@@ -174,7 +174,7 @@ def _scene(digits: list[int], split: Split, generator: np.random.Generator, clut
         if (placed := _place(sprites, generator)) is not None:
             break
         largest = max(SMALLEST + 1.0, 0.93 * largest)
-    canvas = _ground(generator, clutter)
+    canvas = _background(generator, clutter)
     masks = np.zeros((len(digits), SIDE, SIDE), dtype=bool)
     for mask, (top, left, sprite) in zip(masks, placed, strict=True):
         area = (slice(top, top + sprite.shape[0]), slice(left, left + sprite.shape[1]))

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from whyformer.datasets.planted import Planted, listed
+from whyformer.datasets.planted import Planted, words_of
 
-_GIRLS = listed("Lily Lucy Mia Sue Anna Sara Amy Emma")
-_BOYS = listed("Tim Ben Max Tom Jack Sam Bob Leo")
+_GIRLS = words_of("Lily Lucy Mia Sue Anna Sara Amy Emma")
+_BOYS = words_of("Tim Ben Max Tom Jack Sam Bob Leo")
 _OPENINGS = (
     "{} and {} went to the park.", "{} and {} were playing in the garden.", "One day, {} met {} near a big tree.",
     "{} was sitting next to {} in the kitchen.", "There was a party, and {} danced with {}.",
     "{} gave {} a big red ball.",
 )  # fmt: skip
 _PRONOUN = re.compile(r" (she|he|She|He)\b")
-_OTHERS = listed(
+_OTHERS = words_of(
     "she he her hers herself him his himself girl girls boy boys woman women man men lady mom mommy mother mama dad "
     "daddy father papa grandma grandpa sister brother aunt uncle queen king princess prince"
 )
@@ -47,8 +47,9 @@ def openings(draw: int = 0) -> Iterator[Opening]:
 def pronoun(opening: Opening, story: str, number: int = 0) -> Planted | None:
     """Return the first *she* or *he* of a story as a prompt, or None if its referent is ambiguous.
 
-    It is unambiguous if the girl and the boy are named exactly once before it, and no other name or word for a person
-    (*mom*, *king*, *her*) is. ``fact`` and ``clue`` of the prompt are its referent, ``twin`` is the other name.
+    The referent is unambiguous if the girl and the boy are each named exactly once before the pronoun, and no other
+    name or word for a person (*mom*, *king*, *her*) occurs there. ``fact`` and ``clue`` of the prompt are the name of
+    the referent, and ``twin`` is the other name.
 
     Args:
         opening: opening of the story.

@@ -304,7 +304,7 @@ def _explained(
                 maps.append(maps[0])
             else:
                 method, settings = entry
-                maps.append(shared.around(partial(ready.explain, method, goal, **settings)))
+                maps.append(shared.run(partial(ready.explain, method, goal, **settings)))
     return explanations
 
 

@@ -236,7 +236,7 @@ class Steps:
                     resolver = self.resolver(target, t)
                     shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, shared=passes)
                     scores = function(shared, **full)
-                    if not passes.views:
+                    if not passes.uses:
                         return None
                     inputs = self.inputs(t)
                     scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])

@@ -19,7 +19,7 @@ from typing import Any
 from whyformer.errors import WhyformerError
 from whyformer.jobs import lines
 from whyformer.jobs.batching import RowContent, read_one
-from whyformer.jobs.disk import refusing
+from whyformer.jobs.disk import reporting_write_errors
 from whyformer.jobs.rows import Row, failed_row
 
 NOTES = r"part-[0-9]{6,}\.attempts\.jsonl"
@@ -71,7 +71,7 @@ class Attempts:
         self._replay()
 
     def __enter__(self) -> Attempts:
-        with refusing(self._path.parent):
+        with reporting_write_errors(self._path.parent):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._note(b"\n", start=self._size)  # the last line may be truncated
         return self
@@ -119,7 +119,7 @@ class Attempts:
         self._note(lane=lane, rows=rows)
 
     def _note(self, before: bytes = b"", **facts: Any) -> None:
-        with refusing(self._path.parent):
+        with reporting_write_errors(self._path.parent):
             lines.append(self._file, before + lines.encoded({"job": self._job, **facts}))
 
     def admitted(self, row: Row) -> Row:

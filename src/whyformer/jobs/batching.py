@@ -203,11 +203,11 @@ class Session:
             count = ready.classes or int(ready.logits().shape[-1])
             return list(range(count))
         if str(targets).startswith("column:"):
-            return [[self._true(row, targets.removeprefix("column:"), ready) for row in rows]]
+            return [[self._true_class(row, targets.removeprefix("column:"), ready) for row in rows]]
         count = min(top_count(targets), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
-    def _true(self, row: Row, column: str, ready: Prepared) -> int:
+    def _true_class(self, row: Row, column: str, ready: Prepared) -> int:
         if column not in row.columns:
             names = ", ".join(map(repr, row.columns)) or "none"
             raise InputError(f"this row has no column {column!r} for the true class; its columns: {names}")

@@ -18,7 +18,7 @@ from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import top_count
 from whyformer.jobs.records import plain
 
-# fields with their own column; the other fields of an explanation are in the column "features"
+# fields of an explanation that have a column; the other fields are in the column "features"
 _COLUMNS = (
     "level", "method", "settings", "model", "input", "target_names", "labels", "diagnostics", "tokens",
     "offsets", "texts",

@@ -22,7 +22,7 @@ from whyformer.targets import written_target
 # options that a manifest always names, as manifests of earlier versions do
 _ALWAYS = {"dtype": "float32", "device": None, "truncate": False}
 # keys that change how a job runs, but not what it writes
-_FREE = ("out", "engine", "address", "actors", "workers", "max_failures", "metrics_port")
+_WITHOUT_EFFECT = ("out", "engine", "address", "actors", "workers", "max_failures", "metrics_port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the written bytes, as JSON values; methods with all settings."""
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*_FREE, "options")}
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*_WITHOUT_EFFECT, "options")}
         facts |= {**_ALWAYS, **self.options.named}
         facts["methods"] = [{"method": m.name, **m.complete(s)} for m, s in map(read_method, self.methods)]
         return plain(facts)
@@ -140,10 +140,10 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def listed(targets: Any) -> Any:
-    """Return the targets of a job with those of :mod:`whyformer.targets` as text, and one of these in a list.
+    """Return the targets of a job, with targets of :mod:`whyformer.targets` as text; a single one becomes a list.
 
     Raises:
-        InputError: the text of one cannot be read.
+        InputError: a target as text cannot be read.
     """
     if isinstance(targets, list | tuple):
         return [written_target(target) for target in targets]

@@ -30,7 +30,7 @@ def write_parquet(table: Any, place: Any) -> None:
 def durable(path: Path, job: str) -> Iterator[Path]:
     """Yield a temporary path with the job's id in its name; its file is flushed and then replaces ``path``."""
     partial = path.with_name(f"{path.name}.{job}.{os.getpid()}.partial")  # two actors may compute the same part
-    with refusing(path.parent):
+    with reporting_write_errors(path.parent):
         try:
             yield partial
             flush(partial)
@@ -41,7 +41,7 @@ def durable(path: Path, job: str) -> Iterator[Path]:
 
 
 @contextmanager
-def refusing(place: Path) -> Iterator[None]:
+def reporting_write_errors(place: Path) -> Iterator[None]:
     """Turn OSError, such as that of a full or read-only disk, into LoadError."""
     try:
         yield

@@ -47,7 +47,7 @@ class Folder(ExitStack):
         super().__init__()
         self.path, self.job = Path(path), job_id(facts)
         try:
-            if not (self.path / _LOCK).is_file():  # write no lock into a folder of others
+            if not (self.path / _LOCK).is_file():  # do not write a lock into a folder of another owner
                 job_files(self.path, facts)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)

@@ -41,7 +41,13 @@ class TooManyFailures(InputError):  # noqa: N818 - reads better where it is rais
 
 @dataclass(eq=False)
 class Cursor:
-    """The position in the input: the rows from ``index`` on, and the rows of the part that was read last."""
+    """The position in the input.
+
+    Attributes:
+        rest: the rows from ``index`` on.
+        index: index of the next row.
+        number, part: number and rows of the part that was read last.
+    """
 
     rest: Iterator[Row] = field(default_factory=lambda: iter(()))
     index: int = -1
@@ -157,26 +163,26 @@ def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], 
     """Compute the missing parts in order."""
     with Run(opened, say) as run:
         for number in run.todo(track):
-            part = make_part(opened, number, run.size(number), run.spare)
+            part = make_part(opened, number, run.size(number), run.may_fail)
             while part is None:  # the batch size is too large
                 run.halve(number)
-                part = make_part(opened, number, run.size(number), run.spare)
-            if not run.counted(part):
+                part = make_part(opened, number, run.size(number), run.may_fail)
+            if not run.report(part):
                 break
             run.check_failures(part.rows.failures)
-            run.written(part.write(run.folder.path))
+            run.add(part.write(run.folder.path))
         run.finish()
     return Maps(run.folder.path)
 
 
-def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = None) -> UnwrittenPart | None:
+def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = None) -> UnwrittenPart | None:
     """Explain the rows of one part.
 
     Args:
         opened: the job.
         number: number of the part.
         size: rows in one batch.
-        spare: number of failed rows above which the part ends early.
+        may_fail: number of failed rows above which the part ends early.
 
     Returns:
         The part; None if a batch of this size did not fit into memory, or crashed the process.
@@ -187,7 +193,7 @@ def make_part(opened: OpenedJob, number: int, size: int, spare: int | None = Non
             return None
         try_alone(opened.session, listed, attempts)
         try:
-            rows = _explained(opened, listed, size, spare, attempts)
+            rows = _explained(opened, listed, size, may_fail, attempts)
         except OutOfMemory:
             return None
     first, failures = number * opened.job.rows_per_part, list(map(vars, rows.failures))
@@ -205,7 +211,7 @@ def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None
             attempts.survived(row.index)
 
 
-def _explained(opened: OpenedJob, listed: list[Row], size: int, spare: int | None, attempts: Attempts) -> Rows:
+def _explained(opened: OpenedJob, listed: list[Row], size: int, may_fail: int | None, attempts: Attempts) -> Rows:
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
     # after a crash a single thread reads, as concurrent reading may be the cause
@@ -218,7 +224,7 @@ def _explained(opened: OpenedJob, listed: list[Row], size: int, spare: int | Non
                 attempts.work([explained.row.index])
                 write_overlays(Path(job.out), explained)
         attempts.work([])
-        if spare is not None and len(rows.failures) > spare:
+        if may_fail is not None and len(rows.failures) > may_fail:
             break
     return rows
 
@@ -270,7 +276,7 @@ class Run(ExitStack):
         left = None if parts is None else parts - len(finished)
         yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
 
-    def counted(self, part: UnwrittenPart) -> bool:
+    def report(self, part: UnwrittenPart) -> bool:
         """Report a part; return False if the input ended with the previous part."""
         self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
         for failure in part.rows.failures:
@@ -279,13 +285,13 @@ class Run(ExitStack):
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
         return bool(part.facts.rows) or part.facts.part == 0
 
-    def written(self, part: Part) -> None:
+    def add(self, part: Part) -> None:
         """Record that a part is written."""
         self.folder.add(part)
         self.monitor.log("part", **asdict(part))
 
     @property
-    def spare(self) -> int | None:
+    def may_fail(self) -> int | None:
         """Number of rows that may still fail; None if there is no limit."""
         most = self.opened.job.max_failures
         return None if most is None else max(0, most - self.failed)

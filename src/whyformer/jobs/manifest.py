@@ -114,7 +114,7 @@ def finished_parts(folder: Path, manifest: Mapping[str, Any], job: str) -> dict[
     for path in (folder / JOURNAL, folder / LOG):
         for line in path.read_bytes().splitlines() if path.is_file() else []:
             facts = lines.read(line) or {}  # a damaged line lists no part
-            with suppress(ValueError, KeyError):  # another event
+            with suppress(ValueError, KeyError):  # the line is another event
                 part = read_part({f.name: facts[f.name] for f in fields(Part)})
                 if facts["job"] == job:
                     parts[part.file] = part

@@ -106,7 +106,7 @@ def _on_ray(model: Any, data: Any, out: str | Path, processor: Any, **keys: Any)
 
 
 def _checked(maps: Maps) -> Maps:
-    """Return maps of which at least one could be explained."""
+    """Return the maps; raise an error if no input could be explained."""
     failed = maps.manifest["failed"]
     if failed and not maps.manifest["written"]:
         first = Failure(**maps.failures().slice(0, 1).to_pylist()[0])

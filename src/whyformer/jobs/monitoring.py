@@ -26,7 +26,7 @@ class Monitor(ExitStack):
         super().__init__()
         self.total, self.done, self._start, self._before = total, 0, time.monotonic(), 0
         path = folder.path / LOG
-        truncated = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a kill
+        truncated = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # the process was killed
         self._file = self.enter_context(path.open("ab"))
         self._file.write(b"\n" * truncated)
         self._job = folder.job

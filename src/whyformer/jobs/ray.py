@@ -56,7 +56,7 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
         run = stack.enter_context(Run(open_job(job), say))
         ray = stack.enter_context(connected(job.address, job.actors))
         while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
-            too_large = _pass(ray, job, run, todo, track)
+            too_large = _compute_missing(ray, job, run, todo, track)
             if too_large is None:
                 break
             run.halve(too_large)
@@ -68,15 +68,15 @@ def _known_end(run: Run) -> list[int]:
     raise LoadError(f'engine = "ray" needs an input with a known number of rows, unlike {run.opened.source.name}')
 
 
-def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
+def _compute_missing(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
     """Compute the missing parts; return the number of the first that did not fit into memory, or None."""
     device = None if job.options.device is None else str(job.options.device)
     items = [{"number": number, "size": run.size(number)} for number in todo]
     with closing(actor_results(ray, PartActor, (job,), items, actors=job.actors, device=device)) as records:
-        return noted(run, records if track is None else track(records, "parts", len(items)))
+        return record_parts(run, records if track is None else track(records, "parts", len(items)))
 
 
-def noted(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
+def record_parts(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
     """Record the parts of the actors; return the number of the first that did not fit into memory, or None."""
     too_large = []
     for record in records:
@@ -85,7 +85,7 @@ def noted(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
         elif record["part"]:
             part = read_part(json.loads(record["part"]))
             run.monitor.part(part.rows, part.written, part.failed, record["warned"])
-            run.written(part)
+            run.add(part)
             run.failed += part.failed
             run.check_failures([])
     return min(too_large, default=None)

@@ -192,7 +192,7 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     for old, new in _paired(before.rows(columns), after.rows(columns)):
         predicted = [_predicted(row) for row in (old, new)]
         rows[old["row"]] = rows.get(old["row"], False) or predicted[0] != predicted[1]
-        if _asked(old) != _asked(new) or old["shape"] != new["shape"]:
+        if _key_of(old) != _key_of(new) or old["shape"] != new["shape"]:
             continue
         value = _agreement(np.asarray(old["scores"], float), np.asarray(new["scores"], float))
         pairs.append((old["id"], value))
@@ -206,8 +206,8 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     return Drift(len(rows), changed, bootstrap(agreement), bootstrap(changes), tuple(pairs[:count]))
 
 
-def _asked(row: Mapping[str, Any]) -> tuple[str, int, str]:
-    """Return the method, the class and the target as text, if it is not the class alone."""
+def _key_of(row: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Return (method, class, target as text unless it is the class alone), the key of an explanation of a row."""
     return row["method"], row["target"], str(json.loads(row["diagnostics"]).get("target"))
 
 
@@ -229,10 +229,10 @@ def _paired(
         elif new[0] < old[0]:
             new = next(right, None)
         else:
-            by_key = {_asked(r): r for r in new[1]}
+            by_key = {_key_of(r): r for r in new[1]}
             for row in old[1]:
                 if row["input_sha256"] == new[1][0]["input_sha256"]:
-                    yield row, by_key.get(_asked(row), new[1][0])
+                    yield row, by_key.get(_key_of(row), new[1][0])
             old, new = next(left, None), next(right, None)
 
 
@@ -267,19 +267,19 @@ def chosen(maps: Maps, target: Any, method: str | None, *, every: bool = False) 
         raise InputError(f"there are several methods: choose one of {', '.join(methods)}")
     if method is not None and method not in methods:
         raise InputError(f"there is no method '{method}' in {maps.path}; its methods: {', '.join(methods) or 'none'}")
-    asked = {(group["target"], group["target_name"]) for group in groups if method in (None, group["method"])}
+    targets = {(group["target"], group["target_name"]) for group in groups if method in (None, group["method"])}
     values: dict[str, Any] = {} if method is None else {"method": method}
     if target is not None:
-        named = {pair for pair in asked if pair[1] == target and not _is_class(maps, *pair)}
+        named = {pair for pair in targets if pair[1] == target and not _is_class(maps, *pair)}
         if not named:
             values["target"] = class_index(target, maps.labels, None)
-            asked = {pair for pair in asked if pair[0] == values["target"]}
-        asked = named or {pair for pair in asked if _is_class(maps, *pair)} or asked
-    if len(asked) > 1 and not (every and target is None):
-        names = [str(index) if name is None else name for index, name in sorted(asked, key=str)]
+            targets = {pair for pair in targets if pair[0] == values["target"]}
+        targets = named or {pair for pair in targets if _is_class(maps, *pair)} or targets
+    if len(targets) > 1 and not (every and target is None):
+        names = [str(index) if name is None else name for index, name in sorted(targets, key=str)]
         raise InputError(f"there are several targets: choose one of {', '.join(names[:10])}")
-    if target is not None and asked:
-        values |= {n: v for n, v in zip(("target", "target_name"), *asked, strict=True) if v is not None}
+    if target is not None and targets:
+        values |= {n: v for n, v in zip(("target", "target_name"), *targets, strict=True) if v is not None}
     yield from maps.explanations(**values)
 
 

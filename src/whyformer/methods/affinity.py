@@ -43,7 +43,7 @@ def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     passed = task.main_pass()
     stream, block = passed.blocks_of(task.inputs.name)[-1]
     if not passed.holds(block.entry, stream):
-        raise task.refuse("what enters its last block holds other rows than attend there")
+        raise task.refuse("the input of its last block holds other rows than those that attend there")
     hidden = passed.features_of(stream, block.entry, passed.recording.tape[block.entry])
     rows = task.cells(task.inputs.name, passed.name_of(stream)).rows
     if rows.shape[-1] != scores.values.shape[-1]:

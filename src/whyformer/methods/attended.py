@@ -45,7 +45,7 @@ __all__ = [
 
 Callback = Callable[..., None]
 Key = frozenset[str]
-"""A name of rows: the inputs that have elements among them; rows of learned vectors get a separate name."""
+"""A name of rows: the set of the inputs whose elements they represent. Rows of learned vectors get a separate name."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class NamedAttention:
     Attributes:
         queries, keys: names of the query and key rows.
         depth: the largest number of attentions on a path to its output.
-        layer: index of its block in the stream of the queries, after the blocks before merges of its rows.
-        is_merged: whether its rows attend and are then merged into others.
+        layer: index of its block in the stream of the queries. Blocks before a merge of these rows are counted too.
+        is_merged: whether its rows are merged into other rows later.
     """
 
     queries: Key
@@ -227,8 +227,8 @@ class MapPass:
 
     @property
     def is_complete(self) -> bool:
-        """True if the queries and keys of all attentions that lead to the target are known, each attention is in a
-        block of its rows or pools them, and key rows without attention are not mixed in other ways before."""
+        """True if the attention maps cover all mixing of rows on paths to the target: queries and keys are known, each
+        attention is in a block of its rows or pools them, and key rows that do not attend are not mixed before."""
         in_blocks = list(self.attentions.values())
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
@@ -262,9 +262,9 @@ class MapPass:
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
-        """Return the number of the output of a block's first norm if the attention's queries and values (of
-        cross-attention, only the queries; without attention, the whole first branch) are computed from it; else of the
-        block's input."""
+        """Return the number of the value that the attention of a block reads: the output of the first norm, or the
+        input of the block if a path to queries or values bypasses that norm. Of cross-attention, only paths to queries
+        count; without attention, paths to the output of the first branch."""
         if not block.attentions:
             units = (self.program.makers[n] for n in self.path(stream, block)[1:])
             added = (unit for unit in units if unit.kind == "add")
@@ -273,8 +273,8 @@ class MapPass:
             return path[self.behind_norm(path)]
         attention = next((a for a in block.attentions if a.is_self), block.attentions[0])
         piece = attention.pieces[0]
-        own = (piece.query, piece.value) if attention.is_self else (piece.query,)  # others' values are of other rows
-        ends = [n for n in own if n is not None] or [piece.map]
+        read = (piece.query, piece.value) if attention.is_self else (piece.query,)
+        ends = [n for n in read if n is not None] or [piece.map]
         first, *others = (path_to(self.program.dominator, n) for n in ends)
         path = self._within([n for n in first if all(n in other for other in others)], block.entry)
         return path[self.behind_norm(path)]
@@ -294,7 +294,7 @@ class MapPass:
         return [first, *later] if first in path or not later else later
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
-        """Return the position on a path after a norm, with its weight and bias, that follows a value.
+        """Return the position on a path of the output of the norm that follows a value, after its weight and bias.
 
         Args:
             path: numbers of values through which all paths from the first to the last lead.
@@ -423,7 +423,7 @@ class MapPass:
             borders, first = self.layout.borders(program), min(watchers)
             walked.sums = Sums(rows, starts, seed, run, bool(borders), self.recording.precision)
             for number, border in borders.items():
-                if number > first:  # the walk ends there
+                if number > first:  # the walk ends at the first watched value
                     watchers[number].append(walked.sums.entering(border, number))
         with self.recording.naming_modules():
             walk_back(
@@ -494,7 +494,7 @@ def map_pass(
 
 
 def _is_complete(stream: Stream) -> bool:
-    """Return True if the rows of a stream attend to themselves in all of its blocks or in none. Otherwise learned
-    vectors did so before they attended to any input, and that attention is not on the tape."""
+    """Return True if the rows of a stream attend to themselves in all of its blocks or in none. Otherwise, learned
+    vectors attended to themselves before they attended to an input, and that attention map is unknown."""
     self_attends = [any(a.is_self for a in block.attentions) for block in stream.blocks]
     return not stream.is_learned or all(self_attends) or not any(self_attends)

@@ -14,7 +14,7 @@ from whyformer.models.kinds import is_generative
 
 Purpose = Literal["faithful", "localise"]
 
-# occlusion needs no derivatives, and many forward passes
+# occlusion needs no derivatives, but many forward passes
 _LAST: list[tuple[str, dict[str, Any]]] = [("input_x_gradient", {}), ("occlusion", {})]
 _CONSERVING: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), *_LAST]
 _FAITHFUL: list[tuple[str, dict[str, Any]]] = [("libragrad", {}), *_CONSERVING]

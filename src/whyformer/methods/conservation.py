@@ -14,7 +14,7 @@ from whyformer.tape.walking import Step
 
 __all__ = ["Balance", "Sums"]
 
-_ROUNDING = 1e-5  # a sum of that size, relative to the sum of magnitudes, counts as 0
+_ROUNDING = 1e-5  # a sum up to this fraction of the sum of magnitudes counts as 0
 
 
 @dataclass(eq=False)
@@ -93,12 +93,14 @@ class Sums:
 
         return arrived
 
-    def on_unit(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
+    def on_unit(
+        self, run: int, step: Step, exit_flows: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]
+    ) -> None:
         """Record the relevance that a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
-        # a view of one value passes all relevance on; one that joins it with constants may not
+        # a view of one value passes on all relevance; a view that joins it with constants may not
         if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):
             return
-        books = [(n, flow, 1) for n, flow in got.items()] + [(n, flow, -1) for n, flow in parts]
+        books = [(n, flow, 1) for n, flow in exit_flows.items()] + [(n, flow, -1) for n, flow in parts]
         for n, flow, sign in books:
             if self.rows.labels.get(n):
                 sums, kind = self._of_samples(n, flow), step.unit.kind

@@ -1,4 +1,5 @@
-"""Checks around a method: whether its rows are samples, and which inputs get no scores."""
+"""Checks before and after a method runs: whether rows are samples, which inputs get no scores, and whether the model
+draws random numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     try:
         if _has_separate_logits(model, inputs.select(slice(0, 1)), inputs.choices):
             return
-    except WhyformerError:  # the output is of another kind
+    except WhyformerError:  # the output has no row of logits
         pass
     except FOREIGN_ERRORS:  # the model fails again later, where the error is reported
         return
@@ -78,7 +79,7 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     Masks, types and positions of tokens are exempt. Costs one plain forward pass per input without scores, with that
     input changed.
     """
-    unscored = [name for name, changed in _changed_inputs(task, scores) if _matters(task, changed, scores.logits)]
+    unscored = [name for name, changed in _changed_inputs(task, scores) if _affects(task, changed, scores.logits)]
     if not unscored:
         return scores
     way = "input_x_gradient scores every input"
@@ -113,7 +114,7 @@ def random_states(model: nn.Module) -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in sorted(devices, key=str))]
 
 
-def with_chance(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
+def with_randomness(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
     """Add a warning, and ``diagnostics["random"]``, if the model's output depends on random numbers: the largest
     difference between two passes on the same inputs, relative to the largest logit.
 
@@ -125,7 +126,7 @@ def with_chance(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
         before: as of :func:`random_states`, before the method ran.
 
     Raises:
-        ModelError: so it is, and the model is in training mode.
+        ModelError: the output depends on random numbers, and the model is in training mode.
     """
     model = task.model
     if all(map(torch.equal, before, random_states(model))):
@@ -156,11 +157,11 @@ def _changed(value: Tensor) -> Tensor:
     return others if bool((others != value).any()) else torch.where(value > 0, value - 1, value + 1)
 
 
-def _matters(task: Task, changed: Inputs, logits: Tensor) -> bool:
+def _affects(task: Task, changed: Inputs, logits: Tensor) -> bool:
     """Return whether changed inputs change the row of logits that the target reads."""
     try:
         moved = task.forward(changed)
-    except WhyformerError:  # the model uses the input
+    except WhyformerError:  # the model fails, so it reads the input
         return True
     logits = logits.detach().to(moved)
     bound = 64 * torch.finfo(moved.dtype).eps * (1 + logits.abs().max())

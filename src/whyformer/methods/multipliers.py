@@ -68,11 +68,11 @@ def _walk_to_blocks(
     return passed.logits
 
 
-def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, Any]:
+def _conservation(task: Task, logits: Tensor, products: dict[Key, list[Tensor]]) -> dict[str, Any]:
     """Return, for a single stream, the mean over blocks of the sum of the products, and the target's value."""
-    if len(found) != 1:
+    if len(products) != 1:
         return {}
-    (parts,) = found.values()
+    (parts,) = products.values()
     target = task.value(logits.detach()).double()
     rows = torch.stack([part.double().sum(-1) for part in parts]).mean(0)
     total = rows.reshape(task.inputs.batch, -1).sum(-1).to(target.device)  # sums over the texts of multiple choice

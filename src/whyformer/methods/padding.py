@@ -22,7 +22,7 @@ __all__ = ["changes_with_padding", "padded_samples", "samples_in"]
 
 
 def samples_in(inputs: Any, processor: Any) -> list[Any]:
-    """Return each of several samples as an input of its own, for inputs as returned by
+    """Return each of several samples as a separate input, for inputs as returned by
     :func:`~whyformer.inputs.normalize.normalized`; empty for tensors, which the user has batched, and for one sample.
     """
     samples: list[Any] = []
@@ -44,7 +44,7 @@ def padded_samples(inputs: Inputs, samples: list[Any], processor: Any) -> list[i
     Args:
         inputs: the batch.
         samples: its samples, as returned by :func:`samples_in`.
-        processor: the processor that made the batch.
+        processor: the processor that prepared the batch.
     """
     sides = [inputs.side(name) for name in (inputs.name, *inputs.others)]
     side = next((side for side in sides if side.modality == "text"), inputs)

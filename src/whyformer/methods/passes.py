@@ -27,7 +27,7 @@ from whyformer.models.walking import weights
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor, needed_calls
-from whyformer.tape.checks import foreign, unset
+from whyformer.tape.checks import foreign_leaves, reads_of_unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
@@ -112,7 +112,7 @@ class Layout:
     def leading(self) -> list[Attention]:
         """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
         rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
-        unknown = (stream for stream in self.streams if not stream.all_blocks)  # what reads these rows is unknown
+        unknown = (stream for stream in self.streams if not stream.all_blocks)  # the readers of these rows are unknown
         reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}
         leading = list[Attention]()
         for attention in reversed(self.attentions):
@@ -139,7 +139,7 @@ class ForwardPass:
         samples: ``[B]`` the sample of which each row is a copy, see :class:`~whyformer.models.output.Output`.
         tape: the recorded calls and values.
         raw: the model's output.
-        end: the function that the model applies to its logits at the end; None without one.
+        end: the function that the model applies to its logits at the end; None if there is none.
         precision: agreement of the float32 copy that ran with its model in half precision; None for other models.
         custom_ops: operations that users registered, see :func:`whyformer.rules.register`.
         wide: as for :func:`record_pass`.
@@ -335,7 +335,7 @@ def record_pass(
     Raises:
         ModelError: the output depends on values that torch did not compute.
     """
-    before = weights(model)  # a hook may replace some
+    before = weights(model)  # hooks may replace some during the pass
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
@@ -343,7 +343,7 @@ def record_pass(
             record_call, model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide
         )
         tape, raw = passing()
-        if tape.changes_weights:  # once, by a model that rescales them in its first pass
+        if tape.changes_weights:  # allowed once: some models rescale their weights in the first pass
             tape, raw = passing()
         if tape.changes_weights:
             raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")
@@ -352,7 +352,7 @@ def record_pass(
 
     with torch.inference_mode(False):
         recording = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
-        _refuse_values_from_nowhere(recording, [*before, *weights(model)])
+        _refuse_foreign_values(recording, [*before, *weights(model)])
     return recording
 
 
@@ -401,19 +401,19 @@ def _between_blocks(
 _TRUSTED: Recent[bool] = Recent(64)
 
 
-def _refuse_values_from_nowhere(recording: ForwardPass, own: Iterable[Tensor]) -> None:
+def _refuse_foreign_values(recording: ForwardPass, parameters: Iterable[Tensor]) -> None:
     """Raise if the output depends on values that torch did not compute, because relevance would be lost there."""
     tape = recording.tape
-    numbers = frozenset(tape.number(w) for w in own if tape.knows(w))
+    numbers = frozenset(tape.number(w) for w in parameters if tape.knows(w))
     others = sorted(n for n in tape.leaves - tape.inputs - numbers if tape.floating(n))
-    key = tape.signature, numbers, tuple(tape[n].data_ptr() for n in others)  # constants keep their addresses
+    key = tape.signature, numbers, tuple(tape[n].data_ptr() for n in others)  # constants have one address
     if _TRUSTED.get(key):
         return
     calls = needed_calls(tape.calls, recording.outputs.values())
     needed = {c.number for c in calls}
-    reads = [c for c in unset(tape) if c.number in needed]
+    reads = [c for c in reads_of_unset(tape) if c.number in needed]
     read = {o for c in calls for o in c.operands}
-    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _foreign(recording, numbers) if n in read]
+    unexplained = [] if reads or read.isdisjoint(others) else [n for n in _unexplained(recording, numbers) if n in read]
     if not reads and not unexplained:
         _TRUSTED.put(key, True)
         return
@@ -428,12 +428,12 @@ def _refuse_values_from_nowhere(recording: ForwardPass, own: Iterable[Tensor]) -
     )
 
 
-def _foreign(recording: ForwardPass, weights: Collection[int]) -> list[int]:
+def _unexplained(recording: ForwardPass, weights: Collection[int]) -> list[int]:
     """Return values that are neither results of calls nor weights, and that differ in a second pass on other inputs."""
     args, kwargs = recording.feed
     change = lambda v: _changed(recording.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = recording.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
-    return foreign(recording.tape, other, weights)
+    return foreign_leaves(recording.tape, other, weights)
 
 
 def _changed(tape: Tape, value: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ def lrp(
     block's input (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
 
     Args:
-        rule: rule of linear layers. "separate": the published baseline, whose (+,+) and (−,−) products have their own
-            denominators (relevance can double in a layer, see ``diagnostics["conservation"]``); "shared": the rules of
+        rule: rule of linear layers. "separate": the published baseline, with separate denominators for (+,+) and (−,−)
+            products (relevance can double in a layer, see ``diagnostics["conservation"]``); "shared": the rules of
             Transformer Attribution (one denominator, normalised add); "alpha_beta", "epsilon", "gamma": that rule in
             linear layers with the plain add rule.
         alpha: α of "shared" and "alpha_beta" (β = α − 1).
@@ -51,7 +51,7 @@ def lrp(
 
     Under the plain add rule, single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
-    recorded = task.recorded(_rules(rule, alpha, epsilon, gamma))
+    recorded = task.rooted_pass(_rules(rule, alpha, epsilon, gamma))
     flows = recorded.back(task.seed(recorded.logits))
     return of_roots(task, recorded.logits, flows, "sum", recorded.balance.diagnostics(promised=rule == "shared"))
 
@@ -84,6 +84,6 @@ def partial_lrp(
         maps[index] = relevance.clamp(min=0).mean(1)
 
     work = streams.begin(task, rules, row_alone=True)
-    walked = work.walk(rules, MapWatch(work.wanted(Aggregation(layers=block)), observe))
+    walked = work.walk(rules, MapWatch(work.attentions_for(Aggregation(layers=block)), observe))
     rows = work.paths(maps, walked.readouts).mean_of_rows()
     return work.scores(rows, walked.logits, walked.balance, promised=promised)

@@ -158,28 +158,28 @@ class Method:
         run = functools.partial(self.function, **settings)
         return each_text(task, run(task) if self.family == "perturbation" else in_groups(task, run))
 
-    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """Fill in the defaults of settings.
 
         Raises:
             InputError: a name is unknown, or a value is out of range.
         """
-        for name in given:
+        for name in chosen:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
                 with_it = [m.name for m in list_methods() if name in m.settings]
                 others = f"; methods with this setting: {', '.join(with_it)}" if with_it else ""
                 listing = f"Its settings and defaults: {valid}{others}"
                 raise unknown(f"{self.name} has no setting", name, self.settings, listing)
-        full = {**self.settings, **given}
-        for name, (wanted, check) in self.checks.items():
+        full = {**self.settings, **chosen}
+        for name, (description, check) in self.checks.items():
             try:
                 valid_value = check(full[name])
             except (TypeError, ValueError):
                 valid_value = False
             if not valid_value:
                 raise InputError(
-                    f"{self.name}: {name} must be {wanted}, not {full[name]!r} (default {self.settings[name]!r})"
+                    f"{self.name}: {name} must be {description}, not {full[name]!r} (default {self.settings[name]!r})"
                 )
         return full
 
@@ -249,7 +249,7 @@ def find(name: str) -> Method:
     """Return the method of that name.
 
     Raises:
-        InputError: there is none; the message lists the names.
+        InputError: no method has this name.
     """
     if not isinstance(name, str):
         kind = getattr(name, "__name__", None) or type(name).__name__

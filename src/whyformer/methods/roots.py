@@ -56,10 +56,10 @@ class Roots:
 
     def is_in(self, tape: Tape, number: int) -> bool:
         """Return True if a root inside the model has the same number in another pass."""
-        (wanted, shape), call = self.calls[number], tape.maker.get(number)
+        (expected, shape), call = self.calls[number], tape.maker.get(number)
         if call is None or tape.shapes[number] != shape:
             return False
-        return (call.number, call.name, call.operands) == (wanted.number, wanted.name, wanted.operands)
+        return (call.number, call.name, call.operands) == (expected.number, expected.name, expected.operands)
 
     def arranged(self, name: str, values: Callable[[int], Tensor]) -> Tensor:
         """Return the input's rows ``[B, N, ...]`` of tensors shaped like its roots, with the features of several roots
@@ -166,7 +166,7 @@ def _entry(
     arguments = [argument_of(recording.feed, side.scored) for side in sources.values() if side.modality != "text"]
     others = [recording.tape.number(t) for t in arguments]
     if len(sources) > 1 and not bool(rows.of(number).all()):
-        return looked_up, row_numbers  # it also holds vectors of no row, such as those of a picture
+        return looked_up, row_numbers  # the value also holds vectors without a row, such as those of a picture
     texts = [n for name, n in rows.roots.items() if name != source and n not in others and n < number]
     mixed = _is_mixed(recording, rows, number, row_numbers, looked_up, (*others, *texts))
     return looked_up if mixed else number, row_numbers
@@ -178,18 +178,18 @@ _MIXED: Recent[tuple[bool]] = Recent(64)
 def _is_mixed(
     recording: ForwardPass, rows: Rows, value: int, row_numbers: Tensor, looked_up: int, others: tuple[int, ...]
 ) -> bool:
-    """Return True if the rows of an input in a value depend on other inputs, or other rows of it on the input."""
+    """Return True if the rows of an input in a value depend on other inputs, or its other rows depend on this input."""
     tape, key = recording.tape, (recording.tape.signature, value, looked_up, others)
     cached = _MIXED.get(key)
     if cached is None:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
         inside[row_numbers.flatten()] = True
-        is_own = inside[label].to(tape.device(value))
+        is_inside = inside[label].to(tape.device(value))
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
         program = read_program(tape, [looked_up, *others], [value])
-        runs = [(GRADIENT, {value: seed * is_own}), (GRADIENT, {value: seed * ~is_own})]
-        from_own, from_others = walk_back(program, tape, runs, wanted=[looked_up, *others])
-        mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[looked_up].any())
+        runs = [(GRADIENT, {value: seed * is_inside}), (GRADIENT, {value: seed * ~is_inside})]
+        from_inside, from_outside = walk_back(program, tape, runs, wanted=[looked_up, *others])
+        mixed = any(bool(from_inside[n].any()) for n in others) or bool(from_outside[looked_up].any())
         cached = _MIXED.put(key, (mixed,))
         tape.release()
     return cached[0]
@@ -235,7 +235,7 @@ def changed_pass(
         moved = [number for number in changes if not roots.is_in(recording.tape, number)]
         if not moved:
             return recording, roots
-        # a pass with other experts reads a later input at another place, which does not depend on later changes
+        # with other experts, the model reads a later input at another place: find it with the earlier changes only
         before = {number: change for number, change in changes.items() if number < min(moved)}
         roots = find_roots(passing(before), sources, derived)
     raise ModelError(_MOVED)
@@ -251,7 +251,7 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
     """Return {number of a root: function that replaces the rows of all inputs whose root it is}."""
 
     def changed(value: Tensor, number: int) -> Tensor:
-        if value.shape != roots.calls[number][1]:  # another value, see changed_pass
+        if value.shape != roots.calls[number][1]:  # another value has this number, see changed_pass
             return value
         for name, arranged in values.items():
             if number in roots.numbers[name]:
@@ -303,12 +303,12 @@ class RootedPass:
         Raises:
             ModelError: nothing arrives at any root.
         """
-        tape, wanted = self.recording.tape, self.roots.every
+        tape, roots = self.recording.tape, self.roots.every
         starts = self.recording.starts(self.read_logits, seed)
-        program = read_program(tape, wanted, starts)
+        program = read_program(tape, roots, starts)
         with self.recording.naming_modules():
             runs = [(self.composite, by_sign(self.composite, starts))]
-            (flows,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
+            (flows,) = walk_back(program, tape, runs, wanted=roots, **self._within(program, starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
             constant = f", or {self.composite.name} holds every path constant (then use input_x_gradient)"

@@ -47,8 +47,9 @@ class AttendedPass(MapPass):
     def laid_out(self, value: int, features: Tensor) -> Tensor:
         """Return features ``[B, N, D]`` in the layout of a value, with zeros outside of rows; the inverse of
         :meth:`features`."""
-        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.recording.tape[value])
-        return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
+        rows, numbers, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.recording.tape[value])
+        shape = rows.features(value, empty, numbers).shape
+        return rows.with_features(value, empty, numbers, features.reshape(shape))
 
     def with_value(self, value: int, other: Tensor) -> AttendedPass:
         """Record another pass of the model in which a value is replaced by one of the same shape.

@@ -42,26 +42,26 @@ class SharedPasses:
         off: True if nothing is shared, or no longer.
         targets: the inputs whose targets share the pass, each of which starts its own backward walk; None if methods
             share it.
-        views: number of times that the pass was used.
+        uses: number of times that the pass was used.
         failed: errors of methods that used the pass.
     """
 
     off: bool = False
     targets: Inputs | None = None
-    views: int = 0
+    uses: int = 0
     failed: list[Exception] = field(default_factory=list)
     _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
 
-    def around(self, make: Callable[..., T]) -> T:
+    def run(self, make: Callable[..., T]) -> T:
         """Return the result of ``make(shared=...)``. A method that fails with the shared pass is run again without
         it, so that its error does not depend on other methods."""
         if self.off:
             return make(shared=None)
-        before = self.views
+        before = self.uses
         try:
             return make(shared=self)
         except Exception as error:
-            if self.views == before:
+            if self.uses == before:
                 raise
             self.failed.append(error)
             if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -69,9 +69,9 @@ class SharedPasses:
                 self.release()
         return make(shared=None)
 
-    def passed(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
-        """Return the pass that ``make`` records, once for the same inputs unless the model has changed; ``in_float32``
-        for a pass in another precision than the model's.
+    def forward_pass(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
+        """Return the pass that ``make`` records. It is recorded again only for other inputs or a changed model, and
+        once more with ``in_float32``, for a model in half precision.
 
         Raises:
             NotShared: targets share the pass, and the inputs are others.
@@ -84,7 +84,7 @@ class SharedPasses:
         if cached is None or cached[0] is not task.inputs or changes(task.model, cached[1]):
             self._passed.pop(in_float32, None)  # free its memory before the next pass
             self._passed[in_float32] = cached = task.inputs, parameters(task.model), make()
-        self.views += 1
+        self.uses += 1
         return cached[2]
 
     def release(self) -> None:

@@ -47,7 +47,7 @@ class Sources:
         """Return the error for a model that this method does not support."""
         raise TypeError("only a Task has a method")
 
-    def fed(self, inputs: Inputs) -> Feed:
+    def feed(self, inputs: Inputs) -> Feed:
         """Return the (args, kwargs) to feed. If the target reads only the last row, a language model computes only the
         logits of that row."""
         args, kwargs = inputs.feed
@@ -73,7 +73,7 @@ class Sources:
         takes, sources = forward_names(self.model), dict[str, str]()
         if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
-        rows = self.passed().layout(self.scored_inputs, self.read_logits).rows
+        rows = self.forward_pass().layout(self.scored_inputs, self.read_logits).rows
         looked_up, samples = dict[str, set[int]](), dict[str, set[int]]()
         for family in rows.families:
             if family.elements is not None:
@@ -104,15 +104,14 @@ class Sources:
         return sides
 
     # -- passes
-    def passed(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or
-        wider, for relevance."""
+    def forward_pass(self, *, wide: bool = False) -> ForwardPass:
+        """Return a recorded pass of the inputs; see :meth:`whyformer.methods.task.Task.forward_pass`."""
         raise TypeError("only a Task can be recorded")
 
     @cached_property
     def structure(self) -> Structure:
         """The sequences of rows, their blocks and their attention."""
-        passed = map_pass(self.passed(), self.scored_inputs, self.read_logits, self.derived)
+        passed = map_pass(self.forward_pass(), self.scored_inputs, self.read_logits, self.derived)
         return Structure(passed, self.inputs.name, (*self.scored_inputs, *self.derived))
 
     @property
@@ -135,7 +134,7 @@ class Sources:
         """
         self._refuse_shared(row_alone)
         self.refuse_without_maps()
-        return self._with_structure(self.passed(wide=relevance))
+        return self._with_structure(self.forward_pass(wide=relevance))
 
     def block_pass(self, *, row_alone: bool = False) -> MapPass:
         """Return a recorded pass with the blocks of all inputs.
@@ -179,7 +178,7 @@ class Sources:
         """Return a recorded pass with its single sequence of attending rows.
 
         Args:
-            values, roots: as for :meth:`recorded`.
+            values, roots: as for :meth:`rooted_pass`.
             relevance: whether relevance will be propagated.
             row_alone: as for :meth:`map_pass`.
             merged: allow rows that are merged from rows which attended before.
@@ -189,7 +188,7 @@ class Sources:
         """
         self._refuse_shared(row_alone)
         self.refuse_streams()
-        recording = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
+        recording = self._changed(values, roots)[0] if values else self.forward_pass(wide=relevance)
         attended = attended_pass(self._with_structure(recording), self.inputs.name)
         if attended is None:
             if self.structure.merges:
@@ -199,7 +198,8 @@ class Sources:
             raise self.refuse(MERGED)
         return attended
 
-    def recorded(
+    def rooted_pass(
+
         self, composite: Composite, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
     ) -> RootedPass:
         """Return a recorded pass, ready to propagate back to all inputs.
@@ -212,7 +212,7 @@ class Sources:
         rules, relevance = with_custom_rules(composite), composite.carrier == "relevance"
         if values:
             return RootedPass(*self._changed(values, roots), rules, self.read_logits, moved=True)
-        recording = self.passed(wide=relevance)
+        recording = self.forward_pass(wide=relevance)
         layout = recording.layout(self.scored_inputs, self.read_logits) if relevance else None
         roots = find_roots(recording, self.scored_inputs, self.derived)
         return RootedPass(recording, roots, rules, self.read_logits, layout)
@@ -220,7 +220,7 @@ class Sources:
     def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
         self._refuse_shared(False)
         with naming_changed_inputs():
-            arguments = self.model, self.fed(self.inputs), self.inputs.samples, self.scored_inputs
+            arguments = self.model, self.feed(self.inputs), self.inputs.samples, self.scored_inputs
             return changed_pass(*arguments, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)
 
     # -- rows
@@ -250,7 +250,7 @@ class Sources:
         """
         _, elements = self.located(picture, key)
         if bool((elements.rows < 0).any()):
-            raise self.refuse(f"some parts of '{picture}' have no row", verdict=NOT_YET)
+            raise self.refuse(f"some parts of the picture '{picture}' are represented by no row", verdict=NOT_YET)
         return elements
 
     def real_rows(self, key: Key, shape: Sequence[int]) -> Tensor:
@@ -298,8 +298,8 @@ class Sources:
         """Return whether an input holds several texts of each sample: multiple choice, or those that a detector looks
         for in its picture."""
         side, is_input = self.sources[name], name in (self.inputs.name, *self.inputs.others)
-        own = side.modality == "text" and is_input and name not in self.inputs.shared
-        return side.choices is not None or (own and self.inputs.is_packed(side.tensor))
+        unshared = side.modality == "text" and is_input and name not in self.inputs.shared
+        return side.choices is not None or (unshared and self.inputs.is_packed(side.tensor))
 
     def _is_packed(self, name: str) -> bool:
         side = self.sources[name]
@@ -329,12 +329,12 @@ class Sources:
         places = elements.to(values.device).expand(len(values), -1)
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
 
-    def of_sources(self, found: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
+    def of_sources(self, row_scores: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""
         by_input = {}
         for name, side in self.sources.items():
-            rows = {key: self._of_elements(name, key, values) for key, values in found.items() if name in key}
-            # a class token among other keys is a row of the queries, whose other rows are no keys
+            rows = {key: self._of_elements(name, key, values) for key, values in row_scores.items() if name in key}
+            # a class token that is joined to other keys is a row of the queries, whose other rows are not keys
             scored = [pair for pair in rows.values() if bool(pair[0].any())] or list(rows.values())
             for values, elements in scored[:1]:
                 values = self.at_tokens(name, values) if side.modality == "text" else values
@@ -353,11 +353,11 @@ class Sources:
         """Return the main input's scores, with those of the other inputs as parts."""
         main = by_input.pop(self.inputs.name, None)
         if main is None:
-            raise self._unattended()
+            raise self._without_scores()
         return replace(main, diagnostics=diagnostics, parts=by_input)
 
-    def _unattended(self) -> MethodNotApplicable:
-        """Return the error for maps none of which has scores of the main input; it names blocks that have some."""
+    def _without_scores(self) -> MethodNotApplicable:
+        """Return the error for maps without scores of the main input. It names the blocks that attend to this input."""
         name, settings = self.inputs.name, METHODS[self.method].settings
         blocks = self.structure.attending(name)
         if blocks:
@@ -431,9 +431,9 @@ def _computed_from(side: Inputs, elements: Tensor) -> Inputs:
 
     mask = picked(side.mask, True)
     if mask is not None and side.mask is not None and mask.shape == side.mask.shape:
-        mask &= side.mask  # without padding, the model would compute as many ids as the text has
+        mask &= side.mask  # ids at the positions of padding are padding too
     tokens = side.features.tokens
-    tokens = None if tokens is None or len(tokens) != len(rows) else tokens  # the features of copies are the samples'
+    tokens = None if tokens is None or len(tokens) != len(rows) else tokens  # copies have the features of their samples
     if tokens is not None:
         tokens = [[text[i] if i >= 0 else "·" for i in row] for text, row in zip(tokens, rows.tolist(), strict=True)]
     return replace(side, mask=mask, special=picked(side.special, True), features=Features(tokens))

@@ -11,10 +11,10 @@ from torch import Tensor
 from whyformer.methods.attended import Key, MapPass, NamedAttention, has_one_resolution
 from whyformer.tape.streams import Stream, is_passed
 
-__all__ = ["MERGED", "NOT_YET", "UNREAD", "UNSEEN", "Structure"]
+__all__ = ["MERGED", "NOT_YET", "NO_ATTENTION", "UNREAD", "Structure"]
 
 NOT_YET = "is not supported yet"
-UNSEEN = "no attention was seen in its forward pass"
+NO_ATTENTION = "no attention was seen in its forward pass"
 UNREAD = "the output of its last block is unknown or does not reach the logits"
 MERGED = "its attention works in windows or at several resolutions, so there is no map over all tokens"
 
@@ -104,8 +104,8 @@ class Structure:
     def attending(self, name: str) -> list[int]:
         """Return the indices of the blocks of sequences that the target reads that attend to rows of an input."""
         keys = self.passed.key_streams
-        found = ((n, a.layer) for n, a in self.attentions.items() if a.queries in self.ends and not a.is_merged)
-        return sorted({layer for n, layer in found if any(name in key for key in keys[n])})
+        layers = ((n, a.layer) for n, a in self.attentions.items() if a.queries in self.ends and not a.is_merged)
+        return sorted({layer for n, layer in layers if any(name in key for key in keys[n])})
 
     def elements_of(self, name: str) -> Tensor | None:
         """Return the element ``[B, M]`` of an input that each of its rows represents, −1 for none; None if the rows are
@@ -120,11 +120,11 @@ class Structure:
         if not layout.is_whole:
             return "it looks its tokens up in two tables, and attention of the second one is not followed", NOT_YET
         if not layout.attentions:
-            return UNSEEN, "has no meaning"
-        mixed = next((s for s in self.streams if s.others and s.is_read), None)
+            return NO_ATTENTION, "has no meaning"
+        mixed = next((s for s in self.streams if s.mixing_count and s.is_read), None)
         if mixed is not None:
             attending = sum(bool(block.attentions) for block in mixed.blocks)
-            count = attending + mixed.others
+            count = attending + mixed.mixing_count
             reason = f"only {attending} of its {count} blocks have attention, the others mix tokens without a map"
             return reason, "has no meaning"
         if not self.passed.is_complete:

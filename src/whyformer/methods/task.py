@@ -64,7 +64,7 @@ class Task(Sources):
         progress: function that wraps an iterable of long work.
         method: name of the method.
         read_logits: function from the model's output to the row of logits that the target selects from.
-        counted: whether a token's index selects that row, so that it changes when other tokens are deleted.
+        counted: whether the index of a token selects that row, which then changes when other tokens are deleted.
         last: whether that row belongs to the last real token, so that a language model need not compute others.
         options: options of the model's passes.
         activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
@@ -95,8 +95,7 @@ class Task(Sources):
         return seed
 
     def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
-        """Return the target's value ``[B]``; the predicted class is taken from ``like`` if given, else from ``logits``.
-        """
+        """Return the target's value ``[B]``. The predicted class is that of ``like``; of ``logits`` if None."""
         return self.resolve(logits if like is None else like)(logits)
 
     def copies(self, times: int, logits: Tensor) -> Task:
@@ -119,7 +118,7 @@ class Task(Sources):
         """Return the batch size for the model's passes: ``batch_size``, or 1 if the model does not accept batches."""
 
         def twice() -> tuple[Any, Any]:
-            return self.fed(self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0)))
+            return self.feed(self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0)))
 
         return batch_size if accepts_batches(self.model, twice) else 1
 
@@ -138,19 +137,20 @@ class Task(Sources):
 
         return replace(self, inputs=self.inputs.of_samples(numbers), resolve=lambda _: value)
 
-    def passed(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or
-        wider, for relevance."""
+    def forward_pass(self, *, wide: bool = False) -> ForwardPass:
+        """Return a recorded pass of the inputs, which several targets or methods may share. With ``wide``, it runs in
+        float32 or wider, as relevance requires."""
 
         def make() -> ForwardPass:
-            feed, samples = self.fed(self.inputs), self.inputs.samples
+            feed, samples = self.feed(self.inputs), self.inputs.samples
             if wide:
                 return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
             return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
 
-        in_float32 = wide and (self.in_half_precision or self.passed().is_half)
+        in_float32 = wide and (self.in_half_precision or self.forward_pass().is_half)
         if in_float32 not in self._passes:
-            self._passes[in_float32] = make() if self.shared is None else self.shared.passed(self, make, in_float32)
+            shared = self.shared
+            self._passes[in_float32] = make() if shared is None else shared.forward_pass(self, make, in_float32)
         return self._passes[in_float32]
 
     @cached_property
@@ -169,7 +169,7 @@ class Task(Sources):
         Args:
             composite: the rules of the backward walk.
             watch: the callbacks.
-            values, roots: as for :meth:`recorded`.
+            values, roots: as for :meth:`rooted_pass`.
 
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
@@ -207,8 +207,8 @@ class Task(Sources):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context of a method's work: switch ``inference_mode`` off, raise if the model is changed meanwhile, and apply
-        the rules of the options."""
+        """Context manager for the work of a method: turn ``inference_mode`` off, raise an error if the model changes,
+        and apply the rules of the options."""
         with refuse_changes(self.model), torch.inference_mode(False), custom_rules(self.options.rules):
             yield
 
@@ -216,7 +216,7 @@ class Task(Sources):
         """Return the row of logits that the target reads, from a plain forward pass without gradients."""
         chosen = inputs or self.inputs
         try:
-            return plain_logits(self.model, *self.fed(chosen), self.read_logits, chosen.samples)
+            return plain_logits(self.model, *self.feed(chosen), self.read_logits, chosen.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
@@ -237,8 +237,8 @@ class Task(Sources):
         return number % count if count else number
 
     def blocks(self, unknown: str | None = None) -> int:
-        """Return the number of blocks that the rows of the main input pass through. If there are none, return 0, or
-        raise with ``unknown`` as the fact that is then unknown."""
+        """Return the number of blocks that the rows of the main input pass through. If there are none, return 0; with
+        ``unknown``, which says what is unknown without blocks, raise an error instead."""
         count = len(self.structure.passed.blocks_of(self.inputs.name))
         if not count and unknown is not None:
             raise self.refuse(f"it has no recognizable blocks, so {unknown} is unknown")
@@ -254,17 +254,17 @@ class Task(Sources):
         """
         passed = next(iter(self._passes.values()), None)
         if passed is None and self.shared is not None:
-            passed = self.passed()
+            passed = self.forward_pass()
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
-            passed = passed or record_pass(self.model, self.fed(inputs), inputs.samples)
+            passed = passed or record_pass(self.model, self.feed(inputs), inputs.samples)
             number = passed.tape.number(argument_of(passed.feed, self.scored_inputs[name].scored))
             return find_read_box(passed.tape, number, passed.outputs.values())
         return None
 
     def lay_out(self, scores: Scores) -> Scores:
-        """Turn scores of rows into those of tokens or of a picture's cells, without those of CLS and registers; and add
-        the part of each picture that the model reads."""
+        """Turn scores of rows into scores of tokens or of a picture's cells, without those of CLS and registers. Scores
+        of a picture also get the box of the pixels that the model reads."""
         laid_out = self._laid_out(scores)
         parts = {n: self._with_read(part) for n, part in laid_out.parts.items()}
         return replace(self._with_read(laid_out), parts=parts)

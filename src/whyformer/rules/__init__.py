@@ -1,10 +1,11 @@
 """Propagation rules: how each kind of unit propagates relevance from its exits to its entries.
 
 A rule is a function of the walk, the step and the flows, see :class:`whyformer.tape.walking.Rule`. A composite maps
-kinds of units to rules. Propagated are (see docs/how-it-works.md)
+kinds of units to rules. Rules propagate (see docs/how-it-works.md)
 
 * backward, a *multiplier* m with R = x ⊙ m (:mod:`~whyformer.rules.multipliers`); the empty composite is the gradient;
-* backward, the *relevance* R itself (:mod:`~whyformer.rules.propagation`); or
+* backward, the *relevance* R itself (:mod:`~whyformer.rules.propagation`), through linear layers by
+  :mod:`~whyformer.rules.linear` and :mod:`~whyformer.rules.hidden`; or
 * forward, the *shares* of tokens in each value (:mod:`~whyformer.rules.shares`, :mod:`~whyformer.rules.vectors`).
 
 :func:`register` adds a rule for a custom operation.

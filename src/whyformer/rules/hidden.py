@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import UnknownOperation
-from whyformer.rules.linear import Back, MatrixLayer, Share, wide
+from whyformer.rules.linear import Back, LayerRule, MatrixLayer, wide
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
 
@@ -38,14 +38,14 @@ class HiddenLayer(MatrixLayer):
         return self.y() - self.bias
 
 
-def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
+def hidden_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
     """Return the rule for custom operations registered as "linear".
 
     If the operation multiplies each row with the same weights, it is a layer and gets the rule of layers. Otherwise, it
     gets the rule of weighted sums, or is refused if it uses weights of the model, which the rule of layers needs.
 
     Args:
-        share: the rule of layers.
+        rule: the rule of linear layers.
         otherwise: the rule of weighted sums.
     """
 
@@ -65,7 +65,7 @@ def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
             return otherwise(walk, step, flows)
         weight, bias = (wide(t) for t in layer)
         rows = [wide(t).reshape(-1, t.shape[-1]) for t in (x, flow)]
-        return [(entry, share(HiddenLayer(tape, unit, rows[0], rows[1], weight.mT, None, bias)).reshape(x.shape))]
+        return [(entry, rule(HiddenLayer(tape, unit, rows[0], rows[1], weight.mT, None, bias)).reshape(x.shape))]
 
     return back
 

@@ -19,7 +19,7 @@ from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
 
 __all__ = [
     "Back",
-    "Share",
+    "LayerRule",
     "alpha_beta",
     "divide",
     "epsilon_rule",
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 Back: TypeAlias = Callable[[Walk, Step, dict[int, Tensor]], Parts]
-Share: TypeAlias = "Callable[[MatrixLayer | WrittenLayer], Tensor]"
+LayerRule: TypeAlias = "Callable[[MatrixLayer | RepeatedLayer], Tensor]"
 """Rule of linear layers: takes a layer with the relevance of its output, returns the relevance of its input."""
 Part: TypeAlias = Callable[[Tensor], Tensor]
 """Takes weights, returns their positive or negative part, their absolute values, or the weights themselves."""
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-def least(dtype: torch.dtype) -> float:
+def _least(dtype: torch.dtype) -> float:
     """Return the smallest denominator by which relevance is divided: quotients by larger ones do not overflow."""
     limits = torch.finfo(dtype)
     return limits.tiny / limits.eps
@@ -54,7 +54,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     if b.is_complex():
         return _as_pairs(divide, a, b)
     # threshold is several times faster than masked_fill
-    return a / torch.threshold(b.abs(), least(b.dtype), math.inf).copysign(b)
+    return a / torch.threshold(b.abs(), _least(b.dtype), math.inf).copysign(b)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ CPU."""
 
 
 @dataclass(frozen=True)
-class WrittenLayer:
+class RepeatedLayer:
     """A unit y = f(x; W) + constant, where f consists of any calls and is linear in x and in W. Its calls are repeated.
 
     Attributes:
@@ -129,7 +129,7 @@ class WrittenLayer:
 
 @dataclass(frozen=True)
 class MatrixLayer:
-    """A unit y = x @ W + constant, with the interface of :class:`WrittenLayer`. Parts of W are computed in chunks, so
+    """A unit y = x @ W + constant, with the interface of :class:`RepeatedLayer`. Parts of W are computed in chunks, so
     that no second copy of the weights is in memory.
 
     Attributes:
@@ -176,26 +176,26 @@ class MatrixLayer:
         return y if self.rows is None else y[self.rows]
 
 
-def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, every_row: bool = False) -> Tensor:
+def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, rule: LayerRule, *, every_row: bool = False) -> Tensor:
     """Return the relevance of the entry of a linear unit.
 
     Args:
         tape: the pass.
         unit: a unit of kind "layer".
         flow: relevance of its exit.
-        share: the rule.
+        rule: the rule.
         every_row: compute all rows. By default, rows without relevance may be skipped.
     """
     x, weight = wide(tape[unit.entries[0]]), _matrix(tape, unit)
     flow = flow.to(x.dtype)
     if weight is None:
-        return share(WrittenLayer(tape, unit, x, flow))
+        return rule(RepeatedLayer(tape, unit, x, flow))
     width, height = weight.shape
     flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
     subset = None if every_row else rows_with_flow(flow)
     if subset is None:
-        return share(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
-    relevance = share(MatrixLayer(tape, unit, rows[subset], flow[subset], weight, subset))
+        return rule(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
+    relevance = rule(MatrixLayer(tape, unit, rows[subset], flow[subset], weight, subset))
     return relevance.new_zeros(len(flow), width).index_copy_(0, subset, relevance).reshape(x.shape)
 
 
@@ -281,30 +281,30 @@ def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 
 # -- rules of linear layers --------------------------------------------------------------------------------------------
-def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Share:
-    """Return the rule R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o, (a, b) = shares(R, Σ_j z_oj, Σ_j |z_oj|), with
-    z_oj = W_oj x_j.
+def by_magnitude(coefficients: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> LayerRule:
+    """Return the rule R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o, with z_oj = W_oj x_j and
+    (a, b) = coefficients(R, Σ_j z_oj, Σ_j |z_oj|).
 
     Rules that treat positive and negative z_oj differently have this form, because z⁺ = (z + |z|) / 2. They need one
     forward product and two backward products.
     """
 
-    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
         size = layer.x.abs()
-        a, b = shares(layer.flow, layer.z(), layer.forward(size, torch.abs))
+        a, b = coefficients(layer.flow, layer.z(), layer.forward(size, torch.abs))
         return layer.backward(a, unchanged) * layer.x + layer.backward(b, torch.abs) * size
 
-    return share
+    return rule
 
 
 def _over_positive(r: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
     """Return R / 2Σz⁺, where 2Σz⁺ = Σz + Σ|z|; 0 where the denominator is only a rounding error of Σ|z|."""
     noise = 16 * torch.finfo(total.dtype).eps
-    above = torch.threshold_((total + magnitude).sub_(magnitude, alpha=noise), least(total.dtype), math.inf)
+    above = torch.threshold_((total + magnitude).sub_(magnitude, alpha=noise), _least(total.dtype), math.inf)
     return r / above.add_(magnitude, alpha=noise)
 
 
-def alpha_beta(alpha: float = 1.0) -> Share:
+def alpha_beta(alpha: float = 1.0) -> LayerRule:
     """Return the αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1).
     Without bias.
 
@@ -312,33 +312,33 @@ def alpha_beta(alpha: float = 1.0) -> Share:
     except at outputs that have no product of one of the signs.
     """
 
-    def shares(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+    def coefficients(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
         up = _over_positive(r, total, magnitude)
         if alpha == 1:
             return up, up
         up, down = up * alpha, _over_positive(r, -total, magnitude) * (alpha - 1)
         return up + down, up - down
 
-    return by_magnitude(shares)
+    return by_magnitude(coefficients)
 
 
-def gamma_rule(gamma: float = 0.25) -> Share:
+def gamma_rule(gamma: float = 0.25) -> LayerRule:
     """Return the γ rule for entries of any sign (Montavon et al. 2019). Without bias.
 
     R_j = Σ_o (z_oj + γ z_oj^s) / Σ_k (z_ok + γ z_ok^s) R_o, where z^s = z if z has the sign s of Σ_k z_ok, else 0.
     Conserves relevance.
     """
 
-    def shares(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+    def coefficients(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
         sign = torch.ones_like(total).copysign(total)
         # z + γ z^s = (1 + γ/2) z + s γ/2 |z|, so the denominator has the sign of Σz
         s = divide(r, total * (1 + gamma / 2) + sign * magnitude * (gamma / 2))
         return s * (1 + gamma / 2), s * sign * (gamma / 2)
 
-    return by_magnitude(shares)
+    return by_magnitude(coefficients)
 
 
-def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
+def separate(layer: MatrixLayer | RepeatedLayer) -> Tensor:
     """Compute x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. Without
     bias.
 
@@ -350,18 +350,18 @@ def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
     return by_up * up + by_down * down
 
 
-def epsilon_rule(epsilon: float = 1e-6) -> Share:
+def epsilon_rule(epsilon: float = 1e-6) -> LayerRule:
     """Return the ε rule, R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)) (Bach et al. 2015). y includes the bias,
-    which absorbs its share of R."""
+    which absorbs its part of R."""
 
-    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
         y = layer.y()
         return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), unchanged) * layer.x
 
-    return share
+    return rule
 
 
-def box(low: Tensor, high: Tensor) -> Share:
+def box(low: Tensor, high: Tensor) -> LayerRule:
     """Return the z^B rule for a first layer on pixels (Montavon et al. 2017; TA's rule for the patch embedding).
     Without bias.
 
@@ -372,24 +372,24 @@ def box(low: Tensor, high: Tensor) -> Share:
         low, high: l and h in the shape of the entry.
     """
 
-    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
         x = layer.x
         bounds = low.reshape(x.shape), high.reshape(x.shape)
         parts: tuple[tuple[Tensor, Part], ...] = ((x, unchanged), (-bounds[0], positive), (-bounds[1], negative))
         s = divide(layer.flow, torch.stack([layer.forward(v, w) for v, w in parts]).sum(0))
         return torch.stack([layer.backward(s, w) * v for v, w in parts]).sum(0)
 
-    return share
+    return rule
 
 
-def layer_rule(share: Share) -> Back:
-    """Return the rule for units of kind "layer": ``share``, or the z^B rule if the layer reads an input of the
+def layer_rule(rule: LayerRule) -> Back:
+    """Return the rule for units of kind "layer": ``rule``, or the z^B rule if the layer reads an input of the
     model."""
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
         unit, (flow,) = step.unit, flows.values()
         if not _reads_input(walk, unit.entries[0]):
-            return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, share))]
+            return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, rule))]
         entry = unit.entries[0]
         bounds = walk.samples.ranges(entry, wide(walk.tape[entry]))
         return [(entry, relevance_of_layer(walk.tape, unit, flow, box(*bounds), every_row=True))]

@@ -23,7 +23,7 @@ from whyformer.errors import UnknownOperation
 from whyformer.rules.hidden import hidden_layer_rule, refuse_adjoint
 from whyformer.rules.linear import (
     Back,
-    Share,
+    LayerRule,
     alpha_beta,
     divide,
     epsilon_rule,
@@ -119,7 +119,7 @@ def scale_rule(normalised: bool) -> Back:
         x = tape[entry].to(flow.dtype).resolve_conj()
         c = call([torch.ones_like(x) if o == entry else tape[o] for o in call.operands])[0].resolve_conj()
         sums = ((flow.real, x.real * c.real, -x.imag * c.imag), (flow.imag, x.real * c.imag, x.imag * c.real))
-        shares = (_shares(walk, unit.exit, r, u + v, (u, v), normalised) for r, u, v in sums)
+        shares = (_relevance_of_branches(walk, unit.exit, r, u + v, (u, v), normalised) for r, u, v in sums)
         relevance = torch.complex(*(torch.stack(parts).sum(0) for parts in zip(*shares, strict=True)))
         return [(entry, unbroadcast(relevance, tape.shapes[entry]))]
 
@@ -148,14 +148,14 @@ def add_rule(normalised: bool) -> Back:
         values = (wide(tape[o]) for o in call.operands)
         branches = [v if f == 1 else v * f for v, f in zip(values, factors, strict=True)]
         y = branches[0] + branches[1] if len(unit.calls) > 1 else wide(tape[unit.exit])  # a mean is half of the sum
-        parts = _shares(walk, unit.exit, wide(flow), y, branches, normalised)
+        parts = _relevance_of_branches(walk, unit.exit, wide(flow), y, branches, normalised)
         places = zip(unit.entries, unit.places, step.live, strict=True)
         return [(e, unbroadcast(parts[p], tape.shapes[e])) for e, p, live in places if live]
 
     return back
 
 
-def _shares(
+def _relevance_of_branches(
     walk: Walk, exit_: int, flow: Tensor, y: Tensor, branches: Sequence[Tensor], normalised: bool
 ) -> Sequence[Tensor]:
     """Return the relevance of the two branches of a sum y."""
@@ -214,12 +214,12 @@ def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
     raise _refused(step, "an operation without a rule for relevance")
 
 
-def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
+def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
     """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, use their ordinary adjoint.
 
     Args:
-        share: rule of linear layers.
-        name: its name for audits.
+        rule: rule of linear layers.
+        name: name of this rule for audits.
         normalised: use the normalised add rule.
     """
     add, layers = "normalised add" if normalised else "add", f"{name}, z^B at inputs"
@@ -228,8 +228,8 @@ def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
         "norm": (norm_rule, "identity"),
         "scale": (scale_rule(normalised), "identity"),
         "clip": (clip_rule, "identity"),
-        "layer": (layer_rule(share), layers),
-        HIDDEN_LAYER: (hidden_layer_rule(share, z_rule), layers),
+        "layer": (layer_rule(rule), layers),
+        HIDDEN_LAYER: (hidden_layer_rule(rule, z_rule), layers),
         "adjoint": (refuse_adjoint, None),
         "weighted sum": (z_rule, "z"),
         "product": (product_rule, "z × 0.5"),
@@ -282,13 +282,13 @@ def layerwise(
         gamma: γ of "gamma".
         normalise_add: use the normalised add rule.
     """
-    shares: dict[str, tuple[Share, str]] = {
+    layer_rules: dict[str, tuple[LayerRule, str]] = {
         "separate": (separate, ""),
         "alpha_beta": (alpha_beta(alpha), f", alpha={alpha}"),
         "epsilon": (epsilon_rule(epsilon), f", epsilon={epsilon}"),
         "gamma": (gamma_rule(gamma), f", gamma={gamma}"),
     }
-    share, setting = shares[rule]
+    of_layers, setting = layer_rules[rule]
     name = f"LRP ({rule}{setting}{', normalised add' if normalise_add else ''})"
-    rules = _rules(share, rule.replace("_", "-"), normalise_add)
+    rules = _rules(of_layers, rule.replace("_", "-"), normalise_add)
     return Composite(name, rules, "relevance", by_sign=normalise_add)

@@ -47,8 +47,8 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
             ``relevance``, those that propagate multipliers its ``gradient`` or ``hold``; without these, they refuse it.
 
     Raises:
-        InputError: neither or both of ``like`` and ``rule`` are given, ``like`` does not exist, or torch decomposes the
-            operation into others before it is recorded.
+        InputError: neither or both of ``like`` and ``rule`` are passed, ``like`` does not exist, or torch decomposes
+            the operation into others before it is recorded.
     """
     _registered[operation] = _custom_rule(operation, like, rule)
 

@@ -45,11 +45,11 @@ class Shares:
     Attributes:
         parts: ``[S, ...]``, the share of each source, without the rest.
         rest: the part of the value that belongs to no source; None if zero.
-        is_late: True if the rest comes from an attention, so that it is distributed after the sum to which the
-            attention is added.
+        is_late: True if the rest comes from an attention: it is distributed after the sum of the attention and the
+            residual branch.
         is_alone: True if each row still belongs to a single source.
         weights: ``[S, ...]``, fraction of the rest that each source gets; None if the rest is not distributed.
-        shared: for a view of a value with a rest, a function that returns the parts of the view with the rest
+        before_view: for a view of a value with a rest, a function that returns the parts of the view with the rest
             distributed before the view; None otherwise.
     """
 
@@ -58,10 +58,10 @@ class Shares:
     is_late: bool = False
     is_alone: bool = False
     weights: Tensor | None = None
-    shared: Callable[[], Tensor] | None = None
+    before_view: Callable[[], Tensor] | None = None
 
     @property
-    def left(self) -> Tensor | None:
+    def pending(self) -> Tensor | None:
         """The rest, if it has not been distributed."""
         return self.rest if self.weights is None else None
 
@@ -75,8 +75,8 @@ class Shares:
 
 
 def _only_entry(unit: Unit) -> int | None:
-    """Return the only entry of a unit that propagates shares, the dividend of a quotient or the sampled value; None for
-    other units."""
+    """Return the dividend of a quotient or the value that is sampled, the only entry of such a unit that may propagate
+    shares; None for other units."""
     if unit.kind in ("quotient", "sampling"):
         return unit.entries[0]
     return unit.entries[unit.places.index(0)] if unit.name == "div" and unit.kind in _BILINEAR else None
@@ -87,7 +87,7 @@ class ShareRules:
 
     Args:
         tape: the pass.
-        rows: which row each element of a value belongs to.
+        rows: the rows of the pass.
         real: ``[B, S]``, False for sources that are padding.
         at_once: number of sources whose shares are computed together.
 
@@ -120,7 +120,7 @@ class ShareRules:
         alone = _only_entry(unit)
         if alone is not None:
             if alone not in entries:
-                raise self._lost(unit)
+                raise self._untraceable(unit)
             results = self._affine(unit, {alone: entries[alone]})
         elif unit.kind in _BILINEAR:
             results = self._halves(unit, entries) if len(branches) > 1 else self._mixed(unit, entries)
@@ -131,17 +131,17 @@ class ShareRules:
         elif unit.kind in _SLOPED and len(entries) == 1:
             results = self._sloped(unit, entries)
         else:
-            raise self._lost(unit)
+            raise self._untraceable(unit)
         return dict(zip(unit.exits, results, strict=True))
 
-    def settled(self, value: int, shares: Shares) -> Shares:
+    def distribute_rest(self, value: int, shares: Shares) -> Shares:
         """Distribute the rest over the sources in proportion to |⟨x_←j, rest⟩|, with the inner product over the
         features; equally where that is zero for all j."""
-        rest = shares.left
+        rest = shares.pending
         if rest is None:
             return shares
-        if shares.shared is not None:
-            return Shares(shares.shared(), is_alone=shares.is_alone)
+        if shares.before_view is not None:
+            return Shares(shares.before_view(), is_alone=shares.is_alone)
         axes = self._features(value, rest)
         sizes = torch.cat([self._inner(p * rest, axes).abs() for p in shares.parts.split(self.at_once)])
         total = sizes.sum(0)
@@ -153,7 +153,7 @@ class ShareRules:
         """Return ``[S, B]``, the inner product of each share of an output of B samples with ``flow``, the gradient of a
         target with respect to the output."""
         each = (-1, batch, flow.numel() // batch)
-        return self._each(lambda part: (part * flow).reshape(each[1:]).sum(-1), self.settled(value, shares))
+        return self._each(lambda part: (part * flow).reshape(each[1:]).sum(-1), self.distribute_rest(value, shares))
 
     # -- by kind of unit
     def _affine(self, unit: Unit, entry_shares: dict[int, Shares]) -> list[Shares]:
@@ -161,20 +161,20 @@ class ShareRules:
         their entries; other units distribute them first."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in entry_shares]
         shares = [entry_shares[e] for e in entries]
-        settle_each = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
+        settle_each = [partial(self.distribute_rest, e, s) for e, s in zip(entries, shares, strict=True)]
         is_view, keeps = unit.kind == "view", unit.kind in ("view", "scale")
         shares = [s if s.is_late or keeps else settle() for s, settle in zip(shares, settle_each, strict=True)]
         function = lambda *x: repeat_unit(self.tape, unit, dict(zip(entries, x, strict=True)))  # noqa: E731
         if unit.kind == "layer" and self._is_of_rows(unit):
             return self._layer(unit, shares[0])
         results = self._linear(function, entries, shares, at_once=len(shares[0].parts) if is_view else self.at_once)
-        if not is_view or all(s.left is None for s in shares) or self._fills(function, entries):
+        if not is_view or all(s.pending is None for s in shares) or self._fills(function, entries):
             return results
 
-        def shared(k: int) -> Tensor:
+        def before_view(k: int) -> Tensor:
             return self._each(lambda *x: function(*x)[k], *(settle() for settle in settle_each))
 
-        return [replace(s, shared=partial(shared, k)) for k, s in enumerate(results)]
+        return [replace(s, before_view=partial(before_view, k)) for k, s in enumerate(results)]
 
     def _is_of_rows(self, unit: Unit) -> bool:
         """Return True if a layer multiplies each row of a matrix with weights (mm, addmm)."""
@@ -183,11 +183,11 @@ class ShareRules:
         return unit.places == (place,) and not call.kwargs and all(len(self.tape.shapes[o]) == 1 for o in added)
 
     def _layer(self, unit: Unit, shares: Shares) -> list[Shares]:
-        """Return the shares of such a layer, computed for the rows of several shares in one product, which is faster
-        than share by share."""
+        """Return the shares of a layer that multiplies rows with weights. One product for the rows of several shares is
+        faster than one for each share."""
         call, (entry,) = self.tape.calls[unit.calls[0]], unit.entries
         (origin,) = repeat_unit(self.tape, unit, {entry: torch.zeros_like(self.tape[entry])})
-        rest = origin if shares.left is None else repeat_unit(self.tape, unit, {entry: shares.left})[0]
+        rest = origin if shares.pending is None else repeat_unit(self.tape, unit, {entry: shares.pending})[0]
         weight, count = self.tape[call.operands[-1]], len(shares.parts)
         parts = origin.new_empty(count, *origin.shape)
         for i in range(0, count, self.at_once):
@@ -200,7 +200,7 @@ class ShareRules:
         ((entry, shares),) = entries.items()
         if unit.kind != "product":
             return self._affine(unit, entries)
-        shares = self.settled(entry, shares) if shares.is_alone else shares
+        shares = self.distribute_rest(entry, shares) if shares.is_alone else shares
         results = self._linear(lambda x: repeat_unit(self.tape, unit, {entry: x}), [entry], [shares])
         return [replace(s, is_late=True, is_alone=False) for s in results]
 
@@ -213,13 +213,13 @@ class ShareRules:
                 results = call([x if i == place else self.tape[o] for i, o in enumerate(call.operands)])
                 return [results[call.results.index(r)] for r in unit.exits]
 
-            sides.append(self._linear(function, [entry], [self.settled(entry, entries[entry])]))
+            sides.append(self._linear(function, [entry], [self.distribute_rest(entry, entries[entry])]))
         return [Shares(a.parts.add_(b.parts).div_(2), a.rest) for a, b in zip(*sides, strict=True)]
 
     def _normed(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return (x_←j − mean x_←j) ⊙ γ / σ with the σ of the recorded value; β is the rest."""
         tape, (entry,) = self.tape, entries
-        shares = self.settled(entry, entries[entry])
+        shares = self.distribute_rest(entry, entries[entry])
         if not unit.places:  # a norm of several calls divides by values inside it
             held = {n: tape[n] for n in unit.statistics}
             return self._linear(lambda x: repeat_unit(tape, unit, {entry: x, **held}), [entry], [shares])
@@ -230,8 +230,8 @@ class ShareRules:
             return normalised if gain is None else normalised * gain
 
         rest = None if shift is None or not bool(shift.any()) else shift.expand(tape.shapes[unit.exit])
-        if shares.left is not None:
-            rest = function(shares.left) if rest is None else function(shares.left) + rest
+        if shares.pending is not None:
+            rest = function(shares.pending) if rest is None else function(shares.pending) + rest
         return [Shares(self._each(function, shares), rest, shares.is_late, shares.is_alone)]
 
     def _sloped(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
@@ -240,9 +240,9 @@ class ShareRules:
         z, y = self.tape[entry], self.tape[unit.exit]
         (origin,) = repeat_unit(self.tape, unit, {entry: torch.zeros_like(z)})
         if y.shape != z.shape or not bool(origin.isfinite().all()):
-            raise self._lost(unit)
+            raise self._untraceable(unit)
         slope = torch.where(z != 0, (y - origin) / torch.where(z != 0, z, 1), 0)
-        shares = self.settled(entry, entries[entry])
+        shares = self.distribute_rest(entry, entries[entry])
         parts = self._each(lambda part: part * slope, shares)
         return [Shares(parts, origin if bool(origin.any()) else None, is_alone=shares.is_alone)]
 
@@ -257,8 +257,8 @@ class ShareRules:
         """Apply the linear part of f to each share; f of the rests of the operands is the new rest."""
         zeros = [torch.zeros_like(self.tape[e]) for e in entries]
         origins = rests = function(*zeros)
-        if any(s.left is not None for s in shares):
-            rests = function(*(z if s.left is None else s.left for s, z in zip(shares, zeros, strict=True)))
+        if any(s.pending is not None for s in shares):
+            rests = function(*(z if s.pending is None else s.pending for s, z in zip(shares, zeros, strict=True)))
         late, alone, results = all(s.is_late for s in shares), all(s.is_alone for s in shares), list[Shares]()
         for k, (origin, rest) in enumerate(zip(origins, rests, strict=True)):
             shift = origin if bool(origin.any()) else None
@@ -275,14 +275,14 @@ class ShareRules:
         stacked = [t for s in shares for t in (s.parts, s.weights) if t is not None]
 
         def of_source(*tensors: Tensor) -> Tensor:
-            left = iter(tensors)
-            return function(*(s.with_rest(next(left), None if s.weights is None else next(left)) for s in shares))
+            each = iter(tensors)
+            return function(*(s.with_rest(next(each), None if s.weights is None else next(each)) for s in shares))
 
         return for_each(of_source, *stacked, at_once=at_once or self.at_once)
 
     def _features(self, value: int, x: Tensor) -> tuple[int, ...]:
         """Return the (negative) axis of the features of a value, as a tuple: the last, or if rows lie along it, the
-        first axis along which none do; empty if there is none."""
+        first axis along which no rows lie; () if there is none."""
         label = self.rows.labels.get(value, ())
         if not x.dim():
             return ()
@@ -305,7 +305,7 @@ class ShareRules:
             weights = torch.ones_like(sizes)
         return weights / weights.sum(0)
 
-    def _lost(self, unit: Unit) -> UnknownOperation:
+    def _untraceable(self, unit: Unit) -> UnknownOperation:
         error = UnknownOperation(f"the shares of its tokens cannot be followed through its operation '{unit.name}'")
         error.call = unit.calls[-1]
         return error

@@ -33,11 +33,12 @@ _PRODUCTS = frozenset(("mm", "bmm", "matmul", "baddbmm", "addmm"))
 class VectorRules(ShareRules):
     """The rule for one attention. The sources are the H heads, then the input of the block.
 
-    Units of other kinds are left out if only the input of the block reaches them, or if they are after the sum.
+    Units that are neither linear nor norms are left out if only the input of the block reaches them, or if they come
+    after the sum ``residual``.
 
     Args:
         tape: the pass.
-        rows: which row each element of a value belongs to.
+        rows: the rows of the pass.
         attention: the attention whose value vectors are propagated.
         residual: number of the sum of the attention and the input of the block.
         first: query row i attends to key row ``first`` + i, or to none if it does not exist. A walk covers as many keys
@@ -59,7 +60,7 @@ class VectorRules(ShareRules):
 
         Args:
             entry: number of the input of the block. None if it is a constant, or if there is none.
-            late: True if it is a constant, which is then read off at the sum.
+            late: True if the input is a constant, which is then measured at the sum.
 
         Raises:
             ModelError: it is unknown which value vector belongs to which row and head.
@@ -95,7 +96,7 @@ class VectorRules(ShareRules):
             entries = {mixed[0]: entries[mixed[0]]}
         one_branch = unit.kind in _BRANCHES and len(entries) == 1
         if (unit.kind not in _FOLLOWED and not one_branch) or any(self.factors[e] is not factor for e in mixed):
-            raise self._lost(unit)
+            raise self._untraceable(unit)
         if mixed:
             self.factors.update(dict.fromkeys(unit.exits, factor))
         results = super().__call__(unit, entries)
@@ -106,7 +107,7 @@ class VectorRules(ShareRules):
             results[unit.exit] = replace(shares, parts=parts, rest=None if rest is None else rest - added)
         return results
 
-    def settled(self, value: int, shares: Shares) -> Shares:
+    def distribute_rest(self, value: int, shares: Shares) -> Shares:
         """Return the shares unchanged: the rest is not distributed."""
         return shares
 
@@ -119,7 +120,7 @@ class VectorRules(ShareRules):
         inverse = self._inverse(unit)
         label = slim(self.rows.of(unit.exit))
         if any(n != size and size > 1 for n, size in zip(label.shape, inverse.shape, strict=True)):
-            raise self._lost(unit)
+            raise self._untraceable(unit)
         by_row = inverse.new_ones(len(self.rows))
         by_row[label.flatten().to(inverse.device)] = inverse.expand(label.shape).flatten()
         factor = self.factors[unit.exit]
@@ -134,7 +135,7 @@ class VectorRules(ShareRules):
         x = self.tape[entry]
         axes = self._features(entry, x)
         if len(axes) != 1:
-            raise self._lost(unit)
+            raise self._untraceable(unit)
         size = [n if a - x.dim() == axes[0] else 1 for a, n in enumerate(x.shape)]
         fixed = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(x).expand(x.shape)
         (shares,) = super()._normed(unit, {entry: Shares(fixed[None])})
@@ -192,8 +193,8 @@ class KeyRules(VectorRules):
     """The rule for the vectors α_ij v_j of some keys j of one attention, at all rows i. The sources are the keys, then
     the input of the block.
 
-    It takes a walk for each few keys, but is exact for operations that differ between the rows, such as a gate computed
-    from row i, or that mix them, such as a convolution.
+    It takes one walk for every few keys, but is exact for operations that differ between rows, such as a gate computed
+    from row i, and for operations that mix rows, such as a convolution.
 
     Args:
         tape, rows, attention, residual: as for :class:`VectorRules`.
@@ -206,7 +207,7 @@ class KeyRules(VectorRules):
     ) -> None:
         super().__init__(tape, rows, attention, residual)
         self.keys, self.at_once = keys, keys.shape[1] + 1
-        count = keys.shape[1]  # stands for another key, −1 for no key
+        count = keys.shape[1]  # source of other keys; −1 for constant rows, −2 for rows that are no keys
         assert attention.keys is not None
         self.source = torch.where(constant, -1, -2)
         self.source[attention.keys] = count

@@ -20,7 +20,7 @@ from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
 
-__all__ = ["adjoint_of_call", "in_dtype", "rows_with_flow", "softmax_adjoint", "times", "unbroadcast"]
+__all__ = ["adjoint_of_call", "in_dtype", "matmul_of_rows", "rows_with_flow", "softmax_adjoint", "unbroadcast"]
 
 Flow = Tensor | None
 Formula = Callable[[Call, Tape, list[Flow], Sequence[bool]], Sequence[Flow] | None]
@@ -72,9 +72,9 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
             if not all(outs[i].requires_grad for i in arriving):
                 raise _no_derivative(call)
             grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
-            sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in needed]
+            sources, inputs = [outs[i] for i in arriving], [leaves[i] for i in needed]
             try:
-                grads_in = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
+                grads_in = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
             except RuntimeError as error:
                 if "autograd formula" not in str(error):
                     raise
@@ -103,7 +103,7 @@ def _like(flow: Tensor, value: Tensor) -> Tensor:
 
 
 def in_dtype(flow: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a flow to the dtype of its value; of a complex flow to a real value, take the real part."""
+    """Convert a flow to the dtype of its value; if only the flow is complex, return its real part."""
     if flow.dtype == dtype:
         return flow
     return flow.to(dtype) if dtype.is_complex or not flow.is_complex() else flow.real.to(dtype)
@@ -161,7 +161,7 @@ def rows_with_flow(flow: Tensor) -> Tensor | None:
     return rows if 2 * len(rows) < len(flow) else None
 
 
-def times(flow: Tensor, weight: Tensor) -> Tensor:
+def matmul_of_rows(flow: Tensor, weight: Tensor) -> Tensor:
     """Return ``flow @ weight``, without the products of rows of ``flow`` that are zero."""
     rows = rows_with_flow(flow) if flow.dim() == 2 else None
     if rows is None:
@@ -175,7 +175,7 @@ def _matmul(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> 
     (flow,), (a, b) = flows, call.operands
     if flow is None or min(len(tape.shapes[a]), len(tape.shapes[b])) < 2:
         return None
-    first = unbroadcast(times(flow, tape[b].mT), tape.shapes[a]) if want[0] else None
+    first = unbroadcast(matmul_of_rows(flow, tape[b].mT), tape.shapes[a]) if want[0] else None
     second = unbroadcast(tape[a].mT @ flow, tape.shapes[b]) if want[1] else None
     return first, second
 
@@ -187,7 +187,7 @@ def _addmm(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> S
         return None
     return (
         unbroadcast(flow, tape.shapes[s]) if want[0] else None,
-        times(flow, tape[b].mT) if want[1] else None,
+        matmul_of_rows(flow, tape[b].mT) if want[1] else None,
         tape[a].mT @ flow if want[2] else None,
     )
 
@@ -200,7 +200,7 @@ def _convolution(call: Call, tape: Tape, flow: Tensor) -> Flow:
     exact = [*stride] == [*kernel] and [a * b for a, b in zip(grid, kernel, strict=True)] == [*shape[2:]]
     plain = groups == 1 and not transposed and max(dilation) == 1 and not any(padding)
     if exact and plain and len(kernel) == 2:  # non-overlapping patches
-        rows = times(flow.permute(0, 2, 3, 1).reshape(-1, flow.shape[1]), weight.flatten(1))
+        rows = matmul_of_rows(flow.permute(0, 2, 3, 1).reshape(-1, flow.shape[1]), weight.flatten(1))
         return rows.reshape(shape[0], *grid, shape[1], *kernel).permute(0, 3, 1, 4, 2, 5).reshape(shape)
     like = flow.new_empty(1).expand(shape)  # only the shape is used
     return aten.convolution_backward(flow, like, weight, None, *call.args[3:9], [True, False, False])[0]

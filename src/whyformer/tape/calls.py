@@ -33,6 +33,7 @@ _SLOTS = [Slot(i) for i in range(64)]
 
 
 def slot(index: int) -> Slot:
+    """Return the slot of an index, which all calls share."""
     while index >= len(_SLOTS):
         _SLOTS.append(Slot(len(_SLOTS)))
     return _SLOTS[index]
@@ -179,7 +180,7 @@ def _find_pure(operator: Any) -> Any:
         return torch.zeros_like
     packet = getattr(aten, name[:-1], None)
     overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
-    # not by the name of the overload: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number
+    # by signature, not overload name: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number
     pure = next((o for o in overloads if _signature(o) == _signature(operator)), None)
     keys = ("AutogradCPU", "Autograd", "CompositeImplicitAutograd")
     has_derivative = pure is not None and any(

@@ -1,7 +1,7 @@
 """Checks of a tape: values that were written outside of torch, and weights that changed since the pass.
 
-A dispatch mode sees only the calls of torch. A kernel that gets an address, numpy, or another thread may write values
-that no recorded call computed, and relevance would be lost there silently. These checks find such values.
+A dispatch mode sees only the calls of torch. Numpy, another thread, or a kernel that gets an address may write values
+that no recorded call computed. Relevance would be lost there silently, so these checks find such values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whyformer.tape.recording import RAW
 from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
 
-__all__ = ["altered", "foreign", "unset"]
+__all__ = ["foreign_leaves", "modified_leaves", "reads_of_unset"]
 
 _WRITES = frozenset(
     ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "set", "resize")
@@ -24,7 +24,7 @@ _WRITES = frozenset(
 _CLONES = frozenset(("clone", "contiguous", "_to_copy"))
 
 
-def unset(tape: Tape) -> list[Call]:
+def reads_of_unset(tape: Tape) -> list[Call]:
     """Return the calls that read memory that no recorded call wrote, such as a tensor from ``torch.empty`` that a
     kernel filled through its address."""
     raw, calls = set[int](), []
@@ -56,7 +56,7 @@ def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
     return not index.is_floating_point() and len(index.unique()) == tape.shapes[call.operands[0]][0]
 
 
-def foreign(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]:
+def foreign_leaves(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]:
     """Return the leaves that differ in a pass on other inputs, so that they were computed from inputs by numpy, another
     thread or a foreign kernel.
 
@@ -75,7 +75,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def altered(tape: Tape) -> list[int]:
+def modified_leaves(tape: Tape) -> list[int]:
     """Return the leaves (parameters, buffers, inputs) that were modified since the pass, so that a walk would mix old
     values and new weights."""
     return [n for n, version in tape.versions.items() if n not in tape.written and tape[n]._version != version]

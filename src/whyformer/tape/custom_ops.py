@@ -255,8 +255,8 @@ class CustomCalls:
             results = recorder.number_results(operation.name, operands, [output], False)
             more = {"hidden_operands": hidden_operands, "holds_weights": operation.holds_weights}
             recorder.note(operation.name, function, slots, named, operands, results, kind=operation.kind, **more)
-        altered: Tensor = recorder.altered(first, output)
-        return altered
+        changed: Tensor = recorder.with_changes(first, output)
+        return changed
 
     def _sum(self, operation: _Operation, branches: Sequence[int], output: Tensor) -> None:
         """Record a sum or difference of two tensors, after checking its values."""

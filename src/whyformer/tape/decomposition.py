@@ -1,9 +1,13 @@
 """Record fused calls as the calls of which they consist, so that rules apply to their parts.
 
-Each function gets ``step(name, function, operands, result, *constants, dtype=None)``, which records a part as a
-separate call and returns the number of its result (:meth:`whyformer.tape.recording.Recorder.step`), and the fused
-call: ``named``, its arguments by name, with tensors as slots into ``operands``, and ``out``, its first output. It
-returns False if the call must be recorded as it is.
+:data:`DECOMPOSED` maps the name of a fused call to a function of
+
+- ``step(name, function, operands, result, *constants, dtype=None)``, which records a part as a separate call and
+  returns the number of its result (:meth:`whyformer.tape.recording.Recorder.step`),
+- the tape,
+- ``named``, the arguments of the fused call by name, with tensors as slots into ``operands``, and ``out``, its output.
+
+It returns False if the call must be recorded as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from whyformer.tape.tables import name_set
 from whyformer.tape.units import is_diagonal
 from whyformer.tape.values import Tape
 
-__all__ = ["FUSED_ATTENTION", "OPENED"]
+__all__ = ["DECOMPOSED", "FUSED_ATTENTION"]
 
 aten = torch.ops.aten
 
@@ -36,7 +40,7 @@ FUSED_ATTENTION = name_set(
 _LARGEST_BIAS = 1  # an addend of addmm with more axes than this is a branch, not a bias
 
 
-def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record addmm and baddbmm, β x + α a b, as a product and a sum, if x is a branch and not a bias, or if a or b is
     diagonal."""
     number = lambda key: operands[named[key].index]  # noqa: E731
@@ -57,7 +61,7 @@ def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out:
     return True
 
 
-def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record a fused attention as softmax(s q kᵀ + mask) v. The scores and the map are values that are computed only
     when read; the output is that of the kernel that the model used. Attention with dropout is recorded as it is."""
     if named.get("dropout_p", 0.0):
@@ -114,7 +118,7 @@ def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int]
     return True
 
 
-def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record GLU as the product of one half of its operand and the sigmoid of the other half."""
     (x,), axis, half = operands, named.get("dim", -1), list(out.shape)
     count = half[axis]
@@ -124,7 +128,7 @@ def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out:
     return True
 
 
-def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record x + v a b as a product and a sum."""
     x, a, b = (operands[named[key].index] for key in ("self", "tensor1", "tensor2"))
     value, shape = named.get("value", 1), torch.broadcast_shapes(tape.shapes[a], tape.shapes[b])
@@ -135,7 +139,7 @@ def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
     return True
 
 
-def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record ``prod`` along an axis of size 2 as a product of two values."""
     (x,), axis = operands, named.get("dim")
     if axis is None or tape.shapes[x][axis] != 2:
@@ -149,7 +153,7 @@ def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
     return True
 
 
-def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+def decompose_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record the distances of all pairs of rows as norms of their differences; for p = 1, as sums of their absolute
     values."""
     a, b = (operands[named[key].index] for key in ("x1", "x2"))
@@ -163,15 +167,15 @@ def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int]
     return True
 
 
-OPENED: Mapping[str, Callable[..., bool]] = {
-    **dict.fromkeys(FUSED_ATTENTION, open_attention),
-    "addmm": open_sum,
-    "baddbmm": open_sum,
-    "prod": open_product,
-    "glu": open_glu,
-    "addcmul": open_addcmul,
-    "_cdist_forward": open_distances,
-    "_euclidean_dist": open_distances,
+DECOMPOSED: Mapping[str, Callable[..., bool]] = {
+    **dict.fromkeys(FUSED_ATTENTION, decompose_attention),
+    "addmm": decompose_sum,
+    "baddbmm": decompose_sum,
+    "prod": decompose_product,
+    "glu": decompose_glu,
+    "addcmul": decompose_addcmul,
+    "_cdist_forward": decompose_distances,
+    "_euclidean_dist": decompose_distances,
 }
 
 

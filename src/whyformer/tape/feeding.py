@@ -5,10 +5,11 @@
     find_read_box(tape, tape.number(pixels), outputs)  # (left, top, right, bottom) of the pixels that are read
 
 New rows are created from other rows by single calls, one step after another. If the rows of a new row lie side by side
-in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: with
-random flows r and g(w) = Jᵀ(w ⊙ r), where w is a number for each new row i, a row that feeds only the new row i has
-g(i) = i · g(1), and a row that feeds several does not. If a step is unknown, all steps are measured at once, from the
-input on, with the mixing of attentions held constant. If receptive fields overlap, their centres are measured.
+in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: let J
+be its Jacobian, r random flows, and g(w) = Jᵀ(w ⊙ r), where w has one weight per new row. If the weight of each row is
+its number, a row that feeds only the new row i has g(w) = i · g(1); a row that feeds several has not. If a step is
+unknown, all steps are measured at once, from the input on, with the mixing of attentions held constant. If receptive
+fields overlap, their centres are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step
 __all__ = [
     "UNMIXED",
     "Box",
-    "drawn",
     "find_fed",
     "find_read_box",
     "find_step",
@@ -39,13 +39,14 @@ __all__ = [
     "frame_of",
     "measure_fed",
     "overwrites",
+    "random_flow",
     "represents_shares",
     "resizes",
 ]
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of an input, possibly fractional."""
-DRAWN = 8  # number of random flows by which the positions of rows are measured
+RANDOM_FLOWS = 8  # number of random flows by which the positions of rows are measured
 _BOXES: Recent[Box | None] = Recent(16)
 
 
@@ -76,7 +77,7 @@ def find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
 def measure_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
     before = rows.roots[family.source]
-    return rows.once(("measured", family.value), lambda: _measured(tape, rows, before, family.value))
+    return rows.once(("measured", family.value), lambda: _measure_step(tape, rows, before, family.value))
 
 
 def _find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
@@ -110,7 +111,7 @@ def find_step(tape: Tape, rows: Rows, operand: int, result: int) -> Tensor | Non
     row feeds several."""
     label, new = rows.of(operand), rows.of(result)
     if resizes(tape.maker[result]) or label.shape[:-1] != new.shape[:-1] or not constant_along(new, -1):
-        return _measured(tape, rows, operand, result)
+        return _measure_step(tape, rows, operand, result)
     into = torch.zeros(len(rows), dtype=torch.long)
     side_by_side = new[..., :1].expand(label.shape)
     into[label.flatten()] = side_by_side.flatten()
@@ -118,13 +119,13 @@ def find_step(tape: Tape, rows: Rows, operand: int, result: int) -> Tensor | Non
     return into if bool((into[label] == torch.where(label > 0, side_by_side, 0)).all()) else None
 
 
-def drawn(tape: Tape, value: int, seed: int = 1) -> Tensor:
+def random_flow(tape: Tape, value: int, seed: int = 1) -> Tensor:
     """Return random numbers in the shape of a value."""
     numbers = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(seed))
     return numbers.to(tape.device(value), tape.dtypes[value])
 
 
-def _measured(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
+def _measure_step(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
     """Return ``[R]``, the row of value ``after`` that each row of value ``before`` feeds, 0 for none; None if a row
     feeds several.
 
@@ -139,7 +140,7 @@ def _measured(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
     weights = [torch.ones_like(numbers), *(w for digit in digits for w in (digit, digit.square()))]
     power, *sums = (torch.zeros(len(rows), dtype=torch.float64) for _ in weights)
     for seed in range(1, directions + 1):
-        plain, *others = _weighed(tape, rows, before, after, weights, seed)
+        plain, *others = _weighted_flows(tape, rows, before, after, weights, seed)
         power += rows.sums(before, plain.square()).cpu()
         for total, flow in zip(sums, others, strict=True):
             total += rows.sums(before, flow * plain).cpu()
@@ -174,7 +175,7 @@ def flows_between(
     return [flows[before] for flows in results]
 
 
-def _weighed(
+def _weighted_flows(
     tape: Tape, rows: Rows, before: int, after: int, weights: Iterable[Tensor], seed: int
 ) -> Iterator[Tensor]:
     """Yield the flows at value ``before`` from the same random flow at value ``after``, multiplied by a weight for each
@@ -186,15 +187,15 @@ def _weighed(
         weights: for each flow, ``[R]``, the weight of each row.
         seed: seed of the random numbers.
     """
-    flow = drawn(tape, after, seed)
+    flow = random_flow(tape, after, seed)
     label = rows.of(after).to(flow.device)
     seeds = [{after: flow * weight.to(flow)[label]} for weight in weights]
     return (flow.double() for flow in flows_between(tape, before, seeds))
 
 
 def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: Family, later: Family) -> bool:
-    """Return True if the rows of a later family stand where rows of a family were overwritten before they were read, as
-    padding is that a model sets to 0 and a convolution over positions then fills.
+    """Return True if rows of a later family replace rows of a family that were overwritten before they were read, as
+    when a model sets padding to 0 and a convolution over positions then fills it.
 
     Args:
         tape: a recorded pass.
@@ -207,7 +208,7 @@ def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: Family, later: F
     lost = torch.isin(numbers, later.numbers)
     if bool((~lost & torch.isin(numbers, family.numbers) & (numbers != family.numbers)).any()):
         return False
-    (flow,) = _weighed(tape, rows, family.value, later.value, [torch.ones(len(rows))], seed=1)
+    (flow,) = _weighted_flows(tape, rows, family.value, later.value, [torch.ones(len(rows))], seed=1)
     return not bool(rows.sums(family.value, flow.square()).cpu()[family.numbers[lost]].any())
 
 
@@ -243,7 +244,7 @@ def represents_shares(tape: Tape, rows: Rows, family: Family, root: Family) -> b
     places = [p.double() - (n - 1) / 2 for n, p in zip(grid, _coordinates(grid), strict=True)]
     pairs = zip(root.grid, grid, _coordinates(root.grid), strict=True)
     shares = [frame_of(m, n)[p].repeat(count) for m, n, p in pairs]
-    power, along = _centres(tape, rows, family, root, places)
+    power, along = _sums_for_centres(tape, rows, family, root, places)
     return all(_in_line(power, a, share, n) for a, share, n in zip(along, shares, grid, strict=True))
 
 
@@ -252,7 +253,7 @@ def _coordinates(grid: tuple[int, ...]) -> tuple[Tensor, ...]:
     return torch.unravel_index(torch.arange(math.prod(grid)), grid)
 
 
-def _centres(
+def _sums_for_centres(
     tape: Tape, rows: Rows, family: Family, root: Family, places: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
@@ -266,8 +267,8 @@ def _centres(
     weights = torch.zeros(len(totals), len(rows), dtype=torch.float64)
     for weight, place in zip(weights, (ones, *places), strict=True):
         weight[family.numbers] = place.expand(family.numbers.shape)
-    for seed in range(1, DRAWN + 1):
-        plain, *moved = _weighed(tape, rows, root.value, family.value, weights, seed)
+    for seed in range(1, RANDOM_FLOWS + 1):
+        plain, *moved = _weighted_flows(tape, rows, root.value, family.value, weights, seed)
         for total, product in zip(totals, (plain, *moved), strict=True):
             total += rows.sums(root.value, product * plain).cpu()[elements]
     return totals[0], totals[1:]
@@ -313,7 +314,7 @@ def _read_box(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
     ends = _before_attention(tape, number, outputs)
     if not ends:
         return None
-    (flow,) = flows_between(tape, number, [{n: drawn(tape, n) for n in ends}], GRADIENT)
+    (flow,) = flows_between(tape, number, [{n: random_flow(tape, n) for n in ends}], GRADIENT)
     read = (flow != 0).flatten(0, -3).any(0)
     height, width = read.shape
     lines = [read.any(1 - axis).nonzero().flatten().tolist() for axis in (0, 1)]

@@ -1,4 +1,8 @@
-"""Find the row of each element of a value, by applying the calls of a tape to row numbers."""
+"""Find the row of each element of a value, by applying the calls of a tape to row numbers.
+
+:func:`find_rows` runs a :class:`_Labeller`: rows begin at the sources and at looked-up embeddings, and each call gives
+its results the labels of its operands, rearranged or combined, or new rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rearranging import along_features, padded, rearranged, window
-from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
+from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
 from whyformer.tape.values import Tape
@@ -68,7 +72,7 @@ def label_rows(tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> 
 
 
 class _Labeller:
-    """The rows of a pass, computed in one loop over its calls."""
+    """Computes the rows of a pass in one loop over its calls."""
 
     def __init__(self, tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> None:
         self.tape, self.rows = tape, Rows()
@@ -249,12 +253,12 @@ class _Labeller:
                 self.ids[r] = t
 
     def _unlabelled(self, call: Call, place: int) -> Tensor:
-        """Return the substitute for an operand without rows, when a call is repeated on row numbers: its values for
-        indices and masks, zeros for data."""
+        """Return the tensor that replaces an operand without rows when a call is applied to row numbers: the operand
+        itself if it is an index or a mask, zeros if it is data."""
         n = call.operands[place]
         selects = call.name in _INDEXED or any(o in self.labels for o in call.operands)
         if self.tape.floating(n) or not (selects or self.tape.dtypes[n] == torch.bool):
-            return zero(self.tape.shapes[n])
+            return no_rows(self.tape.shapes[n])
         self.rows.indices[n] = self.tape[n].detach().cpu().clone()
         return self.rows.indices[n]
 
@@ -299,7 +303,7 @@ class _Labeller:
         same = [constant_along(like, a) and like.shape[a] == n and label.shape[a] == 1 for a, n in enumerate(shape)]
         size = [1 if s else n for s, n in zip(same, shape, strict=True)]
         if any(m not in (1, n) for m, n in zip(samples.shape, size, strict=True)):
-            return label.expand(shape)  # constants along the axis of samples
+            return label.expand(shape)  # the constants are concatenated along the axis of samples
         missing = (label == 0).expand(size)
         numbers = torch.zeros(size, dtype=torch.long)
         numbers[missing] = self._new(samples.expand(size)[missing], "", call.results[0])
@@ -313,8 +317,8 @@ class _Labeller:
 
     def _elementwise(self, labels: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
         """Return the label of an elementwise call, from (label, shape) of its operands. If the operands have different
-        rows, those of operands that are not broadcast are kept. If all operands are broadcast, as in q kᵀ written as a
-        product of two broadcast values, the result is a map with the rows of both."""
+        rows, the result has those of operands that are not broadcast. If all operands are broadcast, as in q kᵀ written
+        as a product of two broadcast values, the result is a map with the rows of both."""
         distinct: list[Tensor] = []
         broadcast: list[bool] = []
         for label, size in labels:
@@ -348,7 +352,7 @@ class _Labeller:
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
         """Return the label of a product of operands with the labels a and b. Rows that do not change along the summed
-        axis are preserved; if there are none, new rows begin that mix the summed ones."""
+        axis are preserved; if there are none, the result has new rows, which mix the summed rows."""
         preserved: list[Tensor] = []
         summed: list[tuple[Tensor, int]] = []
         for label, other, axis in ((a, b, -1), (b, a, -2)):
@@ -375,8 +379,9 @@ class _Labeller:
     def _mixture(
         self, call: Call, label: Tensor, axes: int | Sequence[int], shape: torch.Size, by: int | None = None
     ) -> Tensor:
-        """Create rows that mix others along some axes. Elements that mix the same rows belong to the same new row. With
-        ``by``, for learned queries or pooling by a matrix, each index along this axis of the result is a new row."""
+        """Create rows that mix the rows of a label along some axes. Elements that mix the same rows belong to the same
+        new row. With ``by``, for learned queries or pooling by a matrix, each index along this axis of the result is a
+        new row."""
         axes = [a % label.dim() for a in ([axes] if isinstance(axes, int) else axes)]
         mixed = thin(label, [a for a in range(label.dim()) if a not in axes and constant_along(label, a)])
         of = mixed.amax(axes, keepdim=True)
@@ -398,14 +403,14 @@ class _Labeller:
         return numbers[inverse].expand(shape)
 
     def _reduce(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Return the label of a reduction: a reduction over features keeps rows, others mix them."""
+        """Return the label of a reduction. A reduction over features keeps the rows; one over rows mixes them."""
         before = self.tape.shapes[call.operands[0]]
         over = call.argument("dim")
         over = range(len(before)) if over is None or over == [] else [over] if isinstance(over, int) else over
         axes = [a % max(1, len(before)) for a in over]
         size = [1 if a in axes else n for a, n in enumerate(before)]
         most = [t.amax(axes, keepdim=True) for t in map(slim, label)]
-        # those that reduce a single row, possibly with constants beside it
+        # labels in which each sum has the elements of a single row, possibly with constants
         single = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
         return tuple(m.expand(size).reshape(shape) for m in single) or (self._mixture(call, label[0], axes, shape),)
 
@@ -416,8 +421,8 @@ class _Labeller:
         return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if labels else ()
 
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Return the label of a convolution or pool, ``[B, C, *grid]``. If the size of the grid is unchanged, its rows
-        are kept; otherwise, or if the channels hold several grids, new rows begin."""
+        """Return the label of a convolution or pool, ``[B, C, *grid]``. If the size of the grid is unchanged, the rows
+        are the same; otherwise, or if the channels hold several grids, the result has new rows."""
         if not label or len(shape) < 3 or not constant_along(self.rows.sample[label[0]], 1):
             return ()
         first = label[0].narrow(1, 0, 1)

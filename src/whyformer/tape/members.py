@@ -63,10 +63,10 @@ class Members:
         return len(members) > 0 and len(members) == len(members.unique())
 
     def trunk(self, makers: Mapping[int, Unit], first: int, last: int) -> list[int]:
-        """Return the values between two states of the stream, along the residual path rather than the branches, in the
-        order of execution.
+        """Return the values between two states of the stream along the residual path, in the order of execution.
 
-        The path ends where no single entry of a unit leads on; the values before it are left out.
+        The path is followed back from the last state. If no single entry of a unit continues it, the values before
+        that unit are left out.
 
         Args:
             makers: maps a value to the unit that computes it.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Geometry", "elements", "geometry", "memory", "overlay", "restride"]
+__all__ = ["Geometry", "geometry", "memory", "overlay", "restride", "storage_size"]
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
 
@@ -20,10 +20,12 @@ def memory(t: Tensor) -> int:
 
 
 def geometry(t: Tensor) -> Geometry:
+    """Return the shape, the strides and the offset of a tensor in its storage."""
     return t.size(), t.stride(), int(t.storage_offset())
 
 
-def elements(t: Tensor) -> int:
+def storage_size(t: Tensor) -> int:
+    """Return the number of elements of the storage of a tensor."""
     return t.untyped_storage().nbytes() // t.element_size()
 
 
@@ -53,7 +55,7 @@ def overlay(view: Geometry, writes: list[Geometry], size: int) -> Callable[..., 
 
 def restride(source: Tensor) -> Callable[..., Tensor]:
     """Return ``as_strided`` for operands whose memory layout may differ from that of the recorded operand."""
-    view, size_of_storage = geometry(source), elements(source)
+    view, size_of_storage = geometry(source), storage_size(source)
 
     def as_strided(t: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
         storage = t.new_zeros(size_of_storage)

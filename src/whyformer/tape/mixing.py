@@ -21,9 +21,9 @@ __all__ = ["find_mixing", "mixes"]
 def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence[int]) -> list[int]:
     """Return the entries of the blocks that mix rows without attention.
 
-    Such a block takes the position of an attention: it is followed by as many branches, up to the next block, as some
-    attention, or it lies before the first attention and begins with a norm. A convolution that follows the attention in
-    each block is not a block, nor is a convolution for positions before the first block.
+    A branch that mixes rows begins such a block if the block has as many branches as a block with attention, or if it
+    precedes the first attention and begins with a norm. A convolution that follows the attention in each block is part
+    of that block, and a convolution for positions before the first block belongs to no block.
 
     Args:
         program, tape: program and tape of the pass.
@@ -79,12 +79,12 @@ def _may_mix(calls: Sequence[Call], program: Program, members: Members) -> bool:
 
 
 def mixes(tape: Tape, rows: Rows, numbers: Tensor, first: int, last: int) -> bool | None:
-    """Return True if a change of every second row of a value changes the other rows of a later value; None if unknown,
-    as for rows that select experts.
+    """Return True if a change of every second row of a value changes the other rows of a later value; None if it is
+    unknown, because the model decides by the value, as when rows select experts.
 
     Args:
         tape: the pass.
-        rows: which row each element of a value belongs to.
+        rows: the rows of the pass.
         numbers: ``[B, N]`` row numbers.
         first, last: numbers of the two values, which hold these rows.
     """

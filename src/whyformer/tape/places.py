@@ -109,7 +109,7 @@ class Elements:
 
 
 def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
-    """Return which rows represent the elements of an input; None if none does, or if that is unknown.
+    """Return which rows represent the elements of an input; None if no row does, or if this is unknown.
 
     Args:
         tape: a recorded pass.
@@ -124,6 +124,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
+    """Try, in this order: cells that are followed from the pixels, rows that each element feeds step by step, rows that
+    it feeds as measured over all steps, and rows that represent equal shares of the input."""
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
     root = next((f for f in rows.families if f.source == source), None)
@@ -139,16 +141,16 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
             cell_rows = place[families[0].numbers[:, cells.rows.flatten()]]
             return Elements(cell_rows, tuple(cells.rows.shape), cells.box)
     text = root.value in tape.maker
-    fed = _fed([find_fed(tape, rows, f) for f in families], root)
+    fed = _joined_fed([find_fed(tape, rows, f) for f in families], root)
     family, element_rows = families[0], None
     if fed is None and not is_picture and not text and len(families) == 1:
         cells = _cells_of(tape, rows, family, source)
         element_rows = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
     if fed is None and element_rows is None:
-        fed = _fed([measure_fed(tape, rows, f) for f in families], root)
+        fed = _joined_fed([measure_fed(tape, rows, f) for f in families], root)
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
-        return _laid_out(fed, root) if is_picture else _in_order(fed, merged=not text)
+        return _picture_elements(fed, root) if is_picture else _sequence_elements(fed, merged=not text)
     each = not text or family.numbers.shape == root.numbers.shape  # rows of a text may see the neighbours of a token
     if element_rows is None and each and len(families) == 1 and represents_shares(tape, rows, family, root):
         element_rows = family.numbers
@@ -159,7 +161,7 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None, even=True)
 
 
-def _fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
+def _joined_fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
     """Return ``[B, M]``, the row that each element of an input feeds, 0 for none; None if an element feeds several
     rows, or if no element feeds any.
 
@@ -175,7 +177,7 @@ def _fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
     return fed if bool((fed > 0).any()) else None
 
 
-def _laid_out(fed: Tensor, root: Family) -> Elements | None:
+def _picture_elements(fed: Tensor, root: Family) -> Elements | None:
     """Return the cells of the pictures of each sample, from ``[B, pixels]``, the row that each pixel feeds."""
     count = fed.shape[1] // math.prod(root.grid)
     pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *root.grid))
@@ -185,15 +187,15 @@ def _laid_out(fed: Tensor, root: Family) -> Elements | None:
     if len(cells) < len(grids):
         return None
     grid = tuple(cells[0].shape) if cells[0].dim() in (2, 3) else None
-    layouts = {_grouped(sample) for sample in pixels}
+    layouts = {_lattice_axes(sample) for sample in pixels}
     axes = layouts.pop() if len(layouts) == 1 and grid is not None else None
     box = None if axes is None or grid is None else _box(axes[-2:], grid[-2:])
     return Elements(torch.stack([g.flatten() for g in cells]), grid, box)
 
 
-def _in_order(fed: Tensor, merged: bool) -> Elements | None:
-    """Return the elements, from ``[B, M]``, the row that each token or vector feeds. If ``merged``, as for vectors,
-    several may feed the same row."""
+def _sequence_elements(fed: Tensor, merged: bool) -> Elements | None:
+    """Return the elements of a sequence, from ``[B, M]``, the row that each token or vector feeds. With ``merged``, as
+    for vectors, several elements may feed the same row."""
     rows = [sample[sample >= 0] for sample in fed]
     present = all(sample.numel() > 0 for sample in rows)
     return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
@@ -216,8 +218,10 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | No
     cells = _cells_of(tape, rows, before, source)
     if cells is None:
         return None
-    after = _convolved(tape, call, rows.of(operand), family, before, cells) if resizes(call) else None
-    return _merged(find_step(tape, rows, operand, family.value), family, before, cells) if after is None else after
+    after = _convolved_cells(tape, call, rows.of(operand), family, before, cells) if resizes(call) else None
+    if after is not None:
+        return after
+    return _merged_cells(find_step(tape, rows, operand, family.value), family, before, cells)
 
 
 def _family_of(rows: Rows, label: Tensor) -> Family | None:
@@ -226,7 +230,7 @@ def _family_of(rows: Rows, label: Tensor) -> Family | None:
     return rows.families[int(numbers)] if len(numbers) == 1 else None
 
 
-def _convolved(
+def _convolved_cells(
     tape: Tape, call: Call, label: Tensor, family: Family, before: Family, cells: Cells
 ) -> Cells | None:
     """Return the cells of the output of a convolution or a pool; None if the cells of its operand do not lie along its
@@ -244,12 +248,12 @@ def _convolved(
     back = sorted(range(axes), key=order.__getitem__)
     if cells.axes is None:
         return Cells(new.permute(back), None)
-    windows = [_windows(tape, call, axis, len(line), family.grid[axis]) for axis, line in enumerate(lines)]
-    layout = [_along(lines[axis]).compose(windows[axis]) for axis in back]
+    windows = [_window_axis(tape, call, axis, len(line), family.grid[axis]) for axis, line in enumerate(lines)]
+    layout = [_axis_of_lines(lines[axis]).compose(windows[axis]) for axis in back]
     return Cells(new.permute(back), tuple(a.compose(b) for a, b in zip(cells.axes, layout, strict=True)))
 
 
-def _windows(tape: Tape, call: Call, axis: int, size: int, count: int) -> Axis:
+def _window_axis(tape: Tape, call: Call, axis: int, size: int, count: int) -> Axis:
     """Return the positions of the outputs of a convolution or a pool along an axis of its operand. Each output is
     centred on its window."""
 
@@ -269,7 +273,7 @@ def _windows(tape: Tape, call: Call, axis: int, size: int, count: int) -> Axis:
     return Axis(middle - stride / 2, float(stride))
 
 
-def _along(lines: Tensor) -> Axis:
+def _axis_of_lines(lines: Tensor) -> Axis:
     """Return the positions of the lines of an operand along an axis of cells.
 
     Args:
@@ -307,7 +311,7 @@ def _lines_in_order(operand: Tensor, grid: Tensor) -> list[Tensor] | None:
     return result
 
 
-def _merged(into: Tensor | None, family: Family, before: Family, cells: Cells) -> Cells | None:
+def _merged_cells(into: Tensor | None, family: Family, before: Family, cells: Cells) -> Cells | None:
     """Return the cells of rows that merge several rows each; None if the merged cells do not form boxes.
 
     Args:
@@ -326,7 +330,7 @@ def _merged(into: Tensor | None, family: Family, before: Family, cells: Cells) -
     if cells.rows.dim() == 1:
         grid = box_cells(fed[:1])
         return None if grid is None else Cells(grid[0], None)
-    grid, layout = box_cells(fed[0]), _grouped(fed[0])
+    grid, layout = box_cells(fed[0]), _lattice_axes(fed[0])
     if grid is None:
         return None
     if cells.axes is None or layout is None:
@@ -334,7 +338,7 @@ def _merged(into: Tensor | None, family: Family, before: Family, cells: Cells) -
     return Cells(grid, tuple(a.compose(b) for a, b in zip(cells.axes, layout, strict=True)))
 
 
-def _grouped(fed: Tensor) -> tuple[Axis, ...] | None:
+def _lattice_axes(fed: Tensor) -> tuple[Axis, ...] | None:
     """Return the positions of the cells of a lattice along each axis. All cells get the size of the largest, so the
     first or the last may extend beyond the picture. Return None if another cell is smaller.
 

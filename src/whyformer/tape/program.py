@@ -31,7 +31,7 @@ class Program:
 
     Attributes:
         units: the units on paths from roots to outputs.
-        roots: numbers of the values that are to be attributed relevance.
+        roots: numbers of the values that receive relevance.
         outputs: numbers of the values to explain, usually one.
         carry: for each value, whether it *carries*: depends on a root through floating-point values.
         weight: for each value, whether it is computed from parameters, buffers and constants only.
@@ -86,7 +86,7 @@ def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int])
 
     Args:
         tape: a recorded pass.
-        roots: numbers of the values that are to be attributed relevance.
+        roots: numbers of the values that receive relevance.
         outputs: number of the value to explain, or numbers of several.
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))

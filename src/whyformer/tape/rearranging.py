@@ -52,6 +52,6 @@ def window(tape: Tape, call: Call) -> tuple[Any, ...]:
     if weight is None or call.argument("transposed", False):
         return (call.number,)
     kernel = tape.shapes[weight][2:]
-    given = (call.argument(name) for name in ("stride", "dilation", "padding"))
-    stride, dilation, padding = (tuple(n) if len(n) > 1 else (*n,) * len(kernel) for n in given)
+    arguments = (call.argument(name) for name in ("stride", "dilation", "padding"))
+    stride, dilation, padding = (tuple(n) if len(n) > 1 else (*n,) * len(kernel) for n in arguments)
     return (*stride, *(d * (k - 1) / 2 - p for d, k, p in zip(dilation, kernel, padding, strict=True)))

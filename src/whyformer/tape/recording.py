@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
 from whyformer.tape.custom_ops import CustomCalls
-from whyformer.tape.decomposition import FUSED_ATTENTION, OPENED
-from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
+from whyformer.tape.decomposition import DECOMPOSED, FUSED_ATTENTION
+from whyformer.tape.memory import Geometry, geometry, memory, overlay, restride, storage_size
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
 from whyformer.tape.tables import COMPARISONS, ELEMENTWISE, KINDS, REDUCTIONS, SOFTMAXES, name_set
@@ -39,7 +39,7 @@ __all__ = ["RAW", "Recorder", "record", "record_call", "without_side_effects"]
 
 
 # -- which values are stored -----------------------------------------------------------------------------------------
-# views, constants, and elementwise or rowwise functions are cheap to recompute; not sums, where branches meet
+# views, constants, and elementwise or rowwise functions are recomputed; sums, where branches meet, are stored
 _CHEAP = (
     frozenset(name for name, kind in KINDS.items() if kind in ("view", "silent"))
     | (ELEMENTWISE | REDUCTIONS | COMPARISONS | SOFTMAXES)
@@ -59,6 +59,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Facts:
+    """What the schema of an operator says about its calls."""
+
     name: str
     full_name: str  # with the namespace unless it is aten, without the trailing underscore of in-place operators
     mutable: bool
@@ -123,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of its tensors
-        self._unsorted: list[int] = []  # ids not yet in _memory, which only in-place writes need
+        self._unsorted: list[int] = []  # ids that are not in _memory yet; only in-place writes need them there
         self._stale: dict[int, list[tuple[int, Geometry]]] = {}  # views whose memory was written through another tensor
         self._restore: dict[int, tuple[Tensor, Tensor]] = {}  # leaf value -> (tensor, its content before a write)
         self._depth: list[int] = []  # for each value, the number of calls repeated to recompute it
@@ -157,10 +159,10 @@ class Recorder(TorchDispatchMode):
     def _new(self, tensor: Tensor, held: bool, depth: int = 0) -> int:
         n = self.tape._add(torch.Size() if tensor.is_nested else tensor.shape, tensor.dtype, tensor if held else None)
         self._depth.append(0 if held else depth)
-        self._name(tensor, n)
+        self._assign(tensor, n)
         return n
 
-    def _name(self, tensor: Tensor, n: int) -> None:
+    def _assign(self, tensor: Tensor, n: int) -> None:
         """Assign number ``n`` to a tensor."""
         key, tape = id(tensor), self.tape
         if key not in tape._numbers:
@@ -193,7 +195,7 @@ class Recorder(TorchDispatchMode):
         next read, so that the tape does not depend on which unused views are alive."""
         writes = self._stale[id(view)]
         n = self._new(view, True)
-        function = overlay(geometry(view), [g for _, g in writes], elements(view))
+        function = overlay(geometry(view), [g for _, g in writes], storage_size(view))
         self.note(
             "overlay", function, tuple(map(slot, range(len(writes) + 1))), {}, (old, *(m for m, _ in writes)), (n,)
         )
@@ -241,7 +243,7 @@ class Recorder(TorchDispatchMode):
         if func is _DETACH:
             # not recorded: torch detaches the result of a factory only if another reference to it exists
             out = func(*args)
-            self._name(out, self.number(args[0]))
+            self._assign(out, self.number(args[0]))
             return out
         operands: list[int] = []
         slots = tuple([self.slots_of(a, operands) for a in args])
@@ -253,9 +255,9 @@ class Recorder(TorchDispatchMode):
         if operation is not None:
             return self.custom_ops.close(operation, func, slots, named, operands, out)
         first, results = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
-        opened = OPENED.get(facts.name)
-        if opened is not None and opened(self.step, self.tape, _named(func, slots, named), operands, results[0]):
-            return self.altered(first, out)
+        decompose = DECOMPOSED.get(facts.name)
+        if decompose is not None and decompose(self.step, self.tape, _named(func, slots, named), operands, results[0]):
+            return self.with_changes(first, out)
         if self.change:
             out = self._changed(out)
             results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
@@ -288,7 +290,7 @@ class Recorder(TorchDispatchMode):
         if not any(first + i in self.change for i in range(len(results))):
             return out
         change = (self.change.get(first + i) for i in range(len(results)))
-        # a clone, because torch marks the result of a view, and no tensor twice
+        # cloned, because torch marks the result of a view operator as a view, and can mark a tensor only once
         new = [t if f is None else _in_layout_of(t, f(t).clone()) for t, f in zip(results, change, strict=True)]
         return new[0] if isinstance(out, Tensor) else type(out)(new)
 
@@ -308,7 +310,7 @@ class Recorder(TorchDispatchMode):
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
 
-    def altered(self, first: int, out: Any) -> Any:
+    def with_changes(self, first: int, out: Any) -> Any:
         """Apply the interventions to a fused call that was recorded as the calls from ``first`` on; return its
         output ``out``, replaced if it changed."""
         tape, new = self.tape, dict[int, Tensor]()
@@ -323,7 +325,7 @@ class Recorder(TorchDispatchMode):
         changed = new.get(tape.number(returned))
         if changed is None:
             return out
-        self._name(changed, tape.number(returned))
+        self._assign(changed, tape.number(returned))
         return changed if isinstance(out, Tensor) else (changed, *out[1:])
 
     # -- writes in place
@@ -340,7 +342,7 @@ class Recorder(TorchDispatchMode):
             if held is not None and any(held is other for group in groups for other in group):
                 tape._held[n] = held.clone()
                 if isinstance(held, torch.nn.Parameter):
-                    tape.changes_weights = True  # and they stay: a model that rescales them (RWKV) does so once
+                    tape.changes_weights = True  # not restored: a model that rescales its weights (RWKV) does so once
                 elif n in tape.leaves and n not in self._restore:
                     self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
         operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
@@ -371,7 +373,7 @@ class Recorder(TorchDispatchMode):
                 if tape._held[m] is t:
                     tape._held[m] = t.clone()
             tensor.copy_(before)
-            self._name(tensor, n)
+            self._assign(tensor, n)
         self._restore.clear()
 
 

@@ -51,7 +51,7 @@ _Segment = tuple[int, tuple[Call, ...]]
 
 _MOST_CALLS, _MOST_SEGMENTS = 40, 14
 _MASKED = name_set("where masked_fill index_put mul div")
-_SPREAD = SOFTMAXES | {"logsumexp"}  # of two values, one of them a constant, as in a sigmoid or softplus
+_SPREAD = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 
@@ -89,7 +89,7 @@ class Regions:
                 self.readers[o].append(call)
 
     def find(self) -> list[Unit]:
-        """Return the largest such units."""
+        """Return the units that consist of several calls, each as large as possible."""
         with bare():
             units = list(self.functions())
         return [*units, *self.layers(), *self.sums()]
@@ -300,7 +300,7 @@ class Regions:
 
     def extended(self, product: Call) -> list[Call]:
         """Return the calls that extend x, the factor of a product with weights, by a constant feature, whose weights
-        are then a bias; none if it has no such feature."""
+        are then a bias; [] if x has no such feature."""
         calls, shapes = list[Call](), self.tape.shapes
         x = next(o for o in product.operands if self.carry[o])
         while (call := self.tape.maker.get(x)) and len(self.readers[x]) == 1 and x not in self.ends:

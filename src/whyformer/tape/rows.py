@@ -31,9 +31,9 @@ __all__ = [
     "constant_along",
     "equal",
     "first_places",
+    "no_rows",
     "slim",
     "thin",
-    "zero",
 ]
 
 Result = TypeVar("Result")
@@ -80,8 +80,8 @@ def first_places(numbers: Tensor, count: int) -> Tensor:
     return torch.full((count,), len(numbers)).scatter_reduce_(0, numbers, places, "amin")
 
 
-def zero(shape: Sequence[int]) -> Tensor:
-    """Return row number 0 in a shape."""
+def no_rows(shape: Sequence[int]) -> Tensor:
+    """Return a label without rows: number 0 for each element of a shape."""
     return torch.zeros((), dtype=torch.long).expand(shape)
 
 
@@ -146,7 +146,7 @@ class Rows:
         sample: ``[R]``, sample of each row.
         families: all families, in the order of execution; the first is a placeholder for row 0.
         family: ``[R]``, index of the family of each row.
-        joined: maps a family to another one whose rows are joined to its own in some value.
+        joined: maps a family to another one with which a call such as ``cat`` joins it in one value.
         blended: values whose elements depend on several rows of a family, of which the label holds one.
         indices: integer and boolean values on which the positions of rows depend.
         repeats: maps an input to the values in which the same ids are looked up again, in other tables.
@@ -182,7 +182,7 @@ class Rows:
         return values
 
     def component(self, row: int) -> int:
-        """Return :meth:`linked` for the family of a row."""
+        """Return a number that is equal for rows whose families are linked, see :meth:`linked`."""
         return self.linked(int(self.family[row]))
 
     def linked(self, family: int) -> int:
@@ -244,8 +244,8 @@ class Rows:
         return flat.reshape([tensor.shape[a] for a in axes]).permute(back).contiguous()
 
     def _places(self, value: int, tensor: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Return (``[M, ...]``, a tensor by row; the position of each of ``numbers`` among these rows, M if absent; the
-        axes of the tensor in this order)."""
+        """Return (``[M, ...]``, the tensor with an axis of its M rows first; the position of each of ``numbers`` among
+        these rows, M if absent; the permutation of the axes of the tensor)."""
         label = slim(self.of(value))
         rows = [a for a, n in enumerate(label.shape) if n > 1]
         rest = [a for a in range(label.dim()) if a not in rows]
@@ -268,7 +268,7 @@ class RowSamples:
         if value not in self._of:
             label = self.rows.labels.get(value, ())
             if not label:
-                raise ModelError(f"which elements of value {value} belong to which sample is unknown")
+                raise ModelError(f"the samples of the elements of value {value} are unknown")
             self._of[value] = slim(self.rows.sample[thin(label[0])])
         return self._of[value]
 
@@ -277,7 +277,7 @@ class RowSamples:
         return _sums(flow, self.of(value), int(self.rows.sample.max()) + 1)
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
-        """Return one number for each sample, in a shape that broadcasts to that of a flow at a value."""
+        """Return ``numbers``, one for each sample, in a shape that broadcasts to that of a flow at a value."""
         return numbers[self.of(value).to(numbers.device)]
 
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,7 +291,7 @@ class RowSamples:
         return low.expand_as(tensor), high.expand_as(tensor)
 
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
-        """Return True if a constant of that shape, added to a value, is known to be the same for all of its rows."""
+        """Return True if a constant of that shape, added to a value, is known to be the same for all its rows."""
         label = self.rows.labels.get(value, ())
         if len(shape) < 2 or shape[-2] == 1:
             size = label[0].shape if label else ()

@@ -16,8 +16,8 @@ __all__ = ["find_copies", "same_rows", "split_keys"]
 def find_copies(
     rows: Rows, attentions: Iterable[Attention], streams: Iterable[Stream]
 ) -> list[tuple[Stream, Stream, Tensor]]:
-    """Return pairs of streams in which rows of learned vectors of the second are also rows of the first, as the outputs
-    of a Q-Former are tokens of a prompt.
+    """Return pairs of streams that share rows of learned vectors: the second stream creates them, and the first reads
+    them, as a prompt contains the outputs of a Q-Former.
 
     Args:
         rows: the rows of the pass.

@@ -1,4 +1,4 @@
-"""The inputs of a model as sources of rows, and the axis along which the rows of an input have their features."""
+"""Determine which elements of the inputs of a model form a row: the sources of rows, and the axes of their features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
-from whyformer.tape.feeding import drawn, flows_between
+from whyformer.tape.feeding import flows_between, random_flow
 from whyformer.tape.labelling import label_rows
 from whyformer.tape.rows import Source, constant_along
 from whyformer.tape.tables import KINDS
@@ -32,11 +32,11 @@ def find_sources(
 ) -> list[Source]:
     """Return sources for the inputs of a model.
 
-    In integer inputs, each element is a row; so is each number of a table ``[B, F]`` or a sound ``[B, T]``, but not of
-    packed patches ``[P, D]``. Other inputs have features along the axis over which the first layer or convolution that
-    reads them sums, possibly after views (:func:`find_features`). If this axis is unknown, it is
-    the third from the last for inputs with at least four axes, as in ``[B, C, H, W]`` and ``[B, T, C, H, W]``, else the
-    last.
+    Each element of an integer input is a row. Other inputs have features along the axis over which the first layer or
+    convolution that reads them sums, possibly after views (:func:`find_features`). If this axis is unknown, inputs with
+    at least four axes (``[B, C, H, W]``, ``[B, T, C, H, W]``) have features along the third from the last, and other
+    inputs along the last. A table ``[B, F]`` or a sound ``[B, T]`` has no features: each number is a row, unless the
+    input is packed (``[P, D]``).
 
     Args:
         tape: a recorded pass.
@@ -72,16 +72,15 @@ def find_features(tape: Tape, n: int) -> int | None:
     """
 
     def features() -> int | None:
-        axes = _summed(tape, n)
+        axes = _summed_axes(tape, n)
         return axes[0] if axes is not None and len(axes) == 1 else None
 
     return _FEATURES.once((tape.signature, n), features)
 
 
-def _summed(tape: Tape, n: int) -> list[int] | None:
+def _summed_axes(tape: Tape, n: int) -> list[int] | None:
     """Return the axes of an input over which the first layer that reads it sums; None if unknown. Return an empty list
-    for a linear layer over another axis than the last if the input is also read in its own layout, since such a layer
-    mixes rows."""
+    if that layer mixes rows: it sums over another axis than the last, and other calls read the input without a view."""
     shape, layer = tape.shapes[n], _first_layer(tape, n)
     if layer is None:
         return None
@@ -95,12 +94,12 @@ def _summed(tape: Tape, n: int) -> list[int] | None:
     channels = 1 if convolves else -1
     places = torch.unravel_index((label[0] - 1).clamp(min=0), shape)
     moving = [axis for axis, place in enumerate(places) if not constant_along(place, channels)]
-    return [] if not convolves and moving != [len(shape) - 1] and _branches(tape, labels) else moving
+    return [] if not convolves and moving != [len(shape) - 1] and _is_read_twice(tape, labels) else moving
 
 
-def _branches(tape: Tape, values: Container[int]) -> bool:
-    """Return True if one of some values is read both by a view and in its own layout, as by the sum after a layer over
-    rows."""
+def _is_read_twice(tape: Tape, values: Container[int]) -> bool:
+    """Return True if one of the values is read both by a view and by another call, such as the residual sum around a
+    layer over rows."""
     read: dict[int, set[bool]] = {}
     for call in tape.calls:
         turns = KINDS.get(call.name) == "view" and bool(call.results) and call.results[0] in values
@@ -121,7 +120,7 @@ def axis_of_rows(tape: Tape, n: int) -> int | None:
         tape: a recorded pass.
         n: number of the input.
     """
-    features = _summed(tape, n)
+    features = _summed_axes(tape, n)
     if features is not None:
         return 3 - features[0] if len(features) == 1 and features[0] > 0 else 1
     layer = _first_layer(tape, n)
@@ -152,12 +151,12 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
     if len(flows) < 2:
         return None
     weights = torch.stack(flows)
-    return _of_axis(weights.sum(2)), _of_axis(weights.sum(1))
+    return _relative_spread(weights.sum(2)), _relative_spread(weights.sum(1))
 
 
 def _seeds(tape: Tape, result: int, channels: int) -> Iterator[Tensor]:
     """Yield flows to the output of a layer, each the same random flow at a single row."""
-    flow = drawn(tape, result)
+    flow = random_flow(tape, result)
     rows = flow.movedim(channels, -1).flatten(0, -2)
     rows = rows[:1].expand_as(rows)
     for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 8 * ROWS].tolist():
@@ -166,7 +165,7 @@ def _seeds(tape: Tape, result: int, channels: int) -> Iterator[Tensor]:
         yield seed.view(flow.movedim(channels, -1).shape).movedim(-1, channels)
 
 
-def _of_axis(weights: Tensor) -> float:
+def _relative_spread(weights: Tensor) -> float:
     """Return the standard deviation of the centres of ``[rows, positions]``, relative to that of the positions."""
     places = torch.arange(weights.shape[1], dtype=weights.dtype, device=weights.device)
     if len(places) < 2:

@@ -67,7 +67,7 @@ class Stream:
         is_read: True if the output depends on its last value other than through the attention of another stream.
         all_blocks: ``blocks`` together with the blocks that mix rows without attention; only ``blocks`` if the spine
             bypasses the latter.
-        others: number of the blocks that mix rows without attention.
+        mixing_count: number of blocks that mix rows without attention.
     """
 
     rows: Tensor
@@ -78,7 +78,7 @@ class Stream:
     is_learned: bool = False
     is_read: bool = False
     all_blocks: tuple[Block, ...] = ()
-    others: int = 0
+    mixing_count: int = 0
 
     @property
     def last(self) -> int:
@@ -88,7 +88,7 @@ class Stream:
     @property
     def attends_once(self) -> bool:
         """True if the rows attend once in each block."""
-        return not self.others and all(len(block.attentions) == 1 for block in self.blocks)
+        return not self.mixing_count and all(len(block.attentions) == 1 for block in self.blocks)
 
     @property
     def attends_to_itself(self) -> bool:
@@ -117,9 +117,9 @@ def path_to(above: Mapping[int, int], n: int) -> list[int]:
 
 
 def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
-    """Return the input of the first block: the last value before the first attention or the first residual sum, through
-    which all paths from the rows of an input to the outputs pass, and which contains each of these rows once, possibly
-    beside other rows. Without attentions and residual sums, the last such value before the first sum of two branches.
+    """Return the input of the first block: the last value before the first attention or residual sum through which all
+    paths from the rows of an input to the outputs pass, if it contains each of these rows once, possibly beside other
+    rows. In a program without either, it is the last such value before the first sum of two branches.
 
     Args:
         program: the program from the values in which the rows of the input begin to the outputs.
@@ -136,7 +136,7 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     if numbers is None:
         return None
     members, above = Members(numbers, rows), program.dominator
-    chain = path_to(above, _common(above, [n for n in program.outputs if n in above]))
+    chain = path_to(above, _common_dominator(above, [n for n in program.outputs if n in above]))
     return next((n for n in reversed(chain) if n < first and members.stand_once(n)), None)
 
 
@@ -157,22 +157,21 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     for a in attentions:
         if a.queries is not None:
             groups[id(a.queries)].append(a)
-    groups = _joined(groups)
+    groups = _merge_groups(groups)
     single = (group[0] for group in groups.values() if len(group) == 1)
-    pools = [attention for attention in single if attention.is_learned and not _enters(attention, groups)]
+    pools = [attention for attention in single if attention.is_learned and not _enter_later(attention, groups)]
     products = {p.product for a in attentions if a not in pools for p in a.pieces}
     streams = [_stream(program, tape, rows, group, products) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
-        return [replace(s, others=0) for s in streams]
-    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
+        return [replace(s, mixing_count=0) for s in streams]
+    read = _states_read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
 
-def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
-    """Return the groups of attentions, after merging a group into another one if its queries are some of the rows of
-    that one, which attends before and after it: in a Q-Former that reads text, only the queries attend to the picture.
-    """
+def _merge_groups(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
+    """Merge a group of attentions into another group if its queries are a part of the rows of that group, which attends
+    before and after it: in a Q-Former that reads text, only the learned queries attend to the picture."""
     joined = {key: list(group) for key, group in groups.items()}
     for key, group in groups.items():
         queries = group[0].queries
@@ -186,7 +185,7 @@ def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]
     return joined
 
 
-def _enters(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
+def _enter_later(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
     """Return True if the queries of an attention are some of the rows of a later group, as the outputs of a picture
     projector are some of the tokens of a prompt."""
     rows = [group[0].queries for group in groups.values() if group[0].map > attention.map]
@@ -212,7 +211,7 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
             names = dict.fromkeys(rows.families[f].source for f in rows.family[numbers].unique().tolist())
             through = tuple(n for n in chain if n <= last)
             streams.append(
-                Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, others=len(blocks))
+                Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, mixing_count=len(blocks))
             )
     return [*streams[:-1], *(replace(s, is_read=True) for s in streams[-1:])]
 
@@ -239,7 +238,7 @@ def find_first_maps(
     Args:
         program: the program from the values in which the rows of the inputs begin.
         tape: the pass.
-        rows: which row each element of a value belongs to.
+        rows: the rows of the pass.
         streams: the streams of the program.
         calls: the calls on which the output depends.
 
@@ -261,7 +260,7 @@ def find_first_maps(
     return first_maps
 
 
-def _read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:
+def _states_read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:
     """Return the states on which the output depends other than through an attention or a later state."""
     needed = {program.output}
     for call in reversed(tape.calls):
@@ -271,15 +270,16 @@ def _read(program: Program, tape: Tape, states: set[int], products: Container[in
 
 
 def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], products: set[int]) -> Stream:
-    """Return the stream of some attentions; ``products`` are the products A·V of all attentions."""
+    """Return the stream of some attentions: its spine leads to the last state that the rest of the tape reads, and its
+    blocks begin before its attentions. ``products`` are the products A·V of all attentions."""
     queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    read = _ends(program, tape, carry)
+    read = _values_read(program, tape, carry)
     ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
-    chain = path_to(above, _common(above, _last_read(program, ends)))
+    chain = path_to(above, _common_dominator(above, _last_read(program, ends)))
     place = {n: i for i, n in enumerate(chain)}
     starts = [(_last_before(a, above, place), a) for a in attentions]
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
@@ -345,7 +345,7 @@ def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence
     return tuple(Block(n, end, inside.get(n, ())) for n, end in zip(starts, ends, strict=True))
 
 
-def _ends(program: Program, tape: Tape, carry: list[bool]) -> list[int]:
+def _values_read(program: Program, tape: Tape, carry: list[bool]) -> list[int]:
     """Return the values of a stream that the rest of the tape reads, including the output."""
     returns = [False] * len(tape)  # branches whose rows are unknown, such as convolutions, that lead back to the stream
     for call in reversed(tape.calls):
@@ -357,7 +357,7 @@ def _ends(program: Program, tape: Tape, carry: list[bool]) -> list[int]:
     return [*read, program.output] if carry[program.output] else read
 
 
-def _common(above: dict[int, int], values: Iterable[int]) -> int:
+def _common_dominator(above: dict[int, int], values: Iterable[int]) -> int:
     """Return the last common dominator of some values; −1 if there is none."""
     chains = [path_to(above, n) for n in values]
     last = -1

@@ -5,7 +5,7 @@
     attentions = find_attentions(program, tape, rows)
 
 An attention is a softmax whose result, the attention map, weights other values in a product. A *row* is a token, patch
-or pixel; every row has a number, and the label of a value holds, for each of its elements, the number of its row
+or pixel. Rows are numbered, and the *label* of a value holds the row number of each element
 (:mod:`whyformer.tape.rows`). Names of classes and modules are not used.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "po
 # -- attentions ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """An attention map in one value: the whole map, or that of some heads, samples or queries.
+    """The part of an attention map that one value holds: all of it, or the maps of some heads, samples or queries.
 
     Attributes:
         map: number of the attention map A. All flows to the map arrive at this value.
@@ -58,7 +58,7 @@ class Attention:
     Attributes:
         pieces: one, or several if heads, samples or queries are computed separately.
         queries, keys: ``[B, Q]`` and ``[B, K]`` row numbers; None if unknown.
-        depth: the largest number of attentions on a path to its product, including itself.
+        depth: the largest number of attentions on a path to its product, including this attention.
         is_learned: True if the queries are learned vectors, as in attention pooling.
         heads: number of heads; 0 if unknown.
     """
@@ -107,14 +107,14 @@ class Attention:
             ModelError: the rows of the attention are unknown.
         """
         if self.queries is None or self.keys is None:
-            raise ModelError(f"which rows attend to which is unknown in the attention whose map is value {self.map}")
+            raise ModelError(f"the query and key rows of the attention map in value {self.map} are unknown")
         (b, q), k, heads, places = self.queries.shape, self.keys.shape[1], self.heads, self._places
         like = next(p for p in parts if p is not None)
         pairs = zip(parts, places, strict=True)
         flat = [None if t is None else t.permute(p.axes).reshape(len(p.row), -1) for t, p in pairs]
         if flat[0] is not None and len(flat) == 1 and places[0].plain:
             return flat[0].view(b, heads, q, k)
-        out = like.new_zeros(b * heads * q + 1, k + 1)  # the last row and column collect entries that are no rows
+        out = like.new_zeros(b * heads * q + 1, k + 1)  # the last row and column collect padding
         for part, place in zip(flat, places, strict=True):
             row = place.row.to(out.device)
             if part is not None and place.key is None:
@@ -177,7 +177,7 @@ def _attention(group: list[_Labelled], depth: int, rows: Rows, streams: dict[tup
     pieces, learned = tuple(p.piece for p in group), group[0].is_learned
     if group[0].queries is None:
         return Attention(pieces, None, None, depth, learned)
-    queries, keys = (_gathered([getattr(p, side) for p in group], rows, streams) for side in ("queries", "keys"))
+    queries, keys = (_distinct_rows([getattr(p, side) for p in group], rows, streams) for side in ("queries", "keys"))
     if queries is None or keys is None:
         return Attention(pieces, None, None, depth, learned)
     heads, places = _find_places(group, queries, keys, rows)
@@ -194,7 +194,7 @@ def _is_full(count: int, places: Iterable[_Places]) -> bool:
     return bool(filled[:-1].all())
 
 
-def _gathered(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Tensor | None:
+def _distinct_rows(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Tensor | None:
     """Return ``[B, N]``, the distinct rows of some labels in the order of their first occurrence; None if the samples
     have different numbers of rows."""
     numbers = torch.cat([slim(t).flatten() for t in labels])
@@ -216,16 +216,20 @@ _FILLS = name_set("masked_fill masked_scatter where nan_to_num tril triu fill in
 
 @dataclass(frozen=True)
 class _Map:
-    """A value that holds an attention map: its softmax, and its origin, the value before calls that only rearrange
-    it."""
+    """The attention map that a value holds.
+
+    Attributes:
+        softmax: the softmax that computes it.
+        origin: number of the map before calls that only rearrange it.
+    """
 
     softmax: Unit
     origin: int
 
 
 def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
-    """Yield a piece for each softmax over rows, followed through views, scales and masks to the product in which it
-    weights other values."""
+    """Yield a piece for each softmax over rows whose result reaches, through views, scales and masks, a product in
+    which it weights other values."""
     maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
     weighted: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before the sum over keys -> (the map A, V)
     makers = program.makers
@@ -244,7 +248,7 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
         multiplies = u.kind == "product" or a.origin in program.roots
         if is_sum or (multiplies and other is not None and entry in maps):
             source, factor = (a, v) if is_sum else (maps[entry], other)
-            labelled = _labelled(source, entry, u, factor, tape, rows, makers)
+            labelled = _labelled_piece(source, entry, u, factor, tape, rows, makers)
             if labelled is not None and a.origin not in finished:
                 finished.add(a.origin)
                 yield labelled
@@ -271,7 +275,7 @@ def _is_map(rows: Rows, value: int, origin: int) -> bool:
     return len(rows.labels.get(value, ())) == len(rows.labels.get(origin, ())) == 2
 
 
-def _labelled(
+def _labelled_piece(
     a: _Map, entry: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
 ) -> _Labelled | None:
     """Return a piece with its rows; None if its softmax is not over rows.
@@ -294,7 +298,7 @@ def _labelled(
         over = [len(label) - 1]
     if len(over) != 1:
         return None
-    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # stored as diagonals
+    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # the map is stored by diagonals
         return _Labelled(piece, None, None)
     if _repeats(label, over[0], axis):  # a key that occurs twice has no unique position in a map
         return _Labelled(piece, None, None)
@@ -305,7 +309,7 @@ def _labelled(
         return _Labelled(piece, at_map[1 - over[0]], keys)
     if shape[axis] == 1:
         return _Labelled(piece, keys, keys)
-    queries = _learned(a.origin, axis, entry, unit.exit, rows)
+    queries = _learned_queries(a.origin, axis, entry, unit.exit, rows)
     return _Labelled(piece, queries, None if queries is None else keys, True)
 
 
@@ -328,8 +332,8 @@ def _repeats(label: Label, keys: int, axis: int) -> bool:
     return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
-def _learned(map_: int, axis: int, entry: int, product: int, rows: Rows) -> Tensor | None:
-    """Return the rows of learned queries in the shape of a map. They begin in A·V.
+def _learned_queries(map_: int, axis: int, entry: int, product: int, rows: Rows) -> Tensor | None:
+    """Return the rows of learned queries, which the product A·V creates, in the shape of a map; None if unknown.
 
     Args:
         map_: number of the map.
@@ -342,7 +346,7 @@ def _learned(map_: int, axis: int, entry: int, product: int, rows: Rows) -> Tens
         return None
     at_map, key, query = rows.labels[map_][0], rows.labels[entry][0], rows.labels[product][0].narrow(-1, 0, 1)
     single = [*at_map.shape]
-    single[axis] = 1  # a query row has all keys
+    single[axis] = 1  # all keys belong to one query row
     aligned = query.shape[:-1] == key.shape[:-1]
     if key.numel() != at_map.numel():  # A ⊙ V has the width of V
         key, aligned = key.narrow(-1, 0, 1), [n for n in query.shape if n > 1] == [n for n in single if n > 1]
@@ -365,7 +369,7 @@ def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...
 
 
 def depths(tape: Tape, products: Container[int]) -> list[int]:
-    """Return, for each value, the largest number of the values ``products`` on a path to it, including itself."""
+    """Return, for each value, the largest number of ``products`` on a path to it, including the value itself."""
     depth = [0] * len(tape)
     for call in tape.calls:
         current = max((depth[o] for o in call.operands), default=0) + any(r in products for r in call.results)
@@ -377,7 +381,7 @@ def depths(tape: Tape, products: Container[int]) -> list[int]:
 # -- layout of maps --------------------------------------------------------------------------------------------------
 def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Rows) -> tuple[int, tuple[_Places, ...]]:
     """Return the number of heads, and the positions of the entries of each map in ``[B, H, Q, K]``. Entries with the
-    same query and keys belong to different heads, in the order of their occurrence."""
+    same query and key belong to different heads, in the order of their occurrence."""
     (b, q), k = queries.shape, keys.shape[1]
     place_of_query, place_of_key = positions(queries, len(rows)), positions(keys, len(rows))
     count = torch.zeros(b * (q + 1) * (k + 1), dtype=torch.long)

@@ -16,12 +16,12 @@ def name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _rows(kind: str, names: str) -> None:
+def _set_kind(kind: str, names: str) -> None:
     KINDS.update(dict.fromkeys(names.split(), kind))
 
 
 # rearrange, copy or fill: each element of the result is an element of an operand, or a constant
-_rows(
+_set_kind(
     "view",
     "view _unsafe_view _reshape_alias reshape transpose t permute expand expand_as clone unsqueeze squeeze select "
     "diag_embed slice alias lift_fresh lift contiguous _to_copy to split split_with_sizes chunk unbind cat stack "
@@ -34,48 +34,48 @@ _rows(
     "_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward",
 )
 # no relevance: piecewise constant, or dependent only on the shape of an operand
-_rows(
+_set_kind(
     "silent",
     "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
     "new_empty_strided sign sgn floor ceil round trunc fix argmax argmin floor_divide causal_mask zero heaviside "
     "isnan isinf",
 )
 # each element of the result is an element of an operand that is selected by its value
-_rows(
+_set_kind(
     "selection",
     "max min amax amin sort msort topk kthvalue maximum minimum fmax fmin median nanmedian mode cummax cummin aminmax "
     "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
 )
-_rows(
+_set_kind(
     "linear",
     "mm bmm addmm baddbmm addbmm mv addmv dot vdot matmul linear convolution _convolution embedding _grouped_mm",
 )
-_rows(
+_set_kind(
     "mean",
     "mean sum nansum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
     "_adaptive_avg_pool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa scatter_add index_add scatter_reduce col2im segment_reduce trace "
     "_embedding_bag _fft_r2c _fft_c2c _fft_c2r",
 )
-_rows("add", "add sub rsub")
-_rows("mul", "mul div")
-_rows("scale", "neg native_batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm")
-_rows("rectifier", "relu leaky_relu _prelu_kernel prelu abs relu6 rrelu_with_noise")
-_rows(
+_set_kind("add", "add sub rsub")
+_set_kind("mul", "mul div")
+_set_kind("scale", "neg native_batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm")
+_set_kind("rectifier", "relu leaky_relu _prelu_kernel prelu abs relu6 rrelu_with_noise")
+_set_kind(
     "activation",
     "gelu silu tanh sigmoid mish elu hardswish hardsigmoid softplus erf erfc exp exp2 expm1 log log2 log10 log1p sin "
     "cos tan asin acos atan sinh cosh square celu selu log_sigmoid_forward special_ndtr special_erfcx softshrink "
     "hardshrink logaddexp logaddexp2",
 )
-_rows("clip", "clamp clamp_min clamp_max hardtanh threshold")
-_rows("norm", "native_layer_norm _fused_rms_norm native_group_norm")
-_rows("statistic", "rsqrt sqrt linalg_vector_norm norm std var reciprocal")
-_rows("moments", "std_mean var_mean")  # compute a deviation and a mean
-_rows("sampling", "grid_sampler_2d grid_sampler_3d")
-_rows("solve", "linalg_solve_triangular linalg_solve")
-_rows("softmax", "_softmax _safe_softmax")
-_rows("log softmax", "_log_softmax")
-_rows("logsumexp", "logsumexp")
+_set_kind("clip", "clamp clamp_min clamp_max hardtanh threshold")
+_set_kind("norm", "native_layer_norm _fused_rms_norm native_group_norm")
+_set_kind("statistic", "rsqrt sqrt linalg_vector_norm norm std var reciprocal")
+_set_kind("moments", "std_mean var_mean")  # compute a deviation and a mean
+_set_kind("sampling", "grid_sampler_2d grid_sampler_3d")
+_set_kind("solve", "linalg_solve_triangular linalg_solve")
+_set_kind("softmax", "_softmax _safe_softmax")
+_set_kind("log softmax", "_log_softmax")
+_set_kind("logsumexp", "logsumexp")
 
 STRAIGHT = name_set("add sub rsub mul div neg _to_copy clone dropout addcmul addcdiv lerp")
 """Elementwise calls that are linear in each operand."""

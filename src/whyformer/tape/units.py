@@ -15,7 +15,7 @@ from whyformer.tape.values import Tape
 
 __all__ = ["CallReader", "Unit", "dominators", "is_diagonal", "reach", "reduced_axes", "roots_of", "scales", "weights"]
 
-_KEEPING = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
+_KEEP_DIAGONAL = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
 """Calls that keep a matrix diagonal."""
 
 
@@ -58,7 +58,7 @@ class CallReader:
         self, tape: Tape, carry: list[bool], weight: list[bool], needed: set[int], regions: list[Unit]
     ) -> None:
         self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
-        # outputs of activations, also scaled or shifted by constants (True) or rearranged by views (False)
+        # outputs of activations: True if unchanged, scaled or shifted by constants; False if rearranged by views
         self.activated = {u.exit: True for u in regions if u.kind == "activation"}
         self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
         self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
@@ -115,14 +115,14 @@ class CallReader:
             self.scaling.update(exits)
 
     def product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
-        """Return the kind of an elementwise product or quotient of two branches, and its entries: the activated branch
-        of a gate, and the dividend of a quotient, first."""
+        """Return the kind of an elementwise product or quotient of two branches, and the positions of its entries. The
+        activated branch of a gate, and the dividend of a quotient, come first."""
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
         scaling = [call.operands[i] in self.scaling for i in places]
         reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
         divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
-        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # a factor per row normalizes, it is no branch
+        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # one factor per row normalizes
             return "quotient", places if divides or scaling[1] else places[::-1]
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
@@ -210,8 +210,8 @@ def weights(tape: Tape) -> list[bool]:
 
 
 def scales(call: Call, tape: Tape) -> bool:
-    """Return True if a product with weights multiplies each feature by a scalar: a convolution, each of whose channels
-    reads one number, or a product with a matrix that is diagonal for all weights."""
+    """Return True if a product with weights multiplies each feature by a scalar: a depthwise convolution with kernel
+    size 1, or a product with a matrix that is diagonal for all weights."""
     if call.name != "convolution":
         return any(is_diagonal(tape, o) for o in call.operands)
     before, weight = (tape.shapes[o] for o in call.operands[:2])
@@ -220,14 +220,14 @@ def scales(call: Call, tape: Tape) -> bool:
 
 
 def is_diagonal(tape: Tape, n: int) -> bool:
-    """Return True if value ``n`` is made of diagonal square matrices."""
+    """Return True if value ``n`` consists of diagonal square matrices."""
     call, shape = tape.maker.get(n), tape.shapes[n]
     if call is None or shape[-1:] != shape[-2:-1]:
         return False
     if call.name in ("diag_embed", "eye"):
         return True
     factors = call.operands if call.name == "mul" else call.operands[:1]
-    return call.name in _KEEPING and any(is_diagonal(tape, o) for o in factors)
+    return call.name in _KEEP_DIAGONAL and any(is_diagonal(tape, o) for o in factors)
 
 
 def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:

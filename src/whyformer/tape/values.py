@@ -141,4 +141,4 @@ class Tape:
 
 
 def _constants(args: tuple[Any, ...]) -> Any:
-    return tuple(str(a) for a in args if type(a) is not Slot)  # no numbers: hash(-1) is hash(-2)
+    return tuple(str(a) for a in args if type(a) is not Slot)  # strings, because hash(-1) == hash(-2)

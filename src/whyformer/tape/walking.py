@@ -4,9 +4,9 @@
     shares = walk_forward(program, {entry: shares}, [program.output], rule)
     logits, = replay(tape, {n: zeros}, [program.output])
 
-A *flow* is what propagates backward: a multiplier (a gradient, under the empty composite) or a relevance, in a tensor
-of the shape of its value. A composite maps kinds of units to rules; a kind without a rule uses its ordinary adjoint.
-Rules that distribute relevance within samples need ``samples=``.
+A *flow* is a tensor that propagates backward, with the shape of the value that it belongs to: a multiplier (a gradient,
+under the empty composite) or a relevance. A composite maps kinds of units to rules; a kind without a rule uses its
+ordinary adjoint. Rules that distribute relevance within samples need ``samples=``.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Composite:
         name: name for results and errors.
         rules: maps a kind to its rule.
         carrier: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
-        by_sign: True if positive and negative seeds are propagated separately and then added, because a rule scales
-            flows to their sum, which opposite seeds would bring to 0.
+        by_sign: True if positive and negative seeds are propagated separately and then added, because a rule divides
+            by the sum of the flows, which is 0 if the seeds cancel.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Step:
     Attributes:
         unit: the unit.
         rule: the composite's rule for it.
-        carry: for each entry, whether it depends on a root after the composite has cut the entries that it holds
+        carry: for each entry, whether a path leads to it from a root, not through an entry that the composite holds
             constant.
         live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
             a wanted value.
@@ -133,7 +133,7 @@ class Walk:
     Attributes:
         program: the units of the pass.
         tape: the recorded pass.
-        samples: which elements of a value belong to which sample.
+        samples: the sample of each element of each value.
     """
 
     program: Program
@@ -247,7 +247,7 @@ def walk_back(
     plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
 
     def arrive(n: int) -> None:
-        """Collect the flows at a value, which are complete."""
+        """Store the flows at a value, which are complete, or call its function with them."""
         left.discard(n)
         pairs = [*zip(owners, flows, strict=True)]
         arrived = [_sum(f.get(n) for owner, f in pairs if owner == run) for run in range(len(runs))]
@@ -278,8 +278,8 @@ def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
-    """Return the seeds that are propagated separately: all of them, or the positive and the negative ones if the
-    composite scales flows to their sum."""
+    """Split seeds with both signs into positive and negative seeds if ``composite.by_sign``; return a list of the
+    seeds that are propagated separately."""
     if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
         return [dict(seeds)]
     return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]
@@ -289,24 +289,24 @@ def _visit(
     walk: Walk, unit: Unit, steps: list[Step], flows: list[Flows], owners: list[int], on_unit: UnitCallback | None
 ) -> None:
     """Propagate the flows of each run from the exits of a unit to its entries; a run may have two sets of flows."""
-    for run, step, arriving in zip(owners, steps, flows, strict=True):
-        got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
-        if step.visited and got and any(step.live):
-            parts = _propagate(walk, step, got, arriving)
+    for run, step, pending in zip(owners, steps, flows, strict=True):
+        exit_flows = {r: pending.pop(r) for r in unit.exits if r in pending}
+        if step.visited and exit_flows and any(step.live):
+            parts = _propagate(walk, step, exit_flows, pending)
             if on_unit is not None:
-                on_unit(run, step, got, parts)
+                on_unit(run, step, exit_flows, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 
-def _propagate(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
+def _propagate(walk: Walk, step: Step, exit_flows: Flows, flows: Flows) -> Parts:
     """Add the flows to the entries of a unit to ``flows``; return them."""
     rule, parts = step.rule, Parts()
     try:
         if rule.refuse is not None:
-            if not any(bool(flow.any()) for flow in got.values()):
+            if not any(bool(flow.any()) for flow in exit_flows.values()):
                 return parts  # no relevance arrives
             raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
-        propagated = (rule.back or adjoint)(walk, step, got)
+        propagated = (rule.back or adjoint)(walk, step, exit_flows)
     except UnknownOperation as error:
         error.call = step.unit.calls[-1]
         raise
@@ -441,7 +441,7 @@ _SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "uniq
 
 def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
     """Return the calls through which values that depend on the roots may have become Python numbers or shapes. A replay
-    keeps those of the recorded pass.
+    uses the recorded numbers and shapes.
 
     Reading a tensor into Python, as ``tolist`` does, is not an ATen call, so every integer or boolean result that no
     later call uses counts as read.
@@ -450,7 +450,7 @@ def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
     for call in tape.calls:
         used.update(call.operands)
         if any(o in depends for o in call.operands):
-            depends.update(call.results)  # includes integers and booleans, which decide although they carry nothing
+            depends.update(call.results)  # also integers and booleans: the model may decide by them
             if call.name in _SHAPED or not any(tape.dtypes[r].is_floating_point for r in call.results):
                 candidates.append(call)
     return [call for call in candidates if call.name in _SHAPED or used.isdisjoint(call.results)]

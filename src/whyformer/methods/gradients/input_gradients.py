@@ -30,7 +30,7 @@ Values = dict[str, Tensor]  # name of an input -> tensor
 
 def explain_roots(task: Task, composite: Composite) -> tuple[RootedPass, Values]:
     """Return (recorded pass, flow that arrives at each input): pixels, vectors, or the first block's input for ids."""
-    recorded = task.recorded(composite)
+    recorded = task.rooted_pass(composite)
     return recorded, recorded.back(task.seed(recorded.logits))
 
 
@@ -137,7 +137,7 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 # -- averages over many copies -----------------------------------------------------------------------------------
 def root_values(task: Task) -> tuple[Values, Tensor]:
     """Return (values of the roots, logits) of a plain pass."""
-    recorded = task.recorded(GRADIENT)
+    recorded = task.rooted_pass(GRADIENT)
     values = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.root_values.items()}
     return values, recorded.logits.detach()
 
@@ -168,7 +168,7 @@ def gradients_at(
         stop = min(start + width, count)
         copies = task.copies(stop - start, logits)
         values = {source: task.packed(source, points(source, start, stop).flatten(0, 1)) for source in task.sources}
-        recorded = copies.recorded(COMPOSITES[composite], values, roots.get(stop - start))
+        recorded = copies.rooted_pass(COMPOSITES[composite], values, roots.get(stop - start))
         roots[stop - start] = recorded.roots
         flows = recorded.back(copies.seed(recorded.logits))
         by_sample = {source: copies.by_sample(source, flow) for source, flow in flows.items()}
@@ -318,22 +318,22 @@ def integrated_gradients(
             for integral, by in ((total, weights), (coarse, fewer)):
                 integral[name] += (flow * spread(by, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
-    if at_baseline is None:  # not the gradient of f, so the scores need not sum to f(x) − f(x′)
+    if at_baseline is None:  # under other rules, the scores need not sum to f(x) − f(x′)
         return of_roots(task, logits, products, norm)
     total_score = _total(task, products, logits)
-    wanted = task.value(logits).double() - task.value(at_baseline, like=logits).double()
-    figure = {"sum": total_score, "difference": wanted, "error": (total_score - wanted).abs()}
+    difference = task.value(logits).double() - task.value(at_baseline, like=logits).double()
+    figure = {"sum": total_score, "difference": difference, "error": (total_score - difference).abs()}
     if steps >= 8:
         half = _total(task, {name: (x[name] - start[name]) * coarse[name] for name in x}, logits)
-        figure["error_of_half"] = (half - wanted).abs()
+        figure["error_of_half"] = (half - difference).abs()
     return of_roots(task, logits, products, norm, {"completeness": {name: v.tolist() for name, v in figure.items()}})
 
 
 def _logits_at(task: Task, start: Values) -> Tensor:
     """Return the logits at the baseline."""
     try:
-        return task.recorded(GRADIENT, {name: task.packed(name, v) for name, v in start.items()}).logits.detach()
-    except InputError as error:  # such as a model that takes pictures of zeros for padding
+        return task.rooted_pass(GRADIENT, {name: task.packed(name, v) for name, v in start.items()}).logits.detach()
+    except InputError as error:  # such as from a model that treats pictures of zeros as padding
         rows = (row for row in BASELINES.values() if (row.fill or row.token) and task.inputs.modality in row.kinds)
         raise InputError(
             f"{task.method}, at its baseline: {error}. Choose another baseline "
@@ -361,4 +361,4 @@ def _baseline(task: Task, x: Tensor, baseline: str | int, blur: float) -> Tensor
         return removed.filler.clone()
     ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
     other = replace(task, inputs=task.inputs.with_tensor(ids))
-    return other.recorded(GRADIENT).root_values[task.inputs.name].detach()
+    return other.rooted_pass(GRADIENT).root_values[task.inputs.name].detach()

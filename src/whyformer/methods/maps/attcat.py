@@ -49,5 +49,5 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     walked = task.walk(COMPOSITES[composite], MapWatch(range(first, blocks), observe, entering=entering))
     parts = [products[b] * received[b] for b in received if b in products]
     if not parts:
-        raise task.refuse("nothing arrives at its blocks")
+        raise task.refuse("the gradient of the target does not reach its blocks")
     return Scores(torch.stack(parts).sum(0), walked.logits)

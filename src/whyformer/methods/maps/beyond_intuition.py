@@ -69,7 +69,7 @@ def beyond_intuition(
         vectors = AttentionVectors(task, attended)
         for index in list(attended.attentions)[first:]:
             mixture = vectors.at(index, "sum")
-            size = mixture.own_norms()
+            size = mixture.residual_norms()
             ratio = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
             maps[index] = mixture.weights.mean(1) * ratio[:, None]
     gradient = _integrated(task, last, steps, rules).clamp(min=0).mean(1)
@@ -81,7 +81,7 @@ def beyond_intuition(
 
 def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
     """Return the mean ``[B, H, N, N]`` over t of a block's ∇A at t times the input."""
-    recorded = task.recorded(GRADIENT)
+    recorded = task.rooted_pass(GRADIENT)
     roots = {name: task.by_sample(name, value.detach()) for name, value in recorded.root_values.items()}
     copies, total = task.copies(1, recorded.logits.detach()), list[Tensor]()
 

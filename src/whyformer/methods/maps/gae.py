@@ -92,7 +92,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules, row_alone=how.rows == "readout")
-    chosen, maps = work.wanted(how, start), {}
+    chosen, maps = work.attentions_for(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))

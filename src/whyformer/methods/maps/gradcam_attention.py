@@ -36,16 +36,16 @@ def gradcam_attention(
     task.layer(block, "block")
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules)
-    chosen = work.wanted(Aggregation(layers=block))
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    chosen = work.attentions_for(Aggregation(layers=block))
+    observed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        seen[index] = (weights, flow)
+        observed[index] = (weights, flow)
 
     walked = work.walk(rules, MapWatch(chosen, observe))
     readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
-    for number, (weights, gradient) in sorted(seen.items()):
+    for number, (weights, gradient) in sorted(observed.items()):
         queries, keys = work.attentions[number].queries, work.attentions[number].keys
         if queries not in readouts:
             continue

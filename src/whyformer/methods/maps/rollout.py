@@ -68,7 +68,7 @@ def rollout(
     Args:
         head_fusion: "mean" (published), "max" or "min" over heads.
         discard_ratio: fraction of each sample's smallest map entries set to 0 before the identity is added.
-        start_layer: first block used, from 0. The published perturbation figures were made with 1.
+        start_layer: first block used, from 0. The published perturbation figures use 1.
         normalize_rows: divide rows by their sums.
         gradient_weighted: use (fuse_h A ⊙ ∇A)⁺ instead of A, so that the map depends on the class.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
@@ -109,7 +109,7 @@ def over_attention(
     """
     work = streams.begin(task, row_alone=how.rows == "readout" and not entire)
     maps, (logits, readouts) = dict[int, Tensor](), work.read_rows()
-    for number in work.wanted(how, start):
+    for number in work.attentions_for(how, start):
         maps[number] = prune(how.fuse(work.passed.map(number)))
         work.passed.release()
     return work.scores(streams.reduce(task, how, work.paths(maps, readouts)), logits)
@@ -131,6 +131,6 @@ def over_gradients(
         maps[index] = finish(how.fuse(weigh(weights, flow)))
 
     work = streams.begin(task, rules, row_alone=how.rows == "readout" and not entire)
-    walked = work.walk(rules, MapWatch(work.wanted(how, start), observe, scores=scores))
+    walked = work.walk(rules, MapWatch(work.attentions_for(how, start), observe, scores=scores))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits)

@@ -1,7 +1,7 @@
 """Attention maps over streams of tokens: a single one, encoder and decoder, two towers, pictures and text.
 
     streams = begin(task, composite)
-    walked = streams.walk(composite, MapWatch(streams.wanted(how), on_map))
+    walked = streams.walk(composite, MapWatch(streams.attentions_for(how), on_map))
     scores = streams.scores(reduce(task, how, streams.paths(maps, walked.readouts)), walked.logits)
 
 A model with one encoder has one stream, whose name is that of its input.
@@ -169,7 +169,7 @@ class StreamTask:
             if attention.queries == self.only or (attention.is_merged and attention.queries & self.only)
         }
 
-    def wanted(self, how: Aggregation, start: int = 0) -> list[int]:
+    def attentions_for(self, how: Aggregation, start: int = 0) -> list[int]:
         """Return the indices of the attentions whose maps are needed.
 
         Args:
@@ -187,7 +187,7 @@ class StreamTask:
         each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
         needed = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
         followed = [number for number in needed if not self.attentions[number].is_merged]
-        # no path leads through a merge, but a single block needs none
+        # maps before and after a merge cannot be multiplied, but a single block needs no product
         if len(followed) < len(needed) and not (followed and isinstance(how.layers, int)):
             raise self.task.refuse(MERGED)
         return followed
@@ -195,9 +195,9 @@ class StreamTask:
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
         are 0 at rows of the stream of the queries that do not attend, such as the text that a Q-Former reads."""
-        own, rows = self.passed.attentions[number].queries, self.passed.block_of(number)[0].rows
-        if own is not None and fused.shape[1] < rows.shape[1]:
-            fused = same_rows(rows, own).to(fused) @ fused
+        attending, rows = self.passed.attentions[number].queries, self.passed.block_of(number)[0].rows
+        if attending is not None and fused.shape[1] < rows.shape[1]:
+            fused = same_rows(rows, attending).to(fused) @ fused
         queries, sides = self.attentions[number].queries, self.passed.key_streams[number]
         return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
@@ -243,11 +243,16 @@ class StreamTask:
         return passed.logits, self._read(passed.walk(passed.logits, [GRADIENT]).readouts)
 
     def scores(
-        self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool
+        self,
+        rows: Mapping[Key, Tensor],
+        logits: Tensor,
+        figures: Balance | dict[str, Any] | None = None,
+        *,
+        promised: bool = True,
     ) -> Scores:
-        """Turn scores ``[B, N]`` of rows into those of inputs; ``of`` as for :meth:`Balance.diagnostics`."""
-        diagnostics = figures.diagnostics(**of) if isinstance(figures, Balance) else figures or {}
-        return self.task.of_sources(found, logits, diagnostics)
+        """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Balance.diagnostics`."""
+        diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Balance) else figures or {}
+        return self.task.of_sources(rows, logits, diagnostics)
 
     def walk(self, composite: Composite, watch: MapWatch) -> WalkResult:
         """Walk back from the target; ``watch.blocks`` are indices of attentions."""

@@ -38,7 +38,7 @@ def transformer_attribution(
 
     Args:
         start_layer: first block used, counted from 0 at the input. The published perturbation and segmentation
-            figures were made with 1.
+            figures use 1.
         normalize_rows: divide the rows of Ā_b by their sums, as the reference code does for BERT but not for ViT.
         weighting: factor of R_b. "gradient": the method. Two ablations of the paper's Table 3 row "w/o ∇A":
             "attention" as in its text (A ⊙ R), "none" as in the reference code (R alone).
@@ -63,7 +63,7 @@ def transformer_attribution(
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else block)
     work = streams.begin(task, rules, row_alone=True)
-    needed = work.wanted(how, start_layer if block is None else 0)
+    needed = work.attentions_for(how, start_layer if block is None else 0)
     walked = work.walk(rules, MapWatch(needed, observe, gradient=weighted))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)

@@ -79,8 +79,8 @@ def tis(
         none = torch.zeros(len(order), len(patches), dtype=torch.bool, device=patches.device)
         chosen[:, patches] = none.scatter(1, order, True)
 
-        def value(copies: Task, kept: Tensor, b: int = b) -> Tensor:
-            return values_of(target, shortened(copies, kept), [b] * len(kept), logits)
+        def value(copies: Task, subset: Tensor, b: int = b) -> Tensor:
+            return values_of(target, shortened(copies, subset), [b] * len(subset), logits)
 
         scores = _scores(task, b, rows[b], chosen, patches, batch_size, value).to(values.dtype)
         cover = chosen.sum(0)
@@ -103,15 +103,15 @@ class _Shortened:
         # number of samples -> (number of the block's input, whether its first axis is the batch, number of rows)
         self._entries: dict[int, tuple[int, bool, int]] = {}
 
-    def __call__(self, copies: Task, kept: Tensor) -> Tensor:
+    def __call__(self, copies: Task, subset: Tensor) -> Tensor:
         """Return the logits of copies of a sample if the rows ``[k, n, D]`` enter the first block."""
-        if len(kept) not in self._entries:
-            self._entries[len(kept)] = self._entry(copies)
-        entry, samples_first, count = self._entries[len(kept)]
-        change = {entry: lambda _: kept if samples_first else kept.transpose(0, 1)}
-        feed, samples = copies.fed(copies.inputs), copies.inputs.samples
+        if len(subset) not in self._entries:
+            self._entries[len(subset)] = self._entry(copies)
+        entry, samples_first, count = self._entries[len(subset)]
+        change = {entry: lambda _: subset if samples_first else subset.transpose(0, 1)}
+        feed, samples = copies.feed(copies.inputs), copies.inputs.samples
         changed = record_pass(copies.model, feed, samples, change, checkpoint=True)
-        if kept.shape[1] < count and _reads_more_of_rows(changed.tape, entry, kept.shape[1]):
+        if subset.shape[1] < count and _reads_more_of_rows(changed.tape, entry, subset.shape[1]):
             raise ValueError("masks or positions are recomputed for the remaining rows")
         return changed.logits(copies.read_logits)
 
@@ -150,10 +150,11 @@ def _scores(
     spans = range(0, len(chosen), batch_size)
     for start in task.progress(spans, f"TIS {sample + 1}", len(spans)):
         some = chosen[start : start + batch_size] | always
-        kept = torch.stack([rows[mask] for mask in some])
-        copies = replace(single.with_tensor(single.tensor.repeat_interleave(len(kept), 0)), others=task.inputs.others)
+        subset = torch.stack([rows[mask] for mask in some])
+        repeated = single.tensor.repeat_interleave(len(subset), 0)
+        copies = replace(single.with_tensor(repeated), others=task.inputs.others)
         try:
-            values.append(value(replace(task, inputs=copies), kept))
+            values.append(value(replace(task, inputs=copies), subset))
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, WhyformerError):
                 raise

@@ -55,7 +55,7 @@ class Mixture:
         """Return ‖α^h_ij f_h(x_j)‖, ``[B, H, N, N]``."""
         return self.weights * self.parts.norm(dim=-1)[:, :, None]
 
-    def own_norms(self) -> Tensor:
+    def residual_norms(self) -> Tensor:
         """Return ‖x_i‖, ``[B, N]``, for cross-attention, in which no key is the query itself."""
         assert self.residual is not None
         return self.residual.norm(dim=-1)
@@ -109,7 +109,7 @@ class Lengths:
         same = same.to(self.square)
         return replace(self, square=self.square @ same, inner=self.inner @ same)
 
-    def own_norms(self) -> Tensor:
+    def residual_norms(self) -> Tensor:
         """Return ‖x_i‖, ``[B, N]``."""
         assert self.residual is not None
         return self.residual
@@ -142,16 +142,16 @@ class AttentionVectors:
         Raises:
             MethodNotApplicable: its vectors are unknown.
         """
-        places = self._wanted(number, place)
-        first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
+        places = self._known_places(number, place)
+        first, values = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
-            mixtures = self._mixtures(number, places.get("entry"), places["sum"], wanted)
+            mixtures = self._mixtures(number, places.get("entry"), places["sum"], values)
             state = self._state(number, places[first])
         except (UnknownOperation, ModelError) as error:
             raise self.task.refuse(f"the vectors of its attention are unknown: {error}") from error
         finally:
             self.passed.release()
-        if mixtures.keys() != wanted or not self.task.same_rows(mixtures[places[first]].total(), state):
+        if mixtures.keys() != values or not self.task.same_rows(mixtures[places[first]].total(), state):
             raise self.task.refuse(
                 "the output of its attention is changed between the projection and the residual sum, in a way that "
                 "these vectors do not capture"
@@ -173,8 +173,8 @@ class AttentionVectors:
                 raise
             return lengths
 
-    def _wanted(self, number: int, place: Place) -> dict[str, int]:
-        """Return :meth:`_places`, which include a place."""
+    def _known_places(self, number: int, place: Place) -> dict[str, int]:
+        """Return :meth:`_places`. Raise an error if they are unknown or lack ``place``."""
         places = self._places(number)
         if places is None:
             raise self.task.refuse("no single residual sum follows its attention", verdict="is not supported yet")
@@ -187,8 +187,8 @@ class AttentionVectors:
         return self.passed.features_of(self.passed.block_of(number)[0], value, self.passed.recording.tape[value])
 
     def lengths(self, number: int, place: Place) -> Lengths | None:
-        """Return the lengths of an attention at a place, by a walk for each few keys; None if they are unknown."""
-        passed, attention, places = self.passed, self.passed.attentions[number], self._wanted(number, place)
+        """Return the lengths of an attention at a place, by one walk for every few keys; None if they are unknown."""
+        passed, attention, places = self.passed, self.passed.attentions[number], self._known_places(number, place)
         entry = places.get("entry")
         (stream, _), behind, n = passed.block_of(number), places["sum"], places[place]
         assert attention.keys is not None
@@ -219,7 +219,7 @@ class AttentionVectors:
             return None
         return Lengths(torch.cat(square, -1), torch.cat(inner, -1), residual.norm(dim=-1))
 
-    def _mixtures(self, number: int, entry: int | None, behind: int, wanted: set[int]) -> dict[int, Mixture]:
+    def _mixtures(self, number: int, entry: int | None, behind: int, values: set[int]) -> dict[int, Mixture]:
         """Return the mixtures at some values, computed for as many keys at a time as there are queries."""
         passed, attention = self.passed, self.passed.attentions[number]
         assert attention.queries is not None
@@ -229,9 +229,9 @@ class AttentionVectors:
         for first in range(0, keys, queries):
             rules = VectorRules(passed.recording.tape, passed.layout.rows, attention, behind, first)
             late = entry is None and passed.adds_rows(behind)
-            walked = walk_forward(passed.program, rules.begin_block(entry, late=late), wanted, rules)
+            walked = walk_forward(passed.program, rules.begin_block(entry, late=late), values, rules)
             self.others[number] = not rules.is_whole(passed.program, behind)
-            for n in wanted & walked.keys():
+            for n in values & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
                 parts = [*([mixtures[n].parts] if n in mixtures else []), more.parts[:, :, : keys - first]]
                 mixtures[n] = replace(more, parts=torch.cat(parts, 2))
@@ -247,8 +247,8 @@ class AttentionVectors:
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
     def _places(self, number: int) -> dict[str, int] | None:
-        """Return the numbers of the vectors' residual ("entry", left out if constant or absent) and of the values at
-        which they are taken ("output" only if they are added on the path of the block); None if nothing is known."""
+        """Return the numbers of the residual ("entry"; left out if constant or absent) and of the values at which
+        vectors are taken ("sum", "norm"; "output" if the sum lies on the path of the block); None if unknown."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         makers, path = passed.program.makers, passed.path(stream, block)
         constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None

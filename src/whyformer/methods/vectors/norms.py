@@ -33,8 +33,8 @@ def norm_attention(
 
     In cross-attention, v_ij is the contribution of row j of the other stream to row i, and v_ii = x_i the residual; the
     rows of [‖v_ii‖, ‖v_ij‖] are divided by their joint sums.
-    A gate of row i behind the attention is held constant like the map, so that f depends on i: then each few tokens j
-    take a pass through the operations behind the attention, and "heads" is not available.
+    A gate of row i after the attention is held constant like the map, so that f depends on i. Then every few tokens j
+    take one pass through the operations after the attention, and "heads" is not available.
 
     Args:
         scope: terms of v_ij. "heads": each head's ‖α^h_ij f_h(x_j)‖, fused by ``aggregation``; "attention":
@@ -50,7 +50,7 @@ def norm_attention(
     if block is not None:
         how = replace(how, layers=block)
     work = streams.begin(task)
-    chosen = work.wanted(how)
+    chosen = work.attentions_for(how)
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.passed)
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
@@ -61,12 +61,12 @@ def norm_attention(
         sides = work.passed.key_streams[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
-        if not norms.keys().isdisjoint(steps[depth]):  # each with a residual and a projection
+        if not norms.keys().isdisjoint(steps[depth]):  # each has a residual and a projection
             raise task.refuse("parallel attentions between the same rows have separate projections", verdict=NOT_YET)
         if mixed.residual is not None and queries not in parts:
-            residuals[depth][queries, queries] = torch.diag_embed(mixed.own_norms())
+            residuals[depth][queries, queries] = torch.diag_embed(mixed.residual_norms())
         steps[depth] |= norms
-    # where the rows attend to themselves too, as in an attention of two pieces, the residual is part of that map
+    # if the rows also attend to themselves, as in an attention of two pieces, that map contains the residual
     with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
     if has_residual and block is None:
         with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
@@ -113,9 +113,9 @@ def over_vectors(
                 f"in block {named.layer}, the residual sum adds more than the block's input and the output of "
                 "attention, so no state of the model is the sum of these vectors"
             )
-    wanted, (logits, readouts) = work.wanted(how), work.read_rows()
+    numbers, (logits, readouts) = work.attentions_for(how), work.read_rows()
     maps = {}
-    for n in task.progress(wanted, task.method, len(wanted)):
+    for n in task.progress(numbers, task.method, len(numbers)):
         mixture = vectors.at(n, place)
         real = task.real_rows(work.attentions[n].queries, mixture.weights.shape[::2])
         maps[n] = fuse(mixture, real.to(mixture.weights.device))

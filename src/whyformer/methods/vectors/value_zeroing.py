@@ -65,11 +65,11 @@ def value_zeroing(
     if block is not None:
         task.layer(block, "block")
     work = streams.begin(task, only=task.structure.tower(task.inputs.name))
-    wanted = work.wanted(how)
+    numbers = work.attentions_for(how)
     _refuse_unknown(task, work)
     passed, (logits, readouts) = work.passed, work.read_rows()
     sides = {}
-    for number in wanted:
+    for number in numbers:
         named, attention = work.attentions[number], passed.attentions[number]
         pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
         queries, keys = (task.real_rows(key, rows.shape) for key, rows in pairs if rows is not None)
