@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self, Unpack
 
 import torch
@@ -26,7 +26,7 @@ from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.cache import measured
 from whyformer.models.kinds import comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords, Options, shows_options, split
 from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
@@ -84,7 +84,7 @@ def explain(
 
 
 class OpenedModel:
-    """A loaded model with its processor and options. The model is checked when inputs are prepared.
+    """A loaded model with its processor and options.
 
     Args:
         model, processor: as for :func:`explain`.
@@ -99,6 +99,7 @@ class OpenedModel:
     Raises:
         InputError: ``device`` or ``dtype`` is passed with a module.
         LoadError: the model cannot be loaded by its name.
+        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -114,11 +115,14 @@ class OpenedModel:
         return f"{type(self).__name__}({self.name!r}{options})"
 
     def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Self:
-        """Return the same model with another processor or other options, except ``device`` and ``dtype``."""
+        """Return the same model with another processor or other options, except ``device`` and ``dtype``.
+
+        The model is checked again, because it may have changed since it was opened.
+        """
         copy = object.__new__(type(self))
         copy.name, copy.model = self.name, self.model
         copy.processor = self.processor if processor is None else processor
-        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))  # raises if either is set
+        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))
         copy.options = replace(self.options, **options)
         return copy
 
@@ -129,12 +133,10 @@ class OpenedModel:
             InputError, LoadError: the inputs cannot be read, or do not fit the model.
             ModelError: the model is in a state in which an explanation would be wrong or impossible.
         """
-        refuse_unfit(self.model)
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)
-        opened_model = self if processor is self.processor else self.using(processor)
-        return _prepared(opened_model, normalized(inputs, processor))
+        return _prepared(self.using(processor), normalized(inputs, processor))
 
     def explain(
         self,
@@ -161,9 +163,8 @@ class OpenedModel:
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
     """Return the opened model; an already opened one is returned with these options applied."""
-    if not isinstance(model, OpenedModel):
-        return OpenedModel(model, processor, **options)
-    return model if processor is None and not options else model.using(processor, **options)
+    open_it = model.using if isinstance(model, OpenedModel) else partial(OpenedModel, model)
+    return open_it(processor, **options)
 
 
 def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
