@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Self, Unpack
@@ -21,9 +20,8 @@ from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
-from whyformer.methods.padding import changes_with_padding, padded_samples, samples_in
+from whyformer.methods.padding import depends_on_padding, padded_samples, samples_in
 from whyformer.methods.settings import OptionsAndSettings, Settings
-from whyformer.models.cache import measured
 from whyformer.models.kinds import comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
@@ -177,37 +175,17 @@ def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
         return Prepared(opened, _measured(model, ready), *facts)
 
     if not is_prompt(inputs) or are_stackable(model, samples, processor):
-        batch, alone = whole(inputs), cache(lambda number: whole(samples[number]))
-        if not samples or not _depends_on_padding(batch, samples, alone):
+        batch, single = whole(inputs), cache(lambda number: whole(samples[number]))
+        padded, alone = partial(padded_samples, batch.inputs, samples, processor), lambda number: single(number).inputs
+        if not samples or not depends_on_padding(model, batch.inputs, padded, alone, batch.padding[1]):
             return batch
-        return replace(batch, singles=tuple(map(alone, range(len(samples)))))
+        return replace(batch, singles=tuple(map(single, range(len(samples)))))
     each = tuple(_prepared(opened, sample) for sample in samples)
     kinds = {single.inputs.modality for single in each}
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     kind = "text" if "text" in kinds else kinds.pop()
     placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
     return Prepared(opened, placeholder, *facts, each)
-
-
-def _depends_on_padding(batch: Prepared, samples: list[Any], prepared: Callable[[int], Prepared]) -> bool:
-    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input;
-    ``prepared`` returns a sample alone."""
-    inputs, (_, left) = batch.inputs, batch.padding
-    known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
-    if known.get(key) is False:
-        return False
-    numbers = padded_samples(inputs, samples, batch.processor)
-    if key in known:
-        return bool(numbers and known[key])
-    for number in numbers:
-        padded, alone = inputs.of_samples([number]), prepared(number).inputs
-        shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
-        changes = None if shapes[0] == shapes[1] else changes_with_padding(batch.model, padded, alone, left)
-        if changes is not None:
-            known[key] = changes
-        if changes:
-            return True
-    return False
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
