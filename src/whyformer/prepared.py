@@ -153,25 +153,38 @@ class Prepared:
         """Return the explanation of each batch of :meth:`each`, without padding, from that of all samples.
 
         Raises:
-            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
-                each token.
+            InputError: as for :meth:`columns`.
         """
         if not self.singles:
             return [explanation]
+        e = self.main_part(explanation)
+        place = torch.arange(e.scores.shape[-1])
+        real = [torch.isin(place, place[columns]) for columns in self.columns(e.scores)]
+        return [without_padding(e[i], row) for i, row in enumerate(real)]
+
+    def main_part(self, explanation: Explanation) -> Explanation:
+        """Return the explanation of the main input."""
+        return explanation.part(self.inputs.name) if self.inputs.name in explanation.inputs else explanation
+
+    def columns(self, scores: torch.Tensor) -> list[slice]:
+        """Return the columns of the tokens of each of :attr:`singles`, in padded scores ``[B, N]`` of all samples.
+
+        Raises:
+            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
+                each token.
+        """
         if any(single.inputs.modality == "image" for single in self.singles):
             raise InputError(
                 "these samples cannot be batched, and the maps of their pictures have a common grid: pass one sample "
                 "and its explanation at a time"
             )
-        name, lengths = self.inputs.name, [single.inputs.extent[1] for single in self.singles]
-        e = explanation.part(name) if name in explanation.inputs else explanation
-        if tuple(e.scores.shape) != (expected := (len(lengths), max(lengths))):
+        lengths = [single.inputs.extent[1] for single in self.singles]
+        if tuple(scores.shape) != (expected := (len(lengths), max(lengths))):
             raise InputError(
-                f"scores of shape {list(e.scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens"
+                f"scores of shape {list(scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens: "
+                "pass one score for each token, those of pictures and special tokens included"
             )
-        place, (_, left) = torch.arange(expected[1]), self.padding
-        real = [place >= expected[1] - n if left else place < n for n in lengths]
-        return [without_padding(e[i], real[i]) for i in range(len(lengths))]
+        return [slice(expected[1] - n, None) if self.padding[1] else slice(n) for n in lengths]
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
