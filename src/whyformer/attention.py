@@ -17,7 +17,7 @@ from whyformer.methods.finishing import Finish
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET
-from whyformer.methods.task import MapWatch, Scores
+from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.methods.texts import each_text
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
@@ -221,38 +221,7 @@ def _refuse_many(total: int) -> None:
 def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     resolver = ready.resolver(target)
     name = "attention_gradient" if gradient else "attention"
-    task = ready.task(resolver, name)
-    total = 0
-
-    def counted(maps: Tensor) -> Tensor:
-        nonlocal total
-        total += maps.numel()
-        _refuse_many(total)
-        return maps.detach().cpu()
-
-    with ready.explaining_errors(task), task.at_work():
-        task.refuse_without_maps()
-        if not task.one_sequence:
-            raise task.refuse(
-                "it attends over several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
-                "'heads': h}) shows the map of block b and head h",
-                verdict=NOT_YET,
-            )
-        work = streams.begin(task, only=task.structure.alone(task.inputs.name))
-        passed, numbers, observed = work.passed, work.attentions_for(Aggregation()), dict[int, Tensor]()
-        if gradient:
-
-            def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-                observed[index] = counted((weights * flow).clamp(min=0))
-
-            readouts = work.walk(GRADIENT, MapWatch(numbers, observe)).readouts
-        else:
-            _, readouts = work.read_rows()
-            for number in numbers:
-                observed[number] = counted(passed.map(number))
-                passed.release()
-        logits = passed.logits.detach()
-        maps, (row,) = [observed[number] for number in numbers if number in observed], readouts.values()
+    task, maps, row, logits = ready.work(ready.task(resolver, name), lambda task: _observed(task, gradient))
 
     def laid_out(values: Tensor) -> dict[str, Scores]:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient})
@@ -264,6 +233,34 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     if tokens is not None and ready.inputs.choices is not None:
         tokens = [text for texts in tokens for text in texts]
     return AttentionMaps(maps, row.detach().cpu(), tokens, placement)
+
+
+def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, Tensor]:
+    """Return (the task, map of each attention, ``[B, N]`` weight of each row in the target, logits)."""
+    task.refuse_without_maps()
+    if not task.one_sequence:
+        raise task.refuse(
+            "it attends over several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
+            "'heads': h}) shows the map of block b and head h",
+            verdict=NOT_YET,
+        )
+    work = streams.begin(task, only=task.structure.alone(task.inputs.name))
+    passed, numbers, observed = work.passed, work.attentions_for(Aggregation()), dict[int, Tensor]()
+
+    def keep(index: int, maps: Tensor) -> None:
+        observed[index] = maps.detach().cpu()
+        _refuse_many(sum(each.numel() for each in observed.values()))
+
+    if gradient:
+        on_map = lambda index, weights, flow: keep(index, (weights * flow).clamp(min=0))  # noqa: E731
+        readouts = work.walk(GRADIENT, MapWatch(numbers, on_map)).readouts
+    else:
+        _, readouts = work.read_rows()
+        for number in numbers:
+            keep(number, passed.map(number))
+            passed.release()
+    (row,) = readouts.values()
+    return task, [observed[number] for number in numbers if number in observed], row, passed.logits.detach()
 
 
 def _placement(

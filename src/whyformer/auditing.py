@@ -189,14 +189,19 @@ def audit(
     ready = open_model(model, processor, **options).prepare(inputs)
     with sharing(list_methods()) as shared:
         task = replace(ready.task(target, "audit"), shared=shared)
-        with ready.explaining_errors(task), task.at_work():
+
+        def audited(task: Task) -> Any:
             layout = task.forward_pass().layout(task.scored_inputs, task.read_logits)
-            attentions, figures = _attentions(layout), _figures(task)
-            operations, program = _operations(task, layout)
+            return layout, _operations(task, layout), _figures(task)
+
+        layout, (operations, program), (blocks, lost, sums) = ready.work(task, audited)
         streams = _streams(ready, task, layout, target)
         methods = tracking(progress)(list_methods(), "methods", len(METHODS))
         reasons = {method.name: _why_not(ready, method, target, shared) for method in methods}
-    return Audit(ready.name, streams, attentions, operations, program, *figures, reasons)
+    return Audit(
+        ready.name, streams, _attentions(layout), operations, program, blocks=blocks, lost=lost, sums=sums,
+        methods=reasons,
+    )  # fmt: skip
 
 
 def _attentions(layout: Layout) -> list[AttentionMap]:

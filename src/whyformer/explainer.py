@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 from whyformer.attention import AttentionMaps, attention_maps
 from whyformer.comparing import Asked, Comparison, compare
@@ -12,8 +12,6 @@ from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation import explain_generation, explain_span
-from whyformer.models.structure import refuse_unfit
-from whyformer.options import Keywords
 from whyformer.progress import Track
 from whyformer.targets import Target
 
@@ -35,10 +33,6 @@ class Explainer(OpenedModel):
         LoadError: the model cannot be loaded by its name.
         ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
-
-    def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
-        super().__init__(model, processor, **options)
-        refuse_unfit(self.model)
 
     def compare(
         self,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self, Unpack
 
 import torch
@@ -21,12 +20,11 @@ from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
-from whyformer.methods.padding import changes_with_padding, padded_samples, samples_in
+from whyformer.methods.padding import depends_on_padding, padded_samples, samples_in
 from whyformer.methods.settings import OptionsAndSettings, Settings
-from whyformer.models.cache import measured
 from whyformer.models.kinds import comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords, Options, shows_options, split
 from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
@@ -84,7 +82,7 @@ def explain(
 
 
 class OpenedModel:
-    """A loaded model with its processor and options. The model is checked when inputs are prepared.
+    """A loaded model with its processor and options.
 
     Args:
         model, processor: as for :func:`explain`.
@@ -99,6 +97,7 @@ class OpenedModel:
     Raises:
         InputError: ``device`` or ``dtype`` is passed with a module.
         LoadError: the model cannot be loaded by its name.
+        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -114,11 +113,14 @@ class OpenedModel:
         return f"{type(self).__name__}({self.name!r}{options})"
 
     def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Self:
-        """Return the same model with another processor or other options, except ``device`` and ``dtype``."""
+        """Return the same model with another processor or other options, except ``device`` and ``dtype``.
+
+        The model is checked again, because it may have changed since it was opened.
+        """
         copy = object.__new__(type(self))
         copy.name, copy.model = self.name, self.model
         copy.processor = self.processor if processor is None else processor
-        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))  # raises if either is set
+        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))
         copy.options = replace(self.options, **options)
         return copy
 
@@ -129,12 +131,10 @@ class OpenedModel:
             InputError, LoadError: the inputs cannot be read, or do not fit the model.
             ModelError: the model is in a state in which an explanation would be wrong or impossible.
         """
-        refuse_unfit(self.model)
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)
-        opened_model = self if processor is self.processor else self.using(processor)
-        return _prepared(opened_model, normalized(inputs, processor))
+        return _prepared(self.using(processor), normalized(inputs, processor))
 
     def explain(
         self,
@@ -161,9 +161,8 @@ class OpenedModel:
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
     """Return the opened model; an already opened one is returned with these options applied."""
-    if not isinstance(model, OpenedModel):
-        return OpenedModel(model, processor, **options)
-    return model if processor is None and not options else model.using(processor, **options)
+    open_it = model.using if isinstance(model, OpenedModel) else partial(OpenedModel, model)
+    return open_it(processor, **options)
 
 
 def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
@@ -176,37 +175,17 @@ def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
         return Prepared(opened, _measured(model, ready), *facts)
 
     if not is_prompt(inputs) or are_stackable(model, samples, processor):
-        batch, alone = whole(inputs), cache(lambda number: whole(samples[number]))
-        if not samples or not _depends_on_padding(batch, samples, alone):
+        batch, single = whole(inputs), cache(lambda number: whole(samples[number]))
+        padded, alone = partial(padded_samples, batch.inputs, samples, processor), lambda number: single(number).inputs
+        if not samples or not depends_on_padding(model, batch.inputs, padded, alone, batch.padding[1]):
             return batch
-        return replace(batch, singles=tuple(map(alone, range(len(samples)))))
+        return replace(batch, singles=tuple(map(single, range(len(samples)))))
     each = tuple(_prepared(opened, sample) for sample in samples)
     kinds = {single.inputs.modality for single in each}
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     kind = "text" if "text" in kinds else kinds.pop()
     placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
     return Prepared(opened, placeholder, *facts, each)
-
-
-def _depends_on_padding(batch: Prepared, samples: list[Any], prepared: Callable[[int], Prepared]) -> bool:
-    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input;
-    ``prepared`` returns a sample alone."""
-    inputs, (_, left) = batch.inputs, batch.padding
-    known, key = measured(batch.model), ("padding", inputs.modality, frozenset(inputs.others), left)
-    if known.get(key) is False:
-        return False
-    numbers = padded_samples(inputs, samples, batch.processor)
-    if key in known:
-        return bool(numbers and known[key])
-    for number in numbers:
-        padded, alone = inputs.of_samples([number]), prepared(number).inputs
-        shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in (padded, alone)]
-        changes = None if shapes[0] == shapes[1] else changes_with_padding(batch.model, padded, alone, left)
-        if changes is not None:
-            known[key] = changes
-        if changes:
-            return True
-    return False
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from whyformer.targets import Resolver, Span, Target, of_samples, own_texts, sev
 if TYPE_CHECKING:
     from whyformer.explaining import OpenedModel
 
+T = TypeVar("T")
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 # exact types only: out-of-memory errors and errors of a caller's hook or progress function are re-raised unchanged
 _FOREIGN = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
@@ -152,25 +153,38 @@ class Prepared:
         """Return the explanation of each batch of :meth:`each`, without padding, from that of all samples.
 
         Raises:
-            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
-                each token.
+            InputError: as for :meth:`columns`.
         """
         if not self.singles:
             return [explanation]
+        e = self.main_part(explanation)
+        place = torch.arange(e.scores.shape[-1])
+        real = [torch.isin(place, place[columns]) for columns in self.columns(e.scores)]
+        return [without_padding(e[i], row) for i, row in enumerate(real)]
+
+    def main_part(self, explanation: Explanation) -> Explanation:
+        """Return the explanation of the main input."""
+        return explanation.part(self.inputs.name) if self.inputs.name in explanation.inputs else explanation
+
+    def columns(self, scores: torch.Tensor) -> list[slice]:
+        """Return the columns of the tokens of each of :attr:`singles`, in padded scores ``[B, N]`` of all samples.
+
+        Raises:
+            InputError: the samples are pictures, whose maps were brought to a common grid, or there is not a score for
+                each token.
+        """
         if any(single.inputs.modality == "image" for single in self.singles):
             raise InputError(
                 "these samples cannot be batched, and the maps of their pictures have a common grid: pass one sample "
                 "and its explanation at a time"
             )
-        name, lengths = self.inputs.name, [single.inputs.extent[1] for single in self.singles]
-        e = explanation.part(name) if name in explanation.inputs else explanation
-        if tuple(e.scores.shape) != (expected := (len(lengths), max(lengths))):
+        lengths = [single.inputs.extent[1] for single in self.singles]
+        if tuple(scores.shape) != (expected := (len(lengths), max(lengths))):
             raise InputError(
-                f"scores of shape {list(e.scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens"
+                f"scores of shape {list(scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens: "
+                "pass one score for each token, those of pictures and special tokens included"
             )
-        place, (_, left) = torch.arange(expected[1]), self.padding
-        real = [place >= expected[1] - n if left else place < n for n in lengths]
-        return [without_padding(e[i], real[i]) for i in range(len(lengths))]
+        return [slice(expected[1] - n, None) if self.padding[1] else slice(n) for n in lengths]
 
     def logits(self) -> torch.Tensor:
         """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
@@ -231,16 +245,14 @@ class Prepared:
             )
         resolver = self.resolver(target)
 
-        def explained() -> Explanation:
-            task = replace(self.task(resolver, method, progress), shared=shared)
-            with self.explaining_errors(task), task.at_work():
-                states = random_states(self.model)
-                scores = chosen.run(task, full)
-                check_samples(task, scores.logits)
-                scores = with_unscored(task, with_randomness(task, scores, states))
-                return self.finish(scores, resolver, method, full)
+        def explained(task: Task) -> Explanation:
+            states = random_states(self.model)
+            scores = chosen.run(task, full)
+            check_samples(task, scores.logits)
+            scores = with_unscored(task, with_randomness(task, scores, states))
+            return self.finish(scores, resolver, method, full)
 
-        explanation = settled(self.model, explained)
+        explanation = self.work(replace(self.task(resolver, method, progress), shared=shared), explained)
         note_claims(explanation, chosen, full)
         return explanation
 
@@ -256,18 +268,23 @@ class Prepared:
         note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
         return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits=[])
 
-    @contextmanager
-    def explaining_errors(self, task: Task) -> Iterator[None]:
-        """Re-raise errors of the model's forward as errors that name the cause and the remedy."""
-        try:
-            yield
-        except Exception as error:
-            explained = self.converted_error(error, task)
-            if explained is None:
-                raise
-            raise explained from error
+    def work(self, task: Task, function: Callable[[Task], T]) -> T:
+        """Return ``function(task)``; errors of the model's forward are raised as errors that name the cause and the
+        remedy. The function is run again if the model changed meanwhile for the first time (see :func:`settled`)."""
 
-    def converted_error(self, error: Exception, task: Task) -> WhyformerError | None:
+        def guarded() -> T:
+            try:
+                with task.at_work():
+                    return function(replace(task))  # without passes of the model before it changed
+            except Exception as error:
+                converted = self._converted_error(error, task)
+                if converted is None:
+                    raise
+                raise converted from error
+
+        return settled(self.model, guarded)
+
+    def _converted_error(self, error: Exception, task: Task) -> WhyformerError | None:
         """Convert an error of another library to one of whyformer; return None if the model, the target or the caller
         raised it."""
         if is_out_of_memory(error):

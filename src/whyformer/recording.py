@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 import torch
@@ -24,7 +24,7 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.failures import failure_reason
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
-from whyformer.models.isolation import Snapshot
+from whyformer.models.isolation import Snapshot, settled
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
@@ -411,7 +411,8 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     args, kwargs = ready.inputs.feed
     try:
         with custom_rules(ready.opened.options.rules):
-            forward_pass = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
+            passing = partial(record_pass, ready.model, (args, kwargs), ready.inputs.samples, names=True)
+            forward_pass = settled(ready.model, passing)
     except FOREIGN_ERRORS as error:
         reason = failure_reason(ready.model, ready.inputs, error)
         if reason is None:

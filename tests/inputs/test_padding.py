@@ -21,7 +21,7 @@ from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.study import Study
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError, ModelError
-from whyformer.methods.padding import changes_with_padding
+from whyformer.methods import padding
 from whyformer.targets import Query
 from zoo import randomise
 
@@ -136,26 +136,36 @@ def test_tensors_that_the_user_padded_stay_a_batch() -> None:
 
 
 def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, runs = randomise(llama()), []
-    measure = lambda *given: runs.append(1) or changes_with_padding(*given)  # noqa: E731
-    monkeypatch.setattr(whyformer.explaining, "changes_with_padding", measure)
+    model, runs, forward = randomise(llama()), [], padding.forward
+    measure = lambda *given: runs.append(1) or forward(*given)  # noqa: E731
+    monkeypatch.setattr(padding, "forward", measure)
     explainer = whyformer.Explainer(model, words("right"))
     explainer.prepare(["what is", "on the"])
     assert runs == []
     for _ in range(3):
         explainer.prepare(TEXTS)
-    assert runs == [1, 1]  # the most and the least padded text
+    assert len(runs) == 4  # the most and the least padded text
 
 
 @pytest.mark.parametrize("given", [TEXTS[0], TEXTS, {"text": TEXTS, "text_pair": TEXTS[::-1]}], ids=["one", "list", "pairs"])
-def test_model_is_checked_and_inputs_are_read_once(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_and_reads_do_not_grow_with_the_samples(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, reads, calls = randomise(bert()), words("left"), []
-    check, read = whyformer.explaining.refuse_unfit, whyformer.explaining.normalized
-    for place in (whyformer.explaining, whyformer.models.loading, whyformer.inputs.prepare):
-        monkeypatch.setattr(place, "refuse_unfit", lambda model: calls.append("check") or check(model), raising=False)
-        monkeypatch.setattr(place, "normalized", lambda *args: calls.append("read") or read(*args), raising=False)
+    check, read = whyformer.models.loading.refuse_unfit, whyformer.explaining.normalized
+    monkeypatch.setattr(whyformer.models.loading, "refuse_unfit", lambda model: calls.append("check") or check(model))
+    monkeypatch.setattr(whyformer.explaining, "normalized", lambda *args: calls.append("read") or read(*args))
     whyformer.explain(model, given, "saliency", 1, reads)
-    assert sorted(calls) == ["check", "read"]
+    assert sorted(calls) == ["check", "check", "read"]  # opened, prepared
+
+
+@pytest.mark.parametrize("work", ["explain", "prepare", "compare", "explain_generation", "explain_many", "record"])
+def test_model_is_checked_each_time_an_explainer_is_used(work: str) -> None:
+    model = randomise(llama())
+    model.add_module("noise", nn.Dropout(0.5))
+    explainer = whyformer.Explainer(model.eval(), words("right"))
+    call = getattr(explainer, work, None) or (lambda text: getattr(whyformer, work)(explainer, text))
+    model.train()
+    with pytest.raises(ModelError, match="eval"):
+        next(iter(call(TEXTS[0] if work != "explain_many" else TEXTS)))
 
 
 @pytest.mark.parametrize("work", ["explain", "Explainer", "explain_many", "explain_generation", "record", "attention_maps", "compare", "maximize_activation"])

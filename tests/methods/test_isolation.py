@@ -191,14 +191,17 @@ def test_parameter_added_during_explanation_is_refused(once: bool) -> None:
         whyformer.explain(model, inputs, "rollout")
 
 
-@pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "auto", "occlusion"])
-def test_model_that_rescales_its_weights_in_its_first_pass(method: str) -> None:
-    """RWKV divides weights of later blocks once; the model and the scores are those after a plain pass."""
+def rwkv() -> nn.Module:
     from transformers import RwkvConfig, RwkvForCausalLM
 
     size = {"hidden_size": 16, "num_hidden_layers": 4, "attention_hidden_size": 16, "intermediate_size": 32, "context_length": 32}
-    config = RwkvConfig(vocab_size=60, rescale_every=2, **size)
-    used, fresh = (randomise(RwkvForCausalLM(config)).double() for _ in range(2))
+    return randomise(RwkvForCausalLM(RwkvConfig(vocab_size=60, rescale_every=2, **size))).double()
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "auto", "occlusion"])
+def test_model_that_rescales_its_weights_in_its_first_pass(method: str) -> None:
+    """RWKV divides weights of later blocks once; the model and the scores are those after a plain pass."""
+    used, fresh = rwkv(), rwkv()
     ids, settings = {"input_ids": torch.randint(0, 60, (1, 6))}, {"fill_id": 3} if method == "occlusion" else {}
     with torch.no_grad():
         logits = used(**ids).logits
@@ -206,3 +209,15 @@ def test_model_that_rescales_its_weights_in_its_first_pass(method: str) -> None:
     assert torch.allclose(e.scores, whyformer.explain(used, ids, method, 7, **settings).scores, atol=1e-12)
     with torch.no_grad():
         assert torch.allclose(fresh(**ids).logits, logits, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", [
+    lambda model, ids: whyformer.record(model, ids).outputs["logits"].tensor,
+    lambda model, ids: [unit.shape for unit in whyformer.audit(model, ids, target=3).program],
+    lambda model, ids: whyformer.explain_generation(model, ids["input_ids"][0], [4, 5], "attnlrp")[1].scores,
+], ids=["record", "audit", "generation"])  # fmt: skip
+def test_other_entry_points_take_a_model_that_rescales_its_weights(call: Any) -> None:
+    used, ids = rwkv(), {"input_ids": torch.randint(0, 60, (1, 6))}
+    with torch.no_grad():
+        used(**ids)
+    assert str(call(rwkv(), ids)) == str(call(used, ids))

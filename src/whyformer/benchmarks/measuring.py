@@ -19,7 +19,6 @@ from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.records import Record, plain
 from whyformer.jobs.threads import ahead
 from whyformer.models.loading import fingerprint, opened
-from whyformer.models.structure import refuse_unfit
 
 Read = Tensor | None | Exception
 """The pixels of a picture, None for a text, or the error of reading a sample."""
@@ -141,7 +140,6 @@ class Actor:
     ) -> None:
         study = measurer.study
         loaded, _ = opened(model, study.processor, device=device if isinstance(model, str) else None)
-        refuse_unfit(loaded)
         if fingerprint(loaded) != weights:
             raise LoadError(f"the weights of '{model}' on the actor's machine differ from those on this machine")
         self.pieces, self.measurer = pieces, replace(measurer, study=replace(study, model=loaded))

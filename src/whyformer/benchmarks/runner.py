@@ -213,7 +213,6 @@ def _open(
 ) -> Study:  # fmt: skip
     from whyformer.datasets.readers import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
-    from whyformer.models.structure import refuse_unfit
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
     place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # independent of the working directory
@@ -227,7 +226,6 @@ def _open(
         reader_name, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
     title = model if isinstance(model, str) else type(model).__name__
     model, processor = opened(model, processor, device=device)
-    refuse_unfit(model)
     labels = getattr(samples, "labels", ())
     return Study(model, processor, modality, samples, (), options, reader_name, labels, title, place)
 

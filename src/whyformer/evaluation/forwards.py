@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whyformer.inputs import Inputs
 from whyformer.inputs.feed import device_of
-from whyformer.models.cache import measured
+from whyformer.methods.padding import depends_on_padding
 from whyformer.models.kinds import last_row_only
 from whyformer.models.readout import plain_logits
 
@@ -60,20 +61,22 @@ class Forwards:
         return np.concatenate(results)[np.argsort(order)] if results else np.zeros((0, 0))
 
     def reads_padding(self, rows: Sequence[Any]) -> bool:
-        """Return whether padding changes the logits of token rows by more than rounding, measured once per model on the
-        rows with the most and the least padding."""
-        known, key = measured(self.model), "logits depend on padding"
-        longest = max(map(len, rows), default=0)
-        shorter = sorted((row for row in rows if len(row) < longest), key=len)
-        if key not in known and shorter:
-            whole = next(row for row in rows if len(row) == longest)
-            pairs = [(self._run_ids([row]), self._run_ids([row, whole])[:1]) for row in (shorter[0], shorter[-1])]
-            known[key] = any(not np.allclose(a, b, rtol=0, atol=1e-4 * float(np.abs(a).max())) for a, b in pairs)
-        return bool(known.get(key))
+        """Return whether padding token rows to one length changes the model's output by more than rounding."""
+        ordered = sorted(rows, key=len)
+        shorter = [row for row in ordered if len(row) < len(ordered[-1])]
+        if not shorter:
+            return False
+        chosen = [shorter[0], shorter[-1], ordered[-1]]
+        alone = lambda i: self._inputs([chosen[i]])  # noqa: E731
+        return depends_on_padding(self.model, self._inputs(chosen), lambda: [0, 1], alone, left=False)
+
+    def _inputs(self, rows: Sequence[Any]) -> Inputs:
+        ids, mask = (tensor.to(self.place["device"]) for tensor in padded(rows, self.pad))
+        return Inputs((), {"input_ids": ids, "attention_mask": mask}, "text", "input_ids")
 
     def _run_ids(self, rows: Sequence[Any], last_only: Mapping[str, Any] | None = None) -> NDArray[np.float64]:
-        (ids, mask), device = padded(rows, self.pad), self.place["device"]
-        return self._run(input_ids=ids.to(device), **(last_only or {"attention_mask": mask.to(device)}))
+        kwargs = self._inputs(rows).kwargs
+        return self._run(**({"input_ids": kwargs["input_ids"], **last_only} if last_only else kwargs))
 
     def _run(self, *args: Tensor, **kwargs: Any) -> NDArray[np.float64]:
         return plain_logits(self.model, args, kwargs).double().cpu().numpy()

@@ -19,7 +19,7 @@ from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split
 from whyformer.prepared import Prepared
-from whyformer.targets import Target, of_samples
+from whyformer.targets import Target
 
 _MARKS = ("mask", "rationale")
 """Settings that hold a reference for each sample, which the map is compared with."""
@@ -127,29 +127,13 @@ def _each(
     chosen: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
     """Evaluate samples that cannot be batched one at a time, each without the scores of its padding."""
-    if any(result.inputs.modality == "image" for result in ready.singles):
-        raise InputError(
-            "these samples cannot be batched, and the metric would remove pixels from some of them: evaluate them one "
-            "at a time"
-        )
     explained = explanation if isinstance(explanation, Explanation) else None
-    name = ready.inputs.name
-    raw = explanation if explained is None else (explained.part(name) if name in explained.inputs else explained).scores
+    raw = explanation if explained is None else ready.main_part(explained).scores
     scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
-    extents = [result.inputs.extent[1] for result in ready.singles]
-    if tuple(scores.shape) != (expected := (len(extents), max(extents))):
-        raise InputError(
-            f"scores of shape {list(scores.shape)} do not fit {expected[0]} samples of up to {expected[1]} tokens: "
-            "pass one score for each token, those of pictures and special tokens included"
-        )
-    target = read_target(target, explained)
-    ready.resolver(target)
-    _, left = ready.padding
-    results: list[Evaluation] = []
-    for i, (result, wide) in enumerate(zip(ready.singles, extents, strict=True)):
-        columns = slice(expected[1] - wide, None) if left else slice(wide)
-        cut = {k: np.asarray(v)[[i]][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
-        case = read_case(result, scores[[i]][:, columns], of_samples(target, [i]), batch_size)
+    columns, results = ready.columns(scores), list[Evaluation]()
+    for i, (single, goal) in enumerate(ready.each(read_target(target, explained))):
+        cut = {k: np.asarray(v)[[i]][:, columns[i]] for k, v in settings.items() if k in _MARKS and v is not None}
+        case = read_case(single, scores[[i]][:, columns[i]], goal, batch_size)
         case.explanation = None if explained is None else [explained[i]]
         results.append(_evaluated(chosen, case, {**settings, **cut}, [i]))
     values = np.concatenate([result.values for result in results])

@@ -19,13 +19,14 @@ class Features:
         tokens: token strings of each sample, padding included, for text.
         offsets: (start, end) character offsets of each token in ``texts``; (0, 0) for special tokens.
         texts: raw text of each sample, if known.
-        extent: (begin, end) character offsets of the part of each text that the model read; the rest was truncated.
-        skipped: (begin, end) character offsets of the truncated parts between others, such as the end of the first
-            text of a pair.
-        unknown: indices of the unknown tokens ([UNK]) of each sample.
-        special: indices of the special tokens ([CLS], [SEP], <s> ...) of each sample.
+        extent: (begin, end) character offsets of the part of each text that the model read; None if all was read.
+        skipped: (begin, end) character offsets of the truncated parts inside of ``extent``, such as the end of the
+            first text of a pair.
+        unknown: indices of the unknown tokens ([UNK]) of each sample; None if there are none.
+        special: indices of the special tokens ([CLS], [SEP], <s> ...) of each sample, if the tokenizer is known. They
+            have scores like all tokens; figures, pages and :func:`print` show the sum of their scores.
         image_size: (height, width) of the model's input in pixels, for pictures.
-        grid: (rows, columns) of the patch grid, for patch scores.
+        grid: (rows, columns) of the patch grid, for ``level="patch"``.
         cells: (left, top, right, bottom) of the patch grid in pixels of the model's input. It is smaller than the input
             if the model ignores a border, and extends beyond the input if the model pads. None if it covers the input.
         read: (left, top, right, bottom) of the part of its input that the model reads, in pixels; None if it reads all.
@@ -34,9 +35,9 @@ class Features:
         sounds: ``[B, T]`` waveforms, zero-padded at the end.
         sampling_rate: sampling rate of the waveforms in Hz.
         durations: duration of each sound in seconds.
-        rate: scores per second, for sounds.
-        originals: original pictures (RGB, any size), None for one whose position is unknown.
-        geometry: position of the model's input on each original picture.
+        rate: scores per second of a sound; None for other inputs.
+        originals: original pictures (RGB, any size); None for one whose ``geometry`` is unknown.
+        geometry: position of the model's input on each original picture; None if it is unknown, for one or for all.
     """
 
     tokens: list[list[str]] | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
 
 LEVELS = ("patch", "token", "pixel")
 ACTIVATIONS = ("softmax", "sigmoid", "identity")
+
+T = TypeVar("T")
+_DOCS = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(Features.__doc__ or ""), re.MULTILINE))
+
+
+class _Feature(property):
+    """A property of an explanation that is a field of its features, with the field's documentation."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        doc = _DOCS.get(name, "")
+        self.__doc__ = doc[:1].upper() + doc[1:]
+
+
+def _feature(read: Callable[[Features], T]) -> T:
+    return _Feature(lambda e: read(e.features))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,101 +140,25 @@ class Explanation(Displayable):
             raise InputError(f"the input '{name}' has no scores; inputs with scores: {', '.join(self.inputs)}")
         return replace(self, parts={}) if name == self.inputs[0] else self.parts[name]
 
-    @property
-    def tokens(self) -> list[list[str]] | None:
-        """Token strings of each sample, padding included, for text."""
-        return self.features.tokens
-
-    @property
-    def offsets(self) -> list[list[tuple[int, int]]] | None:
-        """(start, end) character offsets of each token in ``texts``; (0, 0) for special tokens."""
-        return self.features.offsets
-
-    @property
-    def texts(self) -> list[str] | None:
-        """The raw text of each sample, if known."""
-        return self.features.texts
-
-    @property
-    def extent(self) -> list[tuple[int, int]] | None:
-        """(begin, end) character offsets of the part of each text that the model read; None if all was read."""
-        return self.features.extent
-
-    @property
-    def skipped(self) -> list[list[tuple[int, int]]] | None:
-        """(begin, end) character offsets of the truncated parts inside of ``extent``, between pairs of texts."""
-        return self.features.skipped
-
-    @property
-    def unknown(self) -> list[list[int]] | None:
-        """Indices of the unknown tokens ([UNK]) of each sample; None if there are none."""
-        return self.features.unknown
-
-    @property
-    def special(self) -> list[list[int]] | None:
-        """Indices of the special tokens of each sample ([CLS], [SEP], <s> ...), if the tokenizer is known. They have
-        scores like all tokens; figures, pages and :func:`print` show the sum of their scores."""
-        return self.features.special
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        """(height, width) in pixels of the model's input, for pictures."""
-        return self.features.image_size
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of the patch grid, for ``level="patch"``."""
-        return self.features.grid
-
-    @property
-    def cells(self) -> Box | None:
-        """(left, top, right, bottom) of the patch grid in pixels of the model's input; None if it covers the input."""
-        return self.features.cells
-
-    @property
-    def read(self) -> Box | None:
-        """(left, top, right, bottom) of the part of its input that the model reads, in pixels; None if it reads all."""
-        return self.features.read
-
-    @property
-    def frames(self) -> int | None:
-        """Number of time steps that have their own map, for a video; None for a picture."""
-        return self.features.frames
-
-    @property
-    def pictures(self) -> Tensor | None:
-        """``[B, H, W, 3]`` uint8, the preprocessed pictures that the model saw."""
-        return self.features.pictures
-
-    @property
-    def sounds(self) -> Tensor | None:
-        """``[B, T]`` waveforms, zero-padded at the end."""
-        return self.features.sounds
-
-    @property
-    def sampling_rate(self) -> int | None:
-        """Sampling rate of the waveforms in Hz."""
-        return self.features.sampling_rate
-
-    @property
-    def durations(self) -> list[float] | None:
-        """Duration of each sound in seconds."""
-        return self.features.durations
-
-    @property
-    def rate(self) -> float | None:
-        """Scores per second of a sound; None for other inputs."""
-        return self.features.rate
-
-    @property
-    def originals(self) -> list[Image.Image | None] | None:
-        """The original pictures (RGB, any size); None for one whose :attr:`geometry` is unknown."""
-        return self.features.originals
-
-    @property
-    def geometry(self) -> list[Geometry | None] | None:
-        """Position of the model's input on each original picture; None if it is unknown, for one picture or for all."""
-        return self.features.geometry
+    tokens = _feature(lambda f: f.tokens)
+    offsets = _feature(lambda f: f.offsets)
+    texts = _feature(lambda f: f.texts)
+    extent = _feature(lambda f: f.extent)
+    skipped = _feature(lambda f: f.skipped)
+    unknown = _feature(lambda f: f.unknown)
+    special = _feature(lambda f: f.special)
+    image_size = _feature(lambda f: f.image_size)
+    grid = _feature(lambda f: f.grid)
+    cells = _feature(lambda f: f.cells)
+    read = _feature(lambda f: f.read)
+    frames = _feature(lambda f: f.frames)
+    pictures = _feature(lambda f: f.pictures)
+    sounds = _feature(lambda f: f.sounds)
+    sampling_rate = _feature(lambda f: f.sampling_rate)
+    durations = _feature(lambda f: f.durations)
+    rate = _feature(lambda f: f.rate)
+    originals = _feature(lambda f: f.originals)
+    geometry = _feature(lambda f: f.geometry)
 
     def with_features(self, **changes: Any) -> Explanation:
         """Return a copy with some fields of :attr:`features` replaced."""

@@ -16,7 +16,6 @@ from whyformer.generation.steps import Steps
 from whyformer.generation.streamer import Streamer
 from whyformer.methods import find
 from whyformer.methods.settings import OptionsAndSettings
-from whyformer.models.structure import refuse_unfit
 from whyformer.options import Keywords, shows_options, split
 from whyformer.progress import Track, tracking
 from whyformer.targets import Target
@@ -147,8 +146,7 @@ def explain_span(
 
 
 def _with_tokenizer(opened: OpenedModel) -> OpenedModel:
-    """Check the opened model, and return a copy whose processor is its tokenizer, or None without one."""
-    refuse_unfit(opened.model)
+    """Return a copy of the opened model whose processor is its tokenizer, or None without one."""
     tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
     copy = opened.using()
     copy.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError
 from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.picture_scores import PictureScores
@@ -24,7 +24,7 @@ from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
 from whyformer.methods.sharing import NotShared, SharedPasses
-from whyformer.methods.task import Scores
+from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import is_known_language_model, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
@@ -229,29 +229,27 @@ class Steps:
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
         passes = SharedPasses(targets=whole.inputs)
         task = whole.task(self.resolver(target, 0), method, progress)
-        steps: list[tuple[Explanation, Tensor]] = []
+
+        def explained(task: Task) -> list[tuple[Explanation, Tensor]]:
+            steps: list[tuple[Explanation, Tensor]] = []
+            for t in task.progress(range(len(self)), method, len(self)):
+                resolver = self.resolver(target, t)
+                shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, shared=passes)
+                scores = function(shared, **full)
+                if not passes.uses:
+                    raise NotShared
+                inputs = self.inputs(t)
+                scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
+                steps.append((ready.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
+                note_claims(steps[-1][0], find(method), full)
+            return steps
+
         try:
-            with task.at_work():
-                for t in task.progress(range(len(self)), method, len(self)):
-                    resolver = self.resolver(target, t)
-                    shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, shared=passes)
-                    scores = function(shared, **full)
-                    if not passes.uses:
-                        return None
-                    inputs = self.inputs(t)
-                    scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
-                    steps.append((ready.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
-                    note_claims(steps[-1][0], find(method), full)
+            return whole.work(task, explained)
         except NotShared:
             return None
-        except Exception as error:
-            converted = None if isinstance(error, WhyformerError) else whole.converted_error(error, task)
-            if converted is None:
-                raise
-            raise converted from error
         finally:
             passes.release()
-        return steps
 
     def _cut(self, scores: Scores, inputs: Inputs) -> Scores:
         """Return the scores of the tokens of a shorter text; those of all later tokens are 0."""

@@ -23,7 +23,7 @@ from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
 from whyformer.models.memory import is_out_of_memory
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords
 from whyformer.prepared import Prepared
 from whyformer.targets import check_target, class_index
@@ -232,9 +232,7 @@ def open_session(
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)
-    opened = open_model(model, processor, **options)
-    refuse_unfit(opened.model)
-    session = Session(opened, parsed, targets)
+    session = Session(open_model(model, processor, **options), parsed, targets)
     for target in targets if isinstance(targets, list) else ():
         session.check_target(target)
     return session

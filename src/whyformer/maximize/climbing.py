@@ -24,7 +24,6 @@ from whyformer.maximize.canvas import PARAMETRISATIONS, Canvas
 from whyformer.maximize.spec import argument_of, ends_of, shape_of
 from whyformer.maximize.units import unit_of
 from whyformer.models.loading import opened
-from whyformer.models.structure import refuse_unfit
 from whyformer.progress import Track, tracking
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -148,7 +147,6 @@ def maximize_activation(
     """
     chosen = _settings(recipe, settings)
     model, processor = opened(model, processor, device=device, dtype=dtype)
-    refuse_unfit(model)
     argument, goal = argument_of(model), unit_of(model, unit)
     if like is not None and not isinstance(like, Tensor):
         like = prepare(model, like, processor).tensor

@@ -39,7 +39,6 @@ __all__ = [
     "MapPass",
     "NamedAttention",
     "WalkResult",
-    "has_one_resolution",
     "map_pass",
 ]
 
@@ -462,12 +461,6 @@ class MapPass:
 def _all(watchers: Sequence[Callback], *flows: Tensor | None) -> None:
     for watcher in watchers:
         watcher(*flows)
-
-
-def has_one_resolution(layout: Layout) -> bool:
-    """Return False if the rows of an input attend, are merged, and attend again."""
-    blocks = [stream for stream in layout.streams if stream.blocks and not stream.is_learned]
-    return len({frozenset(stream.names) for stream in blocks}) == len(blocks)
 
 
 def map_pass(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.pairs import text_lists
 from whyformer.inputs.prepare import processed
 from whyformer.inputs.prompts import is_prompt, separate_prompts
+from whyformer.models.cache import measured
 from whyformer.models.ends import forward
 from whyformer.models.memory import is_out_of_memory
 from whyformer.models.output import Output
 
-__all__ = ["changes_with_padding", "padded_samples", "samples_in"]
+__all__ = ["depends_on_padding", "padded_samples", "samples_in"]
 
 
 def samples_in(inputs: Any, processor: Any) -> list[Any]:
@@ -71,7 +72,36 @@ def _are_pictures(samples: list[Any]) -> bool:
     return all(isinstance(sample, list) and isinstance(sample[0], Image.Image) for sample in samples)
 
 
-def changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left: bool) -> bool | None:
+def depends_on_padding(
+    model: nn.Module, batch: Inputs, padded: Callable[[], list[int]], alone: Callable[[int], Inputs], left: bool
+) -> bool:
+    """Return whether the padding of a batch changes the model's output, measured once per model and kind of input.
+
+    Args:
+        model: the model.
+        batch: the padded samples.
+        padded: function that returns the indices of the samples to measure; none if the batch has no padding.
+        alone: (index) -> the sample without padding.
+        left: whether the padding comes first.
+    """
+    known, key = measured(model), ("padding", batch.modality, frozenset(batch.others), left)
+    if known.get(key) is False:
+        return False
+    numbers = padded()
+    if key in known:
+        return bool(numbers)
+    for number in numbers:
+        pair = batch.of_samples([number]), alone(number)
+        shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in pair]
+        changes = None if shapes[0] == shapes[1] else _changes_with_padding(model, *pair, left)
+        if changes is not None:
+            known[key] = changes
+        if changes:
+            return True
+    return False
+
+
+def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left: bool) -> bool | None:
     """Return whether padding changes the output for a sample by more than rounding; None if the model fails.
 
     Outputs for padding (a row per token, a pixel) are not compared. Costs two plain forward passes of this sample.

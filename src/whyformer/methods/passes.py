@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -334,17 +334,14 @@ def record_pass(
 
     Raises:
         ModelError: the output depends on values that torch did not compute.
+        ModelChanged: the pass writes to parameters.
     """
     before = weights(model)  # hooks may replace some during the pass
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        passing = partial(
-            record_call, model, *feed, change=change, names=names, hold=hold, custom_ops=custom_ops, wide=wide
-        )
-        tape, raw = passing()
-        if tape.changes_weights:  # allowed once: some models rescale their weights in the first pass
-            tape, raw = passing()
+        options: Any = {"change": change, "names": names, "hold": hold, "custom_ops": custom_ops, "wide": wide}
+        tape, raw = record_call(model, *feed, **options)
         if tape.changes_weights:
             raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")
         end = end_in(tape, Output(model, raw, *feed, samples))

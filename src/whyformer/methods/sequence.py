@@ -87,13 +87,10 @@ def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:
         passed: a recorded pass.
         name: an input in the sequence.
     """
-    layout = passed.layout
-    read_out = [s for s in layout.streams if s.is_read and name in s.names]
-    if len({frozenset(s.names) for s in read_out}) != 1:
+    layout, read_out = passed.layout, [s for s in passed.ends.values() if name in s.names]
+    if len(read_out) != 1 or not read_out[0].attends_to_itself:
         return None
-    stream = read_out[-1]
-    if not stream.attends_to_itself:
-        return None
+    (stream,) = read_out
     names = () if len(layout.streams) == 1 else stream.names
     first = sum(len(s.blocks) for s in layout.earlier(stream))
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention, has_one_resolution
+from whyformer.methods.attended import Key, MapPass, NamedAttention
 from whyformer.tape.streams import Stream, is_passed
 
 __all__ = ["MERGED", "NOT_YET", "NO_ATTENTION", "UNREAD", "Structure"]
@@ -41,7 +41,7 @@ class Structure:
     @property
     def merges(self) -> bool:
         """True if rows attend, are merged, and attend again."""
-        return not has_one_resolution(self.passed.layout)
+        return _share_inputs(s for s in self.streams if s.blocks)
 
     @property
     def attends(self) -> bool:
@@ -129,8 +129,7 @@ class Structure:
             return reason, "has no meaning"
         if not self.passed.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
-        inputs = [frozenset(s.names) for s in self.streams if not s.is_learned and id(s) not in layout.merged]
-        if len(set(inputs)) < len(inputs):
+        if _share_inputs(s for s in self.streams if id(s) not in layout.merged):
             return "it processes one input in several sequences of rows beside each other", NOT_YET
         if any(map(self._is_bypassed, self.ends.values())):
             return "the target reads other values than the states of its tokens", NOT_YET
@@ -142,3 +141,9 @@ class Structure:
             return False
         alone = replace(self.passed, alone=stream.names)
         return not any(is_passed(alone.program, block.exit) for block in stream.blocks)
+
+
+def _share_inputs(streams: Iterable[Stream]) -> bool:
+    """Return True if the rows of several sequences are those of the same inputs."""
+    inputs = [frozenset(stream.names) for stream in streams if not stream.is_learned]
+    return len(set(inputs)) < len(inputs)

@@ -19,7 +19,7 @@ from torch import nn
 
 from whyformer.errors import InputError, LoadError
 from whyformer.models.cache import once
-from whyformer.models.structure import unwrapped
+from whyformer.models.structure import refuse_unfit, unwrapped
 
 _MOST_LAYERS = 10_000
 BUNDLED = ("digits", "sst2", "reader")
@@ -190,6 +190,7 @@ def opened(
 
     Raises:
         InputError: device or dtype is passed with a module.
+        ModelError: an explanation of the model would be wrong or impossible (:func:`refuse_unfit`).
     """
     if isinstance(model, str):
         model = _cached(model, str(device or "cpu"), dtype, _stamp(model))
@@ -202,7 +203,9 @@ def opened(
     if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):  # a pipeline
         candidates = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
         model, processor = model.model, processor or next((c for c in candidates if c is not None), None)
-    return unwrapped(model), processor
+    model = unwrapped(model)
+    refuse_unfit(model)
+    return model, processor
 
 
 @lru_cache(maxsize=1)
