@@ -198,10 +198,7 @@ def audit(
         streams = _streams(ready, task, layout, target)
         methods = tracking(progress)(list_methods(), "methods", len(METHODS))
         reasons = {method.name: _why_not(ready, method, target, shared) for method in methods}
-    return Audit(
-        ready.name, streams, _attentions(layout), operations, program, blocks=blocks, lost=lost, sums=sums,
-        methods=reasons,
-    )  # fmt: skip
+    return Audit(ready.name, streams, _attentions(layout), operations, program, blocks, lost, sums, reasons)
 
 
 def _attentions(layout: Layout) -> list[AttentionMap]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import InputError, ModelError
-from whyformer.models.output import Output, output_mask
+from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, read_logits, row_of
 from zoo import LANGUAGE, LENGTHS, VOCABULARY, build, call, rows
 
@@ -83,12 +83,12 @@ def test_encoder_decoder_is_read_by_its_decoder_mask() -> None:
     ids = inputs["input_ids"].flip(1)
     mask = torch.tensor([[1] * 4 + [0] * 6, [1] * 10])
     arguments = {**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask}
-    assert output_mask(model, (), arguments) is mask
+    assert torch.equal(Output(model, None, (), arguments).mask(10), mask)
     output = call(model, arguments)
     assert torch.equal(plain_logits(model, (), arguments), torch.stack([output[0, 3], output[1, 9]]))
     # padding of the encoder does not apply to the decoder
     del arguments["decoder_attention_mask"]
-    assert output_mask(model, (), arguments) is None
+    assert Output(model, None, (), arguments).mask(10) is None
     assert torch.equal(plain_logits(model, (), arguments), call(model, arguments)[:, -1])
 
 

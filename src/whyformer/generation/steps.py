@@ -18,7 +18,6 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.units import joined
 from whyformer.generation.prompts import Completion
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.feed import parameters
 from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
@@ -26,7 +25,7 @@ from whyformer.methods.finishing import note_claims
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import is_known_language_model, is_language_model
-from whyformer.models.output import Output
+from whyformer.models.output import Output, parameters
 from whyformer.models.readout import plain_logits
 from whyformer.prepared import Prepared
 from whyformer.progress import Track

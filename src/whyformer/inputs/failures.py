@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS
-from whyformer.inputs.feed import channels, parameters
+from whyformer.inputs.feed import channels
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
+from whyformer.models.output import parameters
 
 
 def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from whyformer.models.output import parameters
 
 _LOSS = ("label", "labels", "start_positions", "end_positions", "next_sentence_label", "return_loss")
 
@@ -78,13 +79,6 @@ def _is_unbatched(model: nn.Module, name: str | int, value: Tensor) -> bool:
     return value.dim() == 1 and len(value) > 0 and name in (0, "input_ids", "ids", "x", "src")
 
 
-def parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        return {}
-
-
 def _required(model: nn.Module) -> set[str]:
     """Return the names of the forward's arguments without defaults."""
     return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
@@ -125,8 +119,5 @@ def is_table(tensor: Tensor, samples: int | None) -> bool:
 
 def argument_name(model: nn.Module, place: int) -> str:
     """Return the name of the model's positional argument at ``place``."""
-    try:
-        names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-        return names[place]
-    except (TypeError, ValueError, IndexError):
-        return f"input {place}"
+    names = [name for name, p in parameters(model).items() if p.kind is not p.VAR_POSITIONAL]
+    return names[place] if place < len(names) else f"input {place}"

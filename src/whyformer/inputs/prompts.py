@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from whyformer.inputs.geometry import placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
 from whyformer.inputs.pictures import as_rgb, notes, open_picture
+from whyformer.models.output import parameters
 
 NAMES = {"text", "images"}
 _BESIDE = ("attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids")
@@ -238,13 +238,10 @@ def _refuse_without(processor: Any) -> None:
 
 def _refuse_blind(model: nn.Module) -> None:
     """Raise if the model's forward takes no pictures."""
-    try:
-        takes = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return
+    takes = parameters(model)
     known = any(n.startswith(("pixel", "image")) for n in takes)
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values()) and not hasattr(model, "config")
-    if not known and not anything:
+    if takes and not known and not anything:
         raise InputError(f"{type(model).__name__} reads no pictures: its forward takes {', '.join(list(takes)[:6])}")
 
 

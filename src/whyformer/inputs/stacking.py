@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.inputs.feed import argument_name, channels, parameters
+from whyformer.inputs.feed import argument_name, channels
+from whyformer.models.output import parameters
 
 _PADDED_BY_0 = ("attention_mask", "token_type_ids", "special_tokens_mask")
 _ARGUMENTS = "Pass positional arguments of the model's forward as a tuple, explain(model, (a, b))"

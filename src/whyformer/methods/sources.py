@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.structure import MERGED, NOT_YET, Structure
 from whyformer.models.kinds import last_row_only
-from whyformer.models.output import Output
+from whyformer.models.output import Output, parameters
 from whyformer.models.precision import HALF
 from whyformer.options import Options
 from whyformer.rules.registered import with_custom_rules
@@ -70,7 +69,7 @@ class Sources:
         The name is that of the argument of the model that would hold them, or that of the input with a number. The
         source is the name of the input, with a prime for each earlier look-up.
         """
-        takes, sources = forward_names(self.model), dict[str, str]()
+        takes, sources = parameters(self.model), dict[str, str]()
         if all(side.modality != "text" for side in self.scored_inputs.values()):
             return sources
         rows = self.forward_pass().layout(self.scored_inputs, self.read_logits).rows
@@ -409,14 +408,6 @@ def naming_changed_inputs() -> Iterator[None]:
         if isinstance(error, WhyformerError):
             raise
         raise on_changed_inputs(error) from error
-
-
-def forward_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the arguments of the model's forward."""
-    try:
-        return frozenset(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def _computed_from(side: Inputs, elements: Tensor) -> Inputs:

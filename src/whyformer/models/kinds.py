@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.models.cache import measured, once
 from whyformer.models.ends import fed, kind_of_input
-from whyformer.models.output import Output, decodes
+from whyformer.models.output import Output, decodes, parameters
 from whyformer.tape.recording import record_call
 from whyformer.tape.walking import replay
 
@@ -49,7 +48,7 @@ def last_row_only(model: nn.Module) -> dict[str, Any]:
     not take it."""
     if not is_known_language_model(model):
         return {}
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    return {"logits_to_keep": 1} if "logits_to_keep" in parameters(model) else {}
 
 
 def _language(output: Output) -> bool:

@@ -21,6 +21,14 @@ _HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds"
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
+def parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
+    """Return the parameters of the model's forward by name; empty if it has no readable signature."""
+    try:
+        return dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
 def decodes(model: nn.Module) -> bool:
     """Return whether the model is an encoder-decoder, by its config."""
     return getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
@@ -175,10 +183,19 @@ class Output:
     def mask(self, count: int) -> Tensor | None:
         """Return the padding mask of the output's N tokens; None without one.
 
+        It is that of the decoder's tokens if they are passed, else of the input's, which a decoder reads shifted by
+        one.
         If the output has more tokens than the text, the others come first: those of a picture (GIT), or of a prompt.
         """
-        mask, tokens, decoder = output_mask(self.model, self.args, self.kwargs), self.tokens, decodes(self.model)
-        if mask is None or tokens is None or decoder or mask.shape != tokens[1].shape[:2] or mask.shape[1] >= count:
+        named, tokens = self.arguments, self.tokens
+        decoder = any(named.get(f"decoder_{n}") is not None for n in ("input_ids", "inputs_embeds", "attention_mask"))
+        mask = named.get("decoder_attention_mask" if decoder else "attention_mask")
+        if not isinstance(mask, Tensor):
+            return None
+        if tokens is None:
+            return mask
+        mask = without_cached(mask, tokens[1].shape[1])
+        if decodes(self.model) or mask.shape != tokens[1].shape[:2] or mask.shape[1] >= count:
             return mask
         return torch.cat([mask.new_ones(len(mask), count - mask.shape[1]), mask], 1)
 
@@ -205,21 +222,6 @@ class Output:
                     f"(the last) to {-length}"
                 )
         return ((real.cumsum(1) == from_start[:, None] + 1) & real).long().argmax(1)
-
-
-def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the padding mask of the output's tokens: of the decoder's tokens if they are passed, else of the input's.
-
-    A decoder without tokens reads the input's, shifted by one. A positional mask is identified by the signature of the
-    model's forward.
-    """
-    output = Output(model, None, args, kwargs)
-    named, tokens = output.arguments, output.tokens
-    decodes = any(named.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds", "attention_mask"))
-    mask = named.get("decoder_attention_mask" if decodes else "attention_mask")
-    if not isinstance(mask, Tensor):
-        return None
-    return mask if tokens is None else without_cached(mask, tokens[1].shape[1])
 
 
 def without_cached(mask: Tensor, count: int) -> Tensor:
