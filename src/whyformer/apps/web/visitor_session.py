@@ -24,7 +24,6 @@ from whyformer.evaluation.trust import Trust
 from whyformer.explainer import Explainer
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
-from whyformer.jobs.rows import PAIR
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks
@@ -83,7 +82,7 @@ class View:
     @property
     def content(self) -> Any:
         """The input of the model."""
-        return {"text": self.source.content, PAIR: self.pair} if self.pair else self.source.content
+        return {"text": self.source.content, "text_pair": self.pair} if self.pair else self.source.content
 
     @property
     def prompt(self) -> Any:
