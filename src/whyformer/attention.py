@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
+from whyformer.explanation.counts import amount
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.finishing import Finish
@@ -44,6 +45,11 @@ class Placement:
     numbers: dict[str, Tensor]
     refusal: str = ""
 
+    @property
+    def samples(self) -> int | None:
+        """Number of samples; None if the rows cannot be laid out."""
+        return len(self.shares[""].values) if self.shares else None
+
     def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
         """Return the explanation of scores ``[B, N]`` of rows."""
         if not self.shares:
@@ -66,6 +72,11 @@ class SeparatePlacements:
     spans: list[slice]
     padding: str
     left: bool
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.each)
 
     def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
         """See :meth:`Placement.explanation`."""
@@ -92,7 +103,10 @@ class AttentionMaps:
 
     def __repr__(self) -> str:
         shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
-        lines = [f"AttentionMaps of {len(self.readout)} sample{'s' * (len(self.readout) != 1)}: {self.blocks} blocks"]
+        sequences = len(self.readout)
+        samples = self._placement.samples or sequences
+        of_each = f" with {sequences // samples} texts each" if sequences > samples else ""
+        lines = [f"AttentionMaps of {amount(samples, 'sample')}{of_each}: {self.blocks} blocks"]
         lines += [f"  {shape}" for shape in shapes]
         if self.tokens is not None:
             first = self.tokens[0]

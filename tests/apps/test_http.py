@@ -157,6 +157,12 @@ def test_occupied_port_raises_or_next_port_is_used(free_port):
         http.listen("none.invalid", [0])
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_body_is_not_delayed_after_header(host):
+    with http.listen(host, [0]) as sock, socket.create_connection((host, sock.getsockname()[1]), timeout=HANG), sock.accept()[0] as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_cross_site_requests_are_foreign():
     headers = {"host": "127.0.0.1:8000"}
     for foreign in ({"origin": "https://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"}, {"sec-fetch-site": "cross-site"}):

@@ -48,11 +48,13 @@ def test_attention_maps_have_a_row_for_each_text() -> None:
     maps = whyformer.attention_maps(model, pairs, processors.tokenizer())
     names = processors.tokenizer().convert_ids_to_tokens
     assert maps.tokens == [names(row.tolist()) for row in pairs["input_ids"].flatten(0, 1)]
+    assert "2 samples with 2 texts" in repr(maps)
     assert maps.tokens[0][0] in repr(maps) and maps.maps[0].shape[0] == len(maps.readout) == 4
     for i, tokens in enumerate(maps.tokens):
         b, choice, real = i // 2, i % 2, int(pairs["attention_mask"].flatten(0, 1)[i].sum())
         single = {name: value[b : b + 1, [choice], :real] for name, value in pairs.items()}
         alone = whyformer.attention_maps(model, single, processors.tokenizer())
+        assert "1 sample:" in repr(alone)
         torch.testing.assert_close(maps.maps[1][i, :, :real, :real], alone.maps[1][0])
         assert tokens[:real] == alone.tokens[0]
     e = whyformer.explain(model, pairs, "raw_attention", processor=processors.tokenizer(), aggregation={"layers": 1, "heads": "mean"})

@@ -99,7 +99,7 @@ def test_page_is_escaped_and_highlights_selection_without_script() -> None:
     mark = re.search(r'id="(g[0-9a-f]{8})"', page)
     assert mark is not None
     name = mark.group(1)
-    rules = re.findall(r"([^\n{}]+)\{background:(rgb\(var\(--(?:for|against)\)[^}]*)\}", page)
+    rules = re.findall(r"(?m)^([^\n{}]+)\{background:(rgb\(var\(--(?:for|against)\)[^}]*)\}", page)
     highlighted = {selector for selectors, _ in rules for selector in selectors.split(",")}
     assert f"#{name}-3:checked~.t .k0" in highlighted  # selecting step 0 highlights token 0
     assert f"#{name}-4:checked~.t .k0" not in highlighted  # step 1 does not use token 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from transformers import BertConfig, BertForMultipleChoice
 
 import whyformer
 from prompting import llava, square
+from show import builders
 from whyformer import show
 from whyformer.apps.report import reading
 from whyformer.apps.web import maps
 from whyformer.apps.web.visitor_session import View
+from whyformer.explanation.features import Features
 from whyformer.inputs.argument import sentence
-from whyformer.show import layout, terminal, words
+from whyformer.show import colours, layout, terminal, words
 from whyformer.targets import Contrast
 
 SOURCE = sentence("what they lie on")
@@ -73,6 +76,28 @@ def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
     file.write_text(json.dumps(explained.to_dict()))
     saved = reading.read([file], tmp_path / "report.html", lambda files, *_: files).saved
     assert [words.method_name(item.e).split(" · ")[1] for item in saved] == labels(explained)
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.5, 4.0])
+def test_inputs_have_common_scale(explained: Any, factor: float) -> None:
+    first = replace(explained[0], scores=explained[0].scores * factor)
+    parts = layout.by_input(first, smooth=0)
+    sizes = [colours.strongest(first.part(name)) for name in first.inputs]
+    drawn = [colours.strongest(e) / colours.scale_of(e).limit for e in parts if e.level == "token"]
+    expected = [max(size / max(sizes), 0.1) for size, e in zip(sizes, parts, strict=True) if e.level == "token"]
+    assert drawn == pytest.approx(expected)
+
+
+def test_all_inputs_name_method_that_auto_chose(explained: Any) -> None:
+    auto = replace(explained[0], method="auto", diagnostics={**explained[0].diagnostics, "auto": {"method": "gae"}})
+    assert all(words.method_name(e).startswith("gae · chosen") for e in layout.by_input(auto))
+
+
+@pytest.mark.parametrize(("score", "count", "shown"), [(0.0, 9, ["a", "<image> ×9", "b"]), (0.0, 3, ["a", *["<image>"] * 3, "b"]), (0.1, 4, ["a", *["<image>"] * 4, "b"])])
+def test_tokens_in_place_of_picture_are_counted(score: float, count: int, shown: list[str]) -> None:
+    scores = torch.tensor([[1.0, *[score] * count, 2.0]])
+    e = replace(builders.sentence("a b"), scores=scores, features=Features(tokens=[["a", *["<image>"] * count, "b"]]))
+    assert [word.text for word in words.words(e)[0]] == shown
 
 
 class Session:

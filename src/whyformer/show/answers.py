@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -240,7 +239,8 @@ class Conversation:
     @cached_property
     def _largest_patches(self) -> list[float]:
         """``[1 + T]`` largest |score| of a patch of any picture; scores of pixels are summed over patches."""
-        rows = [np.abs(_in_patches(m)).reshape(len(m), -1).max(1) for m in self._picture_scores]
+        sums = [colours.patch_sums(m) if m.ndim > 2 else m for m in self._picture_scores]
+        rows = [np.abs(m).reshape(len(m), -1).max(1) for m in sums]
         return list(np.max(rows or np.zeros((1, 1 + len(self.g))), 0).tolist())
 
     def _share(self, step: int | None, size: float) -> float:
@@ -276,14 +276,6 @@ class Conversation:
         identity = any(d.get("identity") is True for d in self.whole.diagnostics)
         name = "template tokens" if self.whole.turns else "special tokens"
         return share_of(name, self._share(step, size), identity) if size else ""
-
-
-def _in_patches(maps: Array) -> Array:
-    """Sum maps ``[..., H, W]`` of more than 32 pixels along an axis over 16 patches along it."""
-    for axis in (-2, -1) if maps.ndim > 2 else ():
-        if (size := maps.shape[axis]) > 32:
-            maps = np.add.reduceat(maps, range(0, size, math.ceil(size / 16)), axis)
-    return maps
 
 
 def _limit(row: Array, read: bool) -> float:

@@ -51,7 +51,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     e = prepared(e[sample], smooth=0)
     best = strongest(e)
     shown, rest = best[:k], best[k:]
-    title = f"{method_name(e)}: {heading(e)}"
+    title = f"{heading(e)} · {method_name(e)}"
     return _drawn(title, shown, rest, colours.scale_of(e).signed, legend_labels(e), [e])
 
 
@@ -116,7 +116,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     shown, rest = rows[:k], rows[k:]
     if rest:
         shown = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))]
-    return _steps(f"{method_name(e)}: {heading(e)}", shown[::-1], end - total, e)
+    return _steps(f"{heading(e)} · {method_name(e)}", shown[::-1], end - total, e)
 
 
 def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:

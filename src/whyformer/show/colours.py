@@ -8,6 +8,7 @@ a colour has the opacity alpha = |score / limit|^0.7: 0 shows the picture itself
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ POSITIVE, NEGATIVE, MATTERED = (hue.light for hue in HUES.values())
 LIGHT = {name: light for name, (light, _) in TONES.items()}
 INK, SOFT, PAGE, WARN, ERROR = (LIGHT[name] for name in ("ink", "soft", "paper", "warn", "error"))
 PAPER = (255, 255, 255)
+PALER = "paler than another input"
+"""Key of ``diagnostics`` while several inputs are drawn: how much higher the scores of the strongest input are."""
 ALL_ZERO = "all scores are 0"
 QUANTILE = 0.99
 # A float32 sum that should be 0 may be slightly negative; this alone must not make a map signed.
@@ -134,12 +137,38 @@ def has_sign(e: Explanation) -> bool:
 
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
-    """Return the scale of the map of a sample; for a text the limit is that of its words, without special tokens."""
+    """Return the scale of the map of a sample; for a text the limit is that of its words, without special tokens.
+
+    The limit of one of several inputs (:func:`whyformer.show.layout.by_input`) is higher if another has higher scores:
+    up to ten times, so that weak maps stay visible.
+    """
     scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
     if e.level != "token":
-        return scale(scores, QUANTILE, signed)
+        own = scale(scores, QUANTILE, signed)
+    else:
+        own = Scale(float(np.abs(_words(e, scores, sample)).max(initial=0.0)), scale(scores, signed=signed).signed)
+    limit = own.limit * min(10.0, e.diagnostics.get(PALER, 1.0))
+    return Scale(limit, own.signed, own.clipped and bool(np.abs(scores).max() > limit))
+
+
+def _words(e: Explanation, scores: Array, sample: int) -> Array:
     places = [tokens for _, _, tokens in shown_groups(e.features, len(scores), sample)]
-    return Scale(scale(np.array(unit_scores(scores, places))).limit, scale(scores, signed=signed).signed)
+    return np.array(unit_scores(scores, places))
+
+
+def strongest(e: Explanation) -> float:
+    """Return the largest |score| of a word or of a patch of a single sample."""
+    scores = array(e.scores[0])
+    units = _words(e, scores, 0) if e.level == "token" else patch_sums(scores)
+    return float(np.abs(np.nan_to_num(units)).max(initial=0.0))
+
+
+def patch_sums(maps: Array) -> Array:
+    """Sum maps ``[..., H, W]`` of more than 32 pixels along an axis over 16 patches along it."""
+    for axis in (-2, -1) if maps.ndim > 1 else ():
+        if (size := maps.shape[axis]) > 32:
+            maps = np.add.reduceat(maps, range(0, size, math.ceil(size / 16)), axis)
+    return maps
 
 
 def largest(e: Explanation) -> str:

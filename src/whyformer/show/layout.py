@@ -103,7 +103,8 @@ def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:
     """Return an explanation for each input of the model, ready to draw (:func:`prepared`), in the order of the inputs.
 
     Of several inputs each has its share of all |scores| in ``diagnostics``, which
-    :func:`whyformer.show.words.method_name` shows.
+    :func:`whyformer.show.words.method_name` shows, and a common scale: an input whose strongest word or patch is
+    weaker than that of another is paler.
 
     Args:
         e: of a single sample.
@@ -112,11 +113,14 @@ def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:
         return [prepared(e, smooth)]
     parts = [e.part(name) for name in e.inputs]
     sizes = [float(part.scores.abs().sum()) for part in parts]
-    shares = [size / (sum(sizes) or 1.0) for size in sizes]
-    return [
-        prepared(replace(part, diagnostics={**part.diagnostics, words.INPUT_SHARE: [number, share]}), smooth)
-        for number, (part, share) in enumerate(zip(parts, shares, strict=True))
-    ]
+    strongest = [colours.strongest(part) for part in parts]
+    chosen = {"auto": e.diagnostics["auto"]} if "auto" in e.diagnostics else {}
+    drawn = []
+    for number, (part, size, own) in enumerate(zip(parts, sizes, strongest, strict=True)):
+        share = size / (sum(sizes) or 1.0)
+        more = {words.INPUT_SHARE: [number, share], colours.PALER: max(strongest) / own if own else 1.0}
+        drawn.append(prepared(replace(part, diagnostics={**chosen, **part.diagnostics, **more}), smooth))
+    return drawn
 
 
 def prepared(e: Explanation, smooth: float | None = None) -> Explanation:

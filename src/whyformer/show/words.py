@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ OPPOSITE = "opposite for"
 INPUT_SHARE = "part of several inputs"
 """Key of ``diagnostics`` while several inputs are drawn: [number of the input, its share of all |scores|]."""
 _UNREAD = "the model did not read"
+_RUN = 4
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
 
 
@@ -103,13 +105,27 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     if e.offsets is None or e.texts is None:
         while groups and tokens[at := groups[-1][2][0]] in _PADDING and scores[at] == 0:
             groups.pop()
-        return [word(tokens[p[0]], p, " " if i else "") for i, (_, _, p) in enumerate(groups)], ""
+        return _without_runs([word(tokens[p[0]], p, " " if i else "") for i, (_, _, p) in enumerate(groups)]), ""
     text, merged = e.texts[sample], []
     cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
     for begin, end, places in groups:
         merged.append(word(text[begin:end], places, _gap(e, sample, cursor, begin)))
         cursor = end
-    return merged, text[cursor:stop]
+    return _without_runs(merged), text[cursor:stop]
+
+
+def _without_runs(shown: list[Word]) -> list[Word]:
+    """Return the words with each run of at least four equal words of score 0 as one word, ``<image> ×196``: those that
+    hold the place of a picture."""
+    merged = list[Word]()
+    for text, group in groupby(shown, key=lambda word: None if word.score else word.text):
+        run = list(group)
+        if text is None or len(run) < _RUN:
+            merged += run
+        else:
+            places = tuple(i for word in run for i in word.places)
+            merged.append(replace(run[0], text=f"{text} ×{len(run)}", places=places))
+    return merged
 
 
 def _gap(e: Explanation, sample: int, begin: int, end: int) -> str:

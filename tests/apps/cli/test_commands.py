@@ -88,6 +88,10 @@ def test_help_has_examples():
         assert result.exit_code == 0
         assert "Examples" in result.stdout
         assert "whyformer explain cat.jpg" in result.stdout
+        lines = result.stdout.split("Examples")[1].splitlines()
+        examples = [line.strip() for line in lines if "whyformer" in line]
+        assert len(examples) == sum(bool(line.strip()) for line in lines)  # none is broken at 80 columns
+        assert all(" -m " in line for line in examples if ".jpg" in line or ".png" in line)  # they have no default model
 
 
 def test_package_runs_as_module():

@@ -27,6 +27,7 @@ VIEWS = {
     "sentence": (SENTENCE, {"methods": ["gae"], "classes": ["#0"], "settings": {"gae": {"start_layer": 1}}}),
     "odd sentence": ("a # & = % ? ü\n“b”, c", {"methods": ["gae"], "truncate": True}),
     "checkpoint": (SENTENCE, {"methods": ["attnlrp"], "checkpoint": True}),
+    "pair": (SENTENCE, {"methods": ["gae"], "pair": "a & b | c"}),
 }
 
 
@@ -92,7 +93,7 @@ def test_examples_are_copied_to_uploads(visitor):
     for number in range(3):
         path = examples.entered("image", number, visitor.handlers.uploads)["picture"]
         assert PageLimits().picture(path, visitor.handlers.uploads).size == (112, 112)
-        assert examples.entered("text", number, visitor.handlers.uploads) == {"sentence": examples.SENTENCES[number]}
+        assert examples.entered("text", number, visitor.handlers.uploads) == {"sentence": examples.SENTENCES[number], "pair": ""}
         assert f'data-example="{number}"' in examples.offered("image")
         assert examples.SENTENCES[number] in examples.offered("text")
 

@@ -17,11 +17,11 @@ from PIL import Image
 
 from apps.web.visitor import SENTENCE
 from waiting import HANG
-from whyformer.apps.web import gate, server, uploads, visitor_session
+from whyformer.apps.web import gate, server, visitor_session
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.limits import PageLimits
 from whyformer.apps.web.running import USER
-from whyformer.apps.web.uploads import Uploads, sweep_the_dead
+from whyformer.apps.web.uploads import has_room
 from whyformer.apps.web.visitor_session import Stopped, VisitorSession
 from whyformer.errors import InputError
 from whyformer.explaining import open_model
@@ -77,7 +77,7 @@ def test_lists_of_heads_and_blocks_are_bounded():
 
 
 def test_request_for_billion_samples_is_refused_immediately(site, catalogue):
-    body = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False, False]}
+    body = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False, False, ""]}
     passes = []
     handle = catalogue.load("bundled:sst2").model.register_forward_pre_hook(lambda *_: passes.append(1))
     event = httpx.post(f"{site}/gradio_api/call/explain", json=body).json()["event_id"]
@@ -88,7 +88,7 @@ def test_request_for_billion_samples_is_refused_immediately(site, catalogue):
 
 
 def test_invalid_request_is_not_logged(site, capfd):
-    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False, False]}).json()["event_id"]
+    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False, False, ""]}).json()["event_id"]
     assert "give either text or picture" in httpx.get(f"{site}/gradio_api/call/explain/{event}").text
     assert "Traceback" not in capfd.readouterr().err
 
@@ -255,20 +255,16 @@ def test_missing_body_times_out(site, monkeypatch, path):
 
 
 # -- uploads ---------------------------------------------------------------------------------------------------------
-def test_uploads_are_limited_in_size_and_expire(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads.tempfile, "tempdir", str(tmp_path))
-    stored = Uploads(most=1000, age=HANG)
-    (stored.folder / "a").mkdir()
-    (stored.folder / "a" / "new.png").write_bytes(b"x" * 600)
-    assert stored.room()
-    old = stored.folder / "a" / "old.png"
+def test_uploads_are_limited_in_size_and_expire(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "new.png").write_bytes(b"x" * 600)
+    assert has_room(tmp_path, 1000, HANG)
+    old = tmp_path / "a" / "old.png"
     old.write_bytes(b"x" * 600)
-    assert not stored.room()
+    assert not has_room(tmp_path, 1000, HANG)
     os.utime(old, (time.time() - 2 * HANG,) * 2)
-    assert stored.room()
+    assert has_room(tmp_path, 1000, HANG)
     assert not old.exists()
-    stored.delete()
-    assert not stored.folder.exists()
 
 
 def test_upload_beyond_quota_is_refused(catalogue, free_port):
@@ -278,17 +274,6 @@ def test_upload_beyond_quota_is_refused(catalogue, free_port):
         assert httpx.post(f"{urls[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 507
     finally:
         close()
-
-
-def test_folders_of_killed_servers_are_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads.tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"whyformer-app-{dead.pid}-x", f"whyformer-app-{os.getpid()}-x", "whyformer-app-mine", "other"):
-        (tmp_path / name).mkdir()
-    (tmp_path / f"whyformer-app-{dead.pid}-link").symlink_to(tmp_path / "other")
-    sweep_the_dead()
-    assert {p.name for p in tmp_path.iterdir()} == {f"whyformer-app-{os.getpid()}-x", "whyformer-app-mine", "other", f"whyformer-app-{dead.pid}-link"}
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from whyformer.apps.web import answers, examples, reproduce
 from whyformer.apps.web.handlers import FIELDS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.messages import CANCELLED
+from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.defaults import RECOMMENDED
 
@@ -269,3 +270,20 @@ def test_style_and_word_events_of_classifiers_change_no_answer(visitor):
     visitor.explain(QUESTION, **OPTIONS)
     for updates in (visitor.handlers.redraw(visitor.session, "kept", 0.5, 0.2), visitor.handlers.word(visitor.session, 0, "mean")):
         assert list(updates) == []
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "answer"])
+def test_second_text_belongs_to_sentences_only(visitor, kind):
+    with_pair, without = (
+        PageInput.read(visitor.entered("digits_37.png" if kind == "image" else QUESTION, kind=kind, pair=pair)) for pair in ("It drags. ", " ")
+    )
+    assert (with_pair.subject == without.subject) == (kind != "text")
+    assert fields_of(kind)["pair"]["visible"] == (kind == "text")
+    assert with_pair.pair == ("It drags." if kind == "text" else "")
+
+
+def test_example_replaces_second_text(visitor):
+    entered = visitor.entered(examples.SENTENCES[0], pair="mine")
+    assert not examples.untouched(PageInput.read(entered), visitor.handlers.uploads)
+    entered |= examples.entered("text", 1, visitor.handlers.uploads)
+    assert examples.untouched(PageInput.read(entered), visitor.handlers.uploads)

@@ -21,8 +21,9 @@ VIEWS = [
     ("charming", {"methods": ["saliency"]}),
     ("word " * 300, {"truncate": True, "methods": ["gae"]}),
     (SENTENCE, {"checkpoint": True, "methods": ["attnlrp", "input_x_gradient"]}),
+    (SENTENCE, {"pair": "It drags, \"really\".", "methods": ["gae", "saliency"]}),
 ]
-IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off", "checkpoint"]
+IDS = ["picture", "two lines", "sentence", "odd text", "one word", "cut off", "checkpoint", "pair"]
 
 
 @pytest.fixture(params=VIEWS, ids=IDS)

@@ -76,10 +76,16 @@ def test_endpoint_explains_picture(client):
     np.testing.assert_allclose(response["explanations"][0]["scores"], expected.scores.tolist())
 
 
+def test_endpoint_explains_pair_of_texts(client):
+    response = client.predict(text=SENTENCE, text_pair="It drags.", methods=["gae"], targets=["positive"], api_name="/explain")
+    expected = whyformer.explain("bundled:sst2", {"text": SENTENCE, "text_pair": "It drags."}, "gae", "positive")
+    np.testing.assert_allclose(response["explanations"][0]["scores"], expected.scores.tolist())
+
+
 def test_endpoint_is_listed_with_parameters(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
     assert list(endpoints) == ["/explain"]
-    assert [p["parameter_name"] for p in endpoints["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint"]
+    assert [p["parameter_name"] for p in endpoints["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint", "text_pair"]
 
 
 def test_documentation_example_runs(site, monkeypatch, capsys):
@@ -117,7 +123,7 @@ def test_invalid_endpoint_arguments_raise_with_message(site, arguments, message)
 
 
 def raw_call(site, arguments):
-    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False} | arguments
+    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False, "text_pair": ""} | arguments
     started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
     started.raise_for_status()
     with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}") as stream:
@@ -185,7 +191,7 @@ def test_server_fetches_no_url(site, address, monkeypatch):
 
     monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", fetched)
     for target in (f"/gradio_api/file={address}", f"/gradio_api/proxy={address}", f"/proxy={address}"):
-        assert raw_get(site, target)[0] in (403, 404)
+        assert raw_get(site, target)[0] in (400, 403, 404)
     file = {"path": address, "meta": {"_type": "gradio.FileData"}}
     assert httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", file]}).status_code == 403
     assert httpx.post(f"{site}/gradio_api/queue/join", json={"data": [[{"deep": file}]], "fn_index": 0, "session_hash": "x"}).status_code == 403

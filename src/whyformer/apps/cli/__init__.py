@@ -27,15 +27,15 @@ __all__ = ["app", "main"]
 _EXAMPLES = """
 [bold]Examples[/bold]
 
-whyformer explain cat.jpg --model facebook/deit-tiny-patch16-224 --target "tiger cat" --target 243
+whyformer explain cat.jpg -m facebook/deit-tiny-patch16-224 -t "tiger cat"
 
-whyformer explain "A charming film, though it drags." --method transformer_attribution
+whyformer explain "A charming film, though it drags." --method gae
 
 echo "A charming film." | whyformer explain - --json
 
-whyformer compare scene.png --target 3 --target 7 --out out
+whyformer compare scene.png -m bundled:digits -t 3 -t 7 --out out
 
-whyformer perturb scene.png --target 3
+whyformer perturb scene.png -m bundled:digits -t 3
 
 whyformer generate "Name three fruits." --model FOLDER --chat -n 20
 

@@ -148,6 +148,7 @@ def compare(
     source: opt.Source,
     *,
     method: _ComparedMethods = None,
+    pair: _Pair = None,
     question: Question,
     options: Options,
     printer: Printer,
@@ -166,8 +167,8 @@ def compare(
     methods = read_methods(None if method is None else opt.parts(method), settings, argument.kind)
     request = Request(
         command="compare", methods=methods, required=method is not None,
-        likeliest=2 if argument.kind == "image" else 1, targets=question.target, formats=formats, look=look,
-        question=question, options=options, printer=printer,
+        likeliest=2 if argument.kind == "image" else 1, targets=question.target, pair=pair, formats=formats,
+        look=look, question=question, options=options, printer=printer,
     )
     _explain_input(request, argument)
 

@@ -32,7 +32,7 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
         facts |= {"style": "kept" if "keep" in asked.look else "contours" if "contours" in asked.look else "colours"}
         facts |= {name: asked.look[name] for name in ("opacity", "keep") if name in asked.look}
     else:
-        facts |= {"sentence": asked.sentence}
+        facts |= {"sentence": asked.sentence} | ({"pair": asked.pair} if asked.pair else {})
     facts |= {name: 1 for name in FLAGS if getattr(asked.options, name)}
     facts |= {"model": asked.model, "methods": ",".join(asked.methods), "classes": ",".join(asked.classes)}
     changed = {method: values for method, values in settings.items() if values}
@@ -60,7 +60,7 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
     names, classes = ([name for name in facts.get(key, "").split(",") if name] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
     return {
-        "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""),
+        "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""), "pair": facts.get("pair", ""),
         "model": facts.get("model", START_MODEL[kind]), "methods": names, "classes": classes,
         **{name: name in facts for name in FLAGS}, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
         "keep": _share(facts.get("keep"), 0.2), "length": _number(facts.get("length"), 16), "chat": "chat" in facts,

@@ -28,6 +28,7 @@ class EndpointCall(NamedTuple):
     truncate: bool = False
     measure: bool = False
     checkpoint: bool = False
+    text_pair: str = ""
 
 
 def endpoint(handlers: Handlers) -> Any:
@@ -41,8 +42,8 @@ def endpoint(handlers: Handlers) -> Any:
             raise PageError("give either text or picture")
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
-        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "classes": call.targets}
-        entered["model"] = model_for(kind, call.model, "model")
+        entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
+        entered |= {"classes": call.targets, "model": model_for(kind, call.model, "model")}
         asked = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session

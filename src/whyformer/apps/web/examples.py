@@ -49,7 +49,7 @@ def entered(kind: str, number: Any, uploads: Path) -> dict[str, Any]:
     if not isinstance(number, int) or not 0 <= number < len(PICTURES):
         return {}
     if kind == "text":
-        return {"sentence": SENTENCES[number]}
+        return {"sentence": SENTENCES[number], "pair": ""}
     picture = {"picture": str(copied(PICTURES[number], uploads))}
     return picture if kind == "image" else picture | {"sentence": PROMPTS[number]}
 
@@ -69,7 +69,7 @@ def copied(picture: Path, uploads: Path) -> Path:
 def untouched(asked: PageInput, uploads: Path) -> bool:
     """Return True if the fields are empty or hold an example."""
     entered = asked.picture is not None and Path(str(asked.picture)).parent != uploads / FOLDER
-    typed = asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
+    typed = asked.pair or asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
     return not (entered and asked.kind != "text") and not (typed and asked.kind != "image")
 
 

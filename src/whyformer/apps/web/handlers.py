@@ -92,7 +92,9 @@ class Handlers:
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
             raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
-        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.options, asked.look)
+        pair = self.limits.text(asked.pair) if asked.pair else ""
+        place = self.catalogue.place(asked.model)
+        view = View(asked.model, place, source, (), (), asked.options, asked.look, pair=pair)
         return loaded, view, visitor_session.predict(session, loaded, view)
 
     def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
@@ -296,7 +298,7 @@ class Handlers:
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
 
-FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
+FIELDS = ("picture", "sentence", "pair", "truncate", "length", "chat", "classes")
 
 
 def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
@@ -310,7 +312,7 @@ def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Upd
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
     """Return updates that show the fields for a kind of input and hide the others."""
     shown = {
-        "image": ("picture", "classes"), "text": ("sentence", "truncate", "classes"),
+        "image": ("picture", "classes"), "text": ("sentence", "pair", "truncate", "classes"),
         "answer": ("picture", "sentence", "length", "chat"),
     }[kind]  # fmt: skip
     updates: dict[str, dict[str, Any]] = {name: gr.update(visible=name in shown) for name in FIELDS}

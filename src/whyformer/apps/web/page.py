@@ -70,7 +70,7 @@ def _components(handlers: Handlers) -> dict[str, Any]:
     gr.HTML(piece("head"))
     with gr.Row(elem_classes="wf-page"):
         with _part("ask"):
-            add("kind", "picture", "sentence", "chat", "truncate", "examples")
+            add("kind", "picture", "sentence", "pair", "chat", "truncate", "examples")
             with gr.Row(elem_classes="wf-go"):
                 add("explain", "cancel")
             add("status", "progress", "says")
@@ -113,7 +113,8 @@ def build(handlers: Handlers) -> gr.Blocks:
         _listen_to_results(wires, changed)
         _listen_to_looks(wires)
         page.load(None, None, parts["board"], js="() => window.whyformerReady()")
-        page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH))
+        # the status tells how far it is: a bar would appear for a moment whenever the page opens
+        page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH, **wires.serial))
         page.load(_linger, **wires.parallel)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
@@ -200,12 +201,12 @@ class _Wires:
 def _listen_to_input(wires: _Wires) -> list[Any]:
     """Answer changes of the input, and return these events."""
     handlers, parts = wires.handlers, wires.parts
-    kind, picture, sentence, model = (parts[name] for name in ("kind", "picture", "sentence", "model"))
+    kind, picture, sentence, pair, model = (parts[n] for n in ("kind", "picture", "sentence", "pair", "model"))
 
     def example(session: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
         return handlers.example(session, kind, event.example, decided)
 
-    changed = [kind.input, picture.upload, picture.clear, sentence.input, parts["truncate"].input]
+    changed = [kind.input, picture.upload, picture.clear, sentence.input, pair.input, parts["truncate"].input]
     changed.append(parts["examples"].click)
     # first, because gradio calls the listeners of an event in this order: the others fill what this clears
     cleared = [parts["board"], parts["status"]]
@@ -217,11 +218,12 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
     model.input(**wires.fill(lambda _: {"decided": True}, [], ["decided"]))
     picture.upload(**wires.fill(handlers.uploaded, ["decided"], ["model"])).then(**look)
-    parts["examples"].click(**wires.fill(example, ["kind", "decided"], ["picture", "sentence", "model"])).then(**look)
-    for event in (picture.clear, sentence.blur, model.input, parts["truncate"].input):
+    filled = ["picture", "sentence", "pair", "model"]
+    parts["examples"].click(**wires.fill(example, ["kind", "decided"], filled)).then(**look)
+    for event in (picture.clear, sentence.blur, pair.blur, model.input, parts["truncate"].input):
         event(trigger_mode="always_last", **look)
     parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.serial), trigger_mode="always_last")
-    return [*changed, model.input, sentence.blur, parts["methods"].input]
+    return [*changed, model.input, sentence.blur, pair.blur, parts["methods"].input]
 
 
 def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:

@@ -15,8 +15,8 @@ KINDS = {"image": "image", "text": "text", "answer": "both"}
 FLAGS = ("truncate", "checkpoint")
 """The :class:`~whyformer.options.Options` that are controls."""
 CONTROLS = (
-    "kind", "picture", "sentence", "model", "methods", "classes", *FLAGS, "style", "opacity", "keep", "length", "chat",
-    "number", "settings",
+    "kind", "picture", "sentence", "pair", "model", "methods", "classes", *FLAGS, "style", "opacity", "keep", "length",
+    "chat", "number", "settings",
 )
 """Names of the controls. The last two are added by the browser: the number of the input, and the settings of a form."""
 
@@ -26,6 +26,7 @@ class PageInput:
     """The values of :data:`CONTROLS`.
 
     Attributes:
+        pair: the second text, or nothing.
         number: how often the input had been changed; the page shows results for the newest input only.
     """
 
@@ -41,17 +42,19 @@ class PageInput:
     chat: bool = False
     number: int = 0
     settings: Any = ""
+    pair: str = ""
 
     @property
     def subject(self) -> tuple[Any, ...]:
         """The input and the model. Results hold for one subject."""
         picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
-        return self.kind, picture, sentence, self.model, self.options.truncate
+        return self.kind, picture, sentence, self.pair, self.model, self.options.truncate
 
     @classmethod
     def read(cls, entered: Mapping[str, Any]) -> PageInput:
         """Read the values that a browser sent, of any type, by the names of :data:`CONTROLS`."""
         kind, picture, sentence, length = (entered[name] for name in ("kind", "picture", "sentence", "length"))
+        pair = entered["pair"] if kind == "text" and isinstance(entered["pair"], str) else ""
         if not isinstance(kind, str) or kind not in KINDS:
             raise InputError("choose a picture, a sentence or an answer")
         path = picture.get("path") if isinstance(picture, dict) else None
@@ -65,6 +68,7 @@ class PageInput:
             Options(truncate=kind == "text" and bool(entered["truncate"]), checkpoint=bool(entered["checkpoint"])),
             look_of(entered["style"], entered["opacity"], entered["keep"]),
             length if type(length) is int else 0, bool(entered["chat"]), number_of(entered), entered["settings"],
+            pair.strip(),
         )  # fmt: skip
 
 

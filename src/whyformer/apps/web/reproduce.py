@@ -60,6 +60,7 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
     odd = source.startswith("-") or "\n" in source or " " not in source
     risky = view.source.kind == "text" and (odd or source.lower().endswith((*SUFFIXES, ".txt")))
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
+    parts += ["--pair", view.pair] if view.pair else []
     parts += ["--model", view.place, "--method", ",".join(methods)]
     for target in view.targets:
         parts += ["--target", str(target)]

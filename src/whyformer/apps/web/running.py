@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from whyformer.apps.http import server
 from whyformer.apps.web.gate import PageGate
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.page import build, look
-from whyformer.apps.web.uploads import Uploads
+from whyformer.apps.web.uploads import has_room
 from whyformer.errors import LoadError
 
 USER = "whyformer"
@@ -31,12 +32,11 @@ GRACE = 2.0
 """Seconds in which requests may finish when the page ends. Streams, such as progress, end then."""
 
 
-def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password: str | None) -> FastAPI:
+def application(handlers: Handlers, hosts: list[str], password: str | None) -> FastAPI:
     """Return the page as an ASGI application.
 
     Args:
         handlers: functions of the page.
-        uploads: the folder of uploads.
         hosts: accepted values of the header ``Host``: the name of another site may resolve to the address of this
             machine (DNS rebinding).
         password: required for a login; no login if None.
@@ -48,9 +48,10 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
     def runs_here(number: Any) -> bool:
         return type(number) is int and number in here
 
+    room = partial(has_room, handlers.uploads, handlers.limits.uploads)
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(PageGate, room=uploads.room, visits=handlers.visits, runs_here=runs_here),
+        Middleware(PageGate, room=room, visits=handlers.visits, runs_here=runs_here),
     ]
     app: FastAPI = gr.mount_gradio_app(
         FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),

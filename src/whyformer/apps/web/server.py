@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 import webbrowser
 from collections.abc import Callable
+from pathlib import Path
 
 from whyformer.apps import ended_by_signal, is_local
 from whyformer.apps.web.limits import Catalogue, PageLimits
-from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import InputError, import_optional
 
 SHORTEST_PASSWORD = 8
@@ -74,9 +75,9 @@ def serve(
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     limits = limits or PageLimits()
     with contextlib.ExitStack() as stack:
-        uploads = Uploads(limits.uploads)
-        stack.callback(uploads.delete)
-        os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder)
+        folder = tempfile.TemporaryDirectory(prefix="whyformer-app-", ignore_cleanup_errors=True)
+        uploads = Path(stack.enter_context(folder))
+        os.environ["GRADIO_TEMP_DIR"] = str(uploads)
         import_optional("gradio", "the web page", "app")
         from whyformer.apps.http import LOCAL, listen
         from whyformer.apps.web.handlers import Handlers
@@ -84,10 +85,10 @@ def serve(
 
         sock = stack.enter_context(listen(host, PORTS if port is None else [port]))
         name = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-        handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)
+        handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads)
         # the names under which others reach the page are not known, so all are accepted
         hosts = ["*"] if share or host in EVERYWHERE else [*LOCAL, name]
-        stack.callback(run(application(handlers, uploads, hosts, password), sock))
+        stack.callback(run(application(handlers, hosts, password), sock))
         loading = threading.Thread(target=handlers.load_models, name="whyformer-models")
         stack.callback(loading.join)
         stack.callback(handlers.end)

@@ -59,6 +59,7 @@ class View:
         look: options of :class:`whyformer.show.look.Look` for maps on pictures; the scores do not depend on it.
         stored: True for the stored example, which no model of this server computed.
         asks: True if ``source`` is a prompt and its answer is explained.
+        pair: the second text that the model reads with ``source``, or nothing.
         picture: the picture that comes with a prompt.
         length: maximum number of tokens of the answer.
         chat: True if the prompt is a chat message.
@@ -76,6 +77,12 @@ class View:
     picture: Argument | None = None
     length: int = 0
     chat: bool = False
+    pair: str = ""
+
+    @property
+    def content(self) -> Any:
+        """The input of the model."""
+        return {"text": self.source.content, "text_pair": self.pair} if self.pair else self.source.content
 
     @property
     def prompt(self) -> Any:
@@ -84,7 +91,8 @@ class View:
 
     def key(self, *more: Any) -> str:
         """Return the cache key of a value that depends on the model, the input and ``more``."""
-        return json.dumps([self.place, self.source.digest, self.options.named, *more], sort_keys=True, default=str)
+        subject = [self.place, self.source.digest, self.pair, self.options.named]
+        return json.dumps([*subject, *more], sort_keys=True, default=str)
 
 
 class VisitorSession:
@@ -228,7 +236,7 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
     """Return the model prepared with the input of a view, from the cache if possible."""
 
     def make() -> Prepared:
-        return Explainer(loaded, **view.options.named).prepare(view.source.content)
+        return Explainer(loaded, **view.options.named).prepare(view.content)
 
     return session.once(view.key("ready"), make)
 
@@ -278,7 +286,7 @@ def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """Return the attention maps ``[L, Q, K]`` of all blocks for a text, averaged over heads."""
 
     def make() -> Tensor:
-        maps = Explainer(loaded, **view.options.named).attention_maps(view.source.content)
+        maps = Explainer(loaded, **view.options.named).attention_maps(view.content)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     return session.once(view.key("attention"), make)
