@@ -507,6 +507,45 @@ def test_positional_target_forbids_deletion_of_tokens() -> None:
     torch.testing.assert_close(last.scores, whyformer.explain(model, inputs, "occlusion", 9).scores)
 
 
+@pytest.mark.parametrize(
+    ("read", "positional"),
+    [
+        (lambda o: o["start"][:, 3] - o["end"][:, 1], True),
+        (lambda o: o["states"][:, 2, 0], True),
+        (lambda o: o["states"].mean((1, 2)), True),  # a mean over padding too
+        (lambda o: o["pooled"][:, 0], False),
+    ],
+    ids=["span", "state", "mean", "pooled"],
+)
+def test_function_of_tokens_forbids_their_deletion(read: Callable[[Any], Tensor], positional: bool) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.answers, inputs = MODELS["answers"]()
+            self.config, self.inputs = self.answers.config, inputs
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+            output = self.answers(input_ids, attention_mask, output_hidden_states=True)
+            states = output.hidden_states[-1]
+            return {"start": output.start_logits, "end": output.end_logits, "states": states, "pooled": states[:, 0, :2]}
+
+    model = Pooled().eval()
+    ids, mask = model.inputs["input_ids"][:1, :6], torch.ones(1, 6, dtype=torch.long)
+    given = {"input_ids": ids, "attention_mask": mask}
+    e = whyformer.explain(model, given, "occlusion", read)
+    fill = model.config.pad_token_id
+    expected = []
+    for j in range(6):
+        kept = [i for i in range(6) if i != j or positional]
+        changed = ids.clone()
+        changed[0, j] = fill
+        expected.append(read(model(ids, mask)) - read(model(changed[:, kept], mask[:, kept])))
+    torch.testing.assert_close(e.scores, torch.stack(expected, 1))
+    if positional:
+        with pytest.raises(InputError, match="would change"):
+            whyformer.explain(model, given, "occlusion", read, baseline="delete")
+
+
 @pytest.mark.parametrize("shown", [1, 2])
 def test_perturbed_images_are_compared_with_all_texts(shown: int) -> None:
     """The texts are the classes of each image, and are not repeated for its copies."""

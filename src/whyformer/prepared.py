@@ -127,7 +127,7 @@ class Prepared:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" else ()
         if texts and self._comparison and not resolver.pairs:  # the texts are the classes
             inputs = replace(inputs, shared=frozenset(texts))
-        facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
+        facts = (lambda: resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def refuse_singles(self, name: str) -> None:

@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 from PIL import Image
 from torch import nn
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from transformers.models.yolos.image_processing_pil_yolos import YolosImageProcessorPil
 
 import whyformer
@@ -306,3 +307,18 @@ def test_pictures_of_a_list_are_explained_as_alone() -> None:
             assert torch.allclose(one.logits, alone.logits, atol=1e-6)
             assert torch.isclose(one.scores.sum(), alone.scores.sum(), rtol=1e-4, atol=1e-6)
             assert one.originals == [picture]
+
+
+@pytest.mark.parametrize("modes", [("L", "RGB"), ("RGBA", "RGB"), ("LA", "L")])
+def test_pictures_of_several_modes_and_sizes_are_explained_as_alone(modes: tuple[str, str]) -> None:
+    config = hf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=16, patch_size=8)
+    model, processor = randomise(hf.ViTForImageClassification(config)), ViTImageProcessorPil(size={"height": 16, "width": 16})
+    draws = np.random.default_rng(0)
+    pictures = [
+        Image.fromarray(draws.integers(0, 255, (*size, 4), np.uint8)).convert(mode)
+        for size, mode in zip(((20, 12), (9, 30)), modes, strict=True)
+    ]
+    both = whyformer.explain(model, pictures, "input_x_gradient", 1, processor)
+    for one, picture in zip(both, pictures, strict=True):
+        alone = whyformer.explain(model, picture, "input_x_gradient", 1, processor)
+        torch.testing.assert_close(one.scores, alone.scores)

@@ -92,6 +92,15 @@ def test_bias_without_shares_is_distributed_equally(x: Tensor) -> None:
     torch.testing.assert_close(parts, (model.layer.bias / N).expand(N, B, N, D))
 
 
+@pytest.mark.parametrize("bias", [torch.ones(D), torch.tensor([-1.0, 1] * (D // 2))], ids=["of norms", "of equal features"])
+def test_bias_that_is_orthogonal_to_all_shares_is_distributed_equally(bias: Tensor, x: Tensor) -> None:
+    """Their inner products are not exactly 0, and the quotients of their rounding errors would be the weights."""
+    x = x - x.mean(-1, keepdim=True) if bool((bias == 1).all()) else x[..., :1].expand_as(x).contiguous()
+    _, _, parts = shares(lambda m, x: m.rows @ x * 0.3 + bias.double(), x)
+    model = Function(lambda m, x: m.rows @ x * 0.3)
+    torch.testing.assert_close(parts, torch.stack([model(row) for row in single_rows(x)]) + bias.double() / N)
+
+
 NORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "layer norm": lambda m, x: F.layer_norm(x, (D,), m.scale, m.shift),
     "layer norm written out": lambda m, x: (

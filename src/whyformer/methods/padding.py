@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs import Inputs
 from whyformer.inputs.pairs import text_lists
+from whyformer.inputs.pictures import as_rgb
 from whyformer.inputs.prepare import processed
 from whyformer.inputs.prompts import is_prompt, separate_prompts
 from whyformer.models.cache import measured
@@ -56,10 +57,11 @@ def padded_samples(inputs: Inputs, samples: list[Any], processor: Any) -> list[i
     if side.features.durations is not None:
         sizes, whole = side.features.durations, max(side.features.durations)
     elif side.modality == "image" and hasattr(image_processor, "preprocess") and _are_pictures(samples):
-        by_size = {p.size: p for (p,) in samples}
+        pictures = [as_rgb(picture) for (picture,) in samples]
+        by_size = {p.size: p for p in pictures}
         if len(by_size) > 1:
             areas = {size: processed(image_processor, [p])[0].numel() for size, p in by_size.items()}
-            sizes, whole = [areas[p.size] for (p,) in samples], side.tensor[0].numel()
+            sizes, whole = [areas[p.size] for p in pictures], side.tensor[0].numel()
     elif side.mask is not None and side.mask.dim() == 2:
         sizes, whole = side.mask.sum(1).tolist(), side.mask.shape[1]
     elif side.modality == "text" and side.tensor.dim() == 2 and isinstance(pad, int):

@@ -64,7 +64,7 @@ class Task(Sources):
         progress: function that wraps an iterable of long work.
         method: name of the method.
         read_logits: function from the model's output to the row of logits that the target selects from.
-        counted: whether the index of a token selects that row, which then changes when other tokens are deleted.
+        known_counted: the value of :attr:`counted`; None until the model has run.
         last: whether that row belongs to the last real token, so that a language model need not compute others.
         options: options of the model's passes.
         activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
@@ -77,11 +77,19 @@ class Task(Sources):
     progress: Callable[..., Any]
     method: str
     read_logits: Callable[[Output], Tensor] = row_of
-    counted: bool = False
+    known_counted: Callable[[], bool | None] = lambda: False
     last: bool = False
     options: Options = DEFAULTS
     activation: Callable[[Tensor], str] = field(default=lambda logits: "softmax", repr=False)
     shared: SharedPasses | None = field(default=None, repr=False)
+
+    @property
+    def counted(self) -> bool:
+        """Whether a token's index selects the row that the target reads, so that it changes when other tokens are
+        deleted."""
+        if self.known_counted() is None:
+            self.forward()
+        return bool(self.known_counted())
 
     def seed(self, logits: Tensor) -> Tensor:
         """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit)."""

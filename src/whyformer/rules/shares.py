@@ -136,17 +136,22 @@ class ShareRules:
 
     def distribute_rest(self, value: int, shares: Shares) -> Shares:
         """Distribute the rest over the sources in proportion to |⟨x_←j, rest⟩|, with the inner product over the
-        features; equally where that is zero for all j."""
+        features; equally where that is zero for all j, up to rounding."""
         rest = shares.pending
         if rest is None:
             return shares
         if shares.before_view is not None:
             return Shares(shares.before_view(), is_alone=shares.is_alone)
         axes = self._features(value, rest)
-        sizes = torch.cat([self._inner(p * rest, axes).abs() for p in shares.parts.split(self.at_once)])
-        total = sizes.sum(0)
-        equal = self._equal(value, sizes)
-        weights = torch.where(total > 0, sizes / torch.where(total > 0, total, 1), equal)
+        sizes, bounds = list[Tensor](), list[Tensor]()
+        for parts in shares.parts.split(self.at_once):
+            products = parts * rest
+            sizes.append(self._inner(products, axes).abs())
+            bounds.append(self._inner(products.abs(), axes).sum(0))
+        each = torch.cat(sizes)
+        total, equal = each.sum(0), self._equal(value, each)
+        exact = total > 8 * torch.finfo(rest.dtype).eps * torch.stack(bounds).sum(0)
+        weights = torch.where(exact, each / torch.where(exact, total, 1), equal)
         return replace(shares, weights=weights, is_late=False)
 
     def total(self, value: int, shares: Shares, flow: Tensor, batch: int) -> Tensor:

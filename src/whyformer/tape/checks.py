@@ -46,14 +46,13 @@ def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
 
 
 def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
-    """Return True if a call writes every row of unset memory, by its index."""
-    if call.name != "index_put" or not call.writes or any(o in raw for o in call.operands[1:]):
+    """Return True if a call overwrites all of the unset memory that it writes to: its result does not depend on what
+    was there."""
+    if not call.writes or call.random or any(o in raw for o in call.operands[1:]):
         return False
-    rows = call.args[1]
-    if len(rows) != 1 or len(call.args) > 3:
-        return False
-    index = tape[call.operands[rows[0].index]]
-    return not index.is_floating_point() and len(index.unique()) == tape.shapes[call.operands[0]][0]
+    old, *others = (tape[o] for o in call.operands)
+    first, second = (call([torch.full_like(old, value), *others])[0] for value in (0, 1))
+    return _same(first, second)
 
 
 def foreign_leaves(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]:

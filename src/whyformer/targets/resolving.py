@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.models.output import Output
+from whyformer.models.output import Output, with_tensors
 from whyformer.models.readout import has_row, refusal, row_of
 from whyformer.targets.naming import class_index, in_range, text_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
@@ -46,7 +46,8 @@ class Resolver:
         target: the target within the row: None, a class, a list of one per sample, or a callable.
         raw: whether the row is the value itself instead of logits.
         pairs: whether text i belongs to picture i.
-        counted: whether a token's index selects the row, so that it changes when other tokens are deleted.
+        counted: whether a token's index selects the row, so that it changes when other tokens are deleted; None if a
+            user's function may do so, until an output is read.
         last: whether the row is that of the last real token, if the output has one per token.
     """
 
@@ -83,7 +84,8 @@ class Resolver:
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
         self.pairs = isinstance(self.reading, Similarity)
-        self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
+        counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
+        self.counted = None if callable(self.reading) and not isinstance(self.reading, _RAW) else counted
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
 
     def _fit(self, count: int) -> None:
@@ -182,9 +184,12 @@ class Resolver:
                     f"tokenizer has tokens: pass an index, 0 to {row.shape[-1] - 1}"
                 )
             return row
-        if has_row(output):  # a user's function gets the row as the model returned it
+        self.raw = not has_row(output)
+        if not self.raw:  # a user's function gets the row as the model returned it
+            self.counted = False
             return row_of(output.as_returned())
-        self.raw = True
+        if self.counted is None:
+            self.counted = _reads_tokens(self.reading, output)
         return _numbers(self.reading(output.raw), output.batch)[:, None]
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
@@ -305,6 +310,19 @@ class Resolver:
             return str(index) if token is None else repr(_shown(self.tokenizer, token))
 
         return word
+
+
+def _reads_tokens(function: Callable[[Any], Any], output: Output) -> bool:
+    """Return True if a function of the raw output depends on a tensor with a row for each token, ``[B, N, ...]``."""
+    shape = None if output.tokens is None else output.tokens[1].shape[:2]
+
+    def changed(value: Tensor) -> Tensor:
+        per_token = value.is_floating_point() and value.shape[:2] == shape
+        return torch.linspace(0, 1, value.numel()).to(value).view(value.shape) if per_token else value
+
+    with torch.no_grad():
+        values = [_numbers(function(raw), output.batch) for raw in (output.raw, with_tensors(output.raw, changed))]
+    return not torch.equal(*values)
 
 
 def check_target(target: Any, labels: dict[int, str] | None, classes: int | None, batch: int, processor: Any) -> None:
