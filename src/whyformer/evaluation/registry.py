@@ -69,10 +69,19 @@ class Metric:
     def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """Return settings with defaults filled in.
 
+        ``substrate`` and ``replace`` are accepted as earlier names of ``baseline``.
+
         Raises:
             InputError: a setting is unknown, or a required one is missing.
         """
         known = {**self.settings, **dict.fromkeys(self.needs)}
+        earlier = [n for n in ("substrate", "replace") if n in chosen and self.baselines]
+        if len(earlier) + ("baseline" in chosen) > 1:
+            raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: pass baseline only")
+        for old in earlier:  # the value "mean" of "substrate" is now called "zero"
+            value = chosen[old]
+            chosen = {k: v for k, v in chosen.items() if k != old}
+            chosen["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
         for name in chosen:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
