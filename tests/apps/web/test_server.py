@@ -184,17 +184,23 @@ def test_upload_is_limited_in_size_and_stays_in_its_folder(site):
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/x.png", "https://example.org/x.png", "ftp://example.org/x", "HTTP://example.org/x.png"])
 def test_server_fetches_no_url(site, address, monkeypatch):
+    import safehttpx
     from gradio import processing_utils
 
-    def fetched(*_, **__):
-        raise AssertionError("fetched an address")
+    fetched = []
 
-    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", fetched)
+    async def fetch(url, *_, **__):
+        fetched.append(url)
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", fetch)
+    monkeypatch.setattr(safehttpx, "async_validate_url", fetch)
     for target in (f"/gradio_api/file={address}", f"/gradio_api/proxy={address}", f"/proxy={address}"):
-        assert raw_get(site, target)[0] in (400, 403, 404)
+        assert raw_get(site, target)[0] in (403, 404)
     file = {"path": address, "meta": {"_type": "gradio.FileData"}}
     assert httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", file]}).status_code == 403
     assert httpx.post(f"{site}/gradio_api/queue/join", json={"data": [[{"deep": file}]], "fn_index": 0, "session_hash": "x"}).status_code == 403
+    assert not fetched
 
 
 def test_request_size_is_limited(site):

@@ -21,6 +21,8 @@ MOST_JSON = 2 * 2**20
 PATIENCE = 30.0
 """Seconds for a body to arrive, and for each part of an upload."""
 _TRIES, _LONGEST_WAIT, _CLIENTS = 3, 300.0, 10_000
+# paths for which gradio fetches an address, also one of another site
+_FETCHED = re.compile(r".*(file|proxy)=/*(https?|ftp|data):.*", re.IGNORECASE | re.DOTALL)
 # paths that call a function beside the queue, or by a name that is not public
 _DIRECT = re.compile(r".*/((run|api)/.*|call/(?!(v2/)?explain$).*)", re.IGNORECASE | re.DOTALL)
 _HEADERS = {
@@ -42,7 +44,7 @@ class PageGate:
     * POST requests from another site, by ``Origin`` or ``Sec-Fetch-Site`` (403), and direct calls of functions (403);
     * logins after too many wrong passwords (429);
     * calls of functions that run in the browser alone (403);
-    * files named by an address, which gradio would fetch (403);
+    * requests that make the server fetch an address: gradio's proxy, and files named by an address (403);
     * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and bodies that are
       no JSON object or, in an upload, no form (400);
     * uploads while the folder of uploads is full (507).
@@ -124,6 +126,8 @@ class PageGate:
 
     def _check_head(self, scope: Any, path: str) -> None:
         """Raise the status with which a request is refused before its body is read."""
+        if _FETCHED.fullmatch(path):
+            raise HTTPException(403, "not on this page")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return
         if is_foreign(Headers(scope=scope)) or _DIRECT.fullmatch(path):
