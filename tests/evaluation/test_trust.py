@@ -88,6 +88,17 @@ def test_true_weights_are_better_than_chance_and_reversed_ones_are_not() -> None
     assert bad.forwards == 2 * 6 + 2
 
 
+@pytest.mark.parametrize("token", [0, 3])
+def test_token_id_is_the_baseline(token: int) -> None:
+    model, inputs = zoo.ZOO["bert"]()
+    inputs = zoo.rows(inputs, 0, crop=True)
+    result = whyformer.trust(whyformer.explain(model, inputs, "gae"), model, inputs, baseline=token, steps=1, seeds=[0])
+    changed = {**inputs, "input_ids": torch.full_like(inputs["input_ids"], token)}
+    with torch.no_grad():
+        clean, without = (zoo.call(model, given)[0].softmax(-1) for given in (inputs, changed))
+    assert result.curves[0][-1] == pytest.approx(float(without[clean.argmax()]), abs=1e-6)
+
+
 def test_area_between_chance_and_best_is_weak_evidence() -> None:
     model = Bag().eval()
     result = whyformer.trust(explanation_of(weights(model)), model, BAG, processor())

@@ -219,7 +219,7 @@ def _compared(
 ) -> Trust:
     """Compare the explanations of a batch with random maps; arguments as for :func:`trust`."""
     baseline, fractions, seeds, batch_size = setting
-    chosen = baseline or _default_baseline(ready.inputs)
+    chosen = _default_baseline(ready.inputs) if baseline is None else baseline
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
             tuple(case.resolver.written() or ()), chosen, fractions, seeds)  # fmt: skip
