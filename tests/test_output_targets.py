@@ -719,3 +719,24 @@ def test_depth_lists_no_token_as_target() -> None:
     with pytest.raises(InputError, match="Pixel") as error:
         whyformer.explain(model, inputs, "input_x_gradient")
     assert "Token" not in str(error.value)
+
+
+class WithFurtherKey(nn.Module):
+    """Adds a key to the output of a model, which is a dataclass without such a field."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        output["doubled"] = 2 * output.logits
+        return output
+
+
+@pytest.mark.parametrize("target", [1, lambda logits: logits[:, 1]], ids=["class", "function"])
+@pytest.mark.parametrize("method", ["input_x_gradient", "gae", "occlusion"])
+def test_output_with_further_key(method: str, target: Any) -> None:
+    model, inputs = bert("BertForSequenceClassification", num_labels=3)()
+    e = whyformer.explain(WithFurtherKey(model), inputs, method, target)
+    torch.testing.assert_close(e.scores, whyformer.explain(model, inputs, method, target).scores, rtol=1e-6, atol=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -239,8 +239,11 @@ def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool 
             return replacing(value)
         if isinstance(value, End):
             return replace(value, value=replaced(value.value))
-        if isinstance(value, Mapping) and is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{n: replaced(v) for n, v in value.items()})
+        if isinstance(value, MutableMapping) and is_dataclass(value):  # which may have further keys
+            value = copy.copy(value)
+            for name in list(value):
+                value[name] = replaced(value[name])
+            return value
         if isinstance(value, dict):
             return {n: replaced(v) for n, v in value.items()}
         if isinstance(value, list | tuple):
