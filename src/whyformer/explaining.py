@@ -161,8 +161,9 @@ class OpenedModel:
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
     """Return the opened model; an already opened one is returned with these options applied."""
-    open_it = model.using if isinstance(model, OpenedModel) else partial(OpenedModel, model)
-    return open_it(processor, **options)
+    if isinstance(model, OpenedModel):
+        return model.using(processor, **options)
+    return OpenedModel(model, processor, **options)
 
 
 def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
