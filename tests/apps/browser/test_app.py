@@ -448,6 +448,21 @@ def test_reload_keeps_view_and_other_visitor_sees_example(site, visit):
     assert page.locator(".wf-map").count() == 1
 
 
+def test_second_text_is_explained_and_kept_by_reload(site, visit):
+    page = visit(site)
+    enter_sentence(page)
+    page.locator("#wf-pair textarea").fill("Hardly anything happens.")
+    page.locator("#wf-pair textarea").blur()
+    wait_for_status(page, "Ready")
+    explain(page)
+    assert "Hardly" in page.locator(".wf-sentences").inner_text()
+    page.reload()
+    page.locator(".wf-word").first.wait_for()
+    wait_until_explained(page)
+    assert page.locator("#wf-pair textarea").input_value() == "Hardly anything happens."
+    assert "Hardly" in page.locator(".wf-sentences").inner_text()
+
+
 def test_reload_keeps_sentence_and_settings(site, visit):
     page = visit(site)
     enter_sentence(page)
