@@ -209,8 +209,8 @@ def _scored(
     """Explain a batch by each candidate and measure the criterion."""
     resolver, criterion = ready.resolver(target), METRICS[how.criterion]
     task = ready.task(resolver, "arbitrate", how.progress)
+    logits = task.forward()  # first, because it shows which row a function reads, which the removal depends on
     removed = removal(task, baseline, **removing, prefer=("unk", "mask", "pad"))
-    logits = task.forward()
     criterion.check_activation(resolver.activation(logits))
     classes, goals = _goals(resolver, logits, how.mode, how.labels)
     explained = _explained(entries, ready, task, target, classes, resolver)
