@@ -39,7 +39,7 @@ ALLOWED_IMPORTS = {
     "options": set(),
     "prepared": RESULTS | {"methods", "models", "inputs", "progress", "targets"},
     "explaining": {"explanation", "batches", "defaults", "methods", "models", "inputs", "options", "prepared", "progress", "targets"},
-    "explainer": {"explanation", "attention", "comparing", "defaults", "explaining", "generation", "progress", "targets"},
+    "explainer": {"explanation", "attention", "comparing", "defaults", "explaining", "generation", "models", "prepared", "progress", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "options", "prepared", "progress", "targets"},
     "inside": {"errors", "show", "tape"},
     "recording": {"errors", "explaining", "inputs", "inside", "methods", "models", "options", "prepared", "rules", "tape", "targets"},

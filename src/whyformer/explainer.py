@@ -12,6 +12,8 @@ from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation import explain_generation, explain_span
+from whyformer.models.structure import refuse_unfit
+from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Target
 
@@ -33,6 +35,11 @@ class Explainer(OpenedModel):
         LoadError: the model cannot be loaded by its name.
         ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
+
+    def prepare(self, inputs: Any) -> Prepared:
+        """See :meth:`whyformer.explaining.OpenedModel.prepare`; the model may have changed since the last use."""
+        refuse_unfit(self.model)
+        return super().prepare(inputs)
 
     def compare(
         self,

@@ -21,6 +21,7 @@ from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
 from whyformer.methods.padding import depends_on_padding, padded_samples, samples_in
+from whyformer.methods.padding_masks import with_padding_mask
 from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.kinds import comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
@@ -134,7 +135,8 @@ class OpenedModel:
         processor = self.processor
         if processor is None and wants_processor(inputs):
             processor = processor_of(self.model)
-        return _prepared(self.using(processor), normalized(inputs, processor))
+        opened_model = self if processor is self.processor else self.using(processor)
+        return _prepared(opened_model, normalized(inputs, processor))
 
     def explain(
         self,
@@ -191,7 +193,8 @@ def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
     """Complete the inputs with the meaning of their axes, as measured on the model, and check them."""
-    completed = with_batch_axes(model, oriented(model, _with_pictures_first(model, inputs)))
+    completed = oriented(model, _with_pictures_first(model, with_padding_mask(model, inputs)))
+    completed = with_batch_axes(model, completed)
     check_choices(model, completed)
     return completed
 

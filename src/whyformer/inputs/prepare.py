@@ -19,7 +19,6 @@ from whyformer.inputs.geometry import distortions, placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
-from whyformer.inputs.padding_masks import with_padding_mask
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, padding_of, with_pictures
@@ -86,7 +85,7 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
             "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a tensor, a mapping of "
             f"tensors, a list of one of these kinds, or a tuple of forward's arguments, not {type(inputs).__name__}"
         )
-    return with_padding_mask(model, _move(prepared, model))
+    return _move(prepared, model)
 
 
 def _move(inputs: Inputs, model: nn.Module) -> Inputs:

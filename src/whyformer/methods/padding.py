@@ -20,7 +20,7 @@ from whyformer.models.ends import forward
 from whyformer.models.memory import is_out_of_memory
 from whyformer.models.output import Output
 
-__all__ = ["depends_on_padding", "padded_samples", "samples_in"]
+__all__ = ["depends_on_padding", "float_outputs", "padded_samples", "samples_in"]
 
 
 def samples_in(inputs: Any, processor: Any) -> list[Any]:
@@ -114,7 +114,7 @@ def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left:
         left: whether the padding comes first.
     """
     try:
-        one, other = (_outputs(forward(model, *inputs.feed)) for inputs in (alone, padded))
+        one, other = (float_outputs(forward(model, *inputs.feed)) for inputs in (alone, padded))
     except FOREIGN_ERRORS as error:  # the model fails again later, where the error is reported
         if is_out_of_memory(error):
             raise
@@ -122,7 +122,8 @@ def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left:
     return one.keys() != other.keys() or any(_differ(one[name], other[name], left) for name in one)
 
 
-def _outputs(output: Output) -> dict[str, Tensor]:
+def float_outputs(output: Output) -> dict[str, Tensor]:
+    """Return the floating-point tensors of an output that are compared: the logits, or all if it has none."""
     logits = output.logits
     named = output.named if logits is None else {"logits": logits}
     return {name: value for name, value in named.items() if value.is_floating_point()}

@@ -198,7 +198,6 @@ class Sources:
         return attended
 
     def rooted_pass(
-
         self, composite: Composite, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
     ) -> RootedPass:
         """Return a recorded pass, ready to propagate back to all inputs.

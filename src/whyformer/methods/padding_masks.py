@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS
+from whyformer.inputs import Inputs
 from whyformer.inputs.feed import argument_name, mask_name
-from whyformer.inputs.inputs import Inputs
+from whyformer.methods.padding import float_outputs
 from whyformer.models.cache import once
 from whyformer.models.ends import forward
 
@@ -55,8 +56,7 @@ def _is_padding(
         fed = {**values, **changes}
         args = tuple(fed.pop(i) for i in range(len(inputs.args)))
         output = forward(model, args, {str(n): v for n, v in fed.items()})
-        found = output.named.values() if output.logits is None else [output.logits]
-        return [t[~marked] if t.shape[:2] == marked.shape else t for t in found if t.is_floating_point()]
+        return [t[~marked] if t.shape[:2] == marked.shape else t for t in float_outputs(output).values()]
 
     def same(one: list[Tensor], two: list[Tensor]) -> bool:
         pairs = zip(one, two, strict=True)
