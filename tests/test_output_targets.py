@@ -701,7 +701,7 @@ def test_only_the_text_of_the_target_class_has_scores() -> None:
 def test_paths_and_noise_of_several_texts_per_image(method: str) -> None:
     """Copies of a sample hold its own texts at the same point of the path, so that scores add up, in a batch as alone."""
     model, inputs = MODELS["owl"]()
-    settings = {"steps": 300} if method == "integrated_gradients" else {"samples": 5}
+    settings = {"steps": 80} if method == "integrated_gradients" else {"samples": 5}
     inputs["attention_mask"] = torch.tensor([[1] * 6, [1] * 6, [1] * 4 + [0] * 2, [1] * 6])
     batch = whyformer.explain(model, inputs, method, Query(3, [1, 0]), **settings)
     for b, label in enumerate((1, 0)):

@@ -336,6 +336,7 @@ def test_more_steps_are_suggested_where_they_help(function: Callable[[Tensor], T
     assert explain(MeanFunction(function), PIXELS, "integrated_gradients", 0, steps=4 * steps).warnings == []
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("function", [
     lambda t: (t > 0.5).to(t) * 3 + t, lambda t: torch.round(4 * t) + 0.1 * t, lambda t: torch.where(t < 1e-9, -t, 5 + t),
 ], ids=["a jump", "steps", "a jump at the baseline"])  # fmt: skip
