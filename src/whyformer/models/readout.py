@@ -50,13 +50,18 @@ def row_of(output: Output) -> Tensor:
     return read_logits(output.logits, mask)
 
 
+def without_excluded(logits: Tensor) -> Tensor:
+    """Return logits ``[B, C]`` with 0 for the classes that the model excludes, whose logits are −∞."""
+    return logits.masked_fill(logits.isneginf(), 0)
+
+
 def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
-    """Raise if logits are not finite.
+    """Raise if logits are not finite. Some classes may be excluded by a logit of −∞.
 
     Raises:
         ModelError: they are not; the message names a possible cause.
     """
-    if bool(torch.isfinite(logits).all()):
+    if bool(torch.isfinite(without_excluded(logits)).all()) and not bool(logits.isneginf().all(-1).any()):
         return
     bad = first_bad_parameter(model)
     cause = f"its parameter '{bad}' holds NaN or infinity"
