@@ -290,10 +290,7 @@ class Task(Sources):
 
     def _laid_out(self, scores: Scores) -> Scores:
         if scores.kind == "sequence":
-            key = self.structure.alone(self.inputs.name)
-            if key is None:
-                raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
-            laid_out = self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
+            laid_out = self.of_sources({self.only_rows(): scores.values}, scores.logits, scores.diagnostics)
             scores = replace(laid_out, warnings=scores.warnings, absent=scores.absent)
         inputs = scores.inputs or self.inputs
         each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])

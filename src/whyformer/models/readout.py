@@ -156,7 +156,7 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named and output.dense is None:
         yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
-        if is_known_language_model(output.model):
+        if is_known_language_model(output.model) and output.tokens and output.tokens[1].shape[1] == logits.shape[1]:
             yield _span(output, logits)
     elif logits is not None and logits.dim() == 2 and is_known_row_per_token(output.model):
         yield f"targets.Token({min(5, _last(output, logits))}, 0)"
