@@ -65,6 +65,21 @@ def depth() -> tuple[nn.Module, Any]:
     return random_model("DepthAnythingForDepthEstimation", config), pixels().double()
 
 
+class SegmentingDetector(nn.Module):
+    """Outputs like those of MaskFormer or of DETR for segmentation: a class and a mask for each of 4 queries. The model
+    excludes the last class by a logit of -inf, as Grounding DINO excludes texts that were not passed."""
+
+    def __init__(self, classes: str, masks: str, more: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.detector, self.names, self.more = MODELS["yolos"]()[0], (classes, masks), more
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        found = self.detector(pixel_values)
+        excluded = torch.arange(found.logits.shape[-1]) == found.logits.shape[-1] - 1
+        maps = {self.names[1]: found.pred_boxes[..., None] * found.pred_boxes[..., None, :]}
+        return {self.names[0]: found.logits.masked_fill(excluded, -torch.inf), **maps, **{name: found[name] for name in self.more}}
+
+
 def towers(kind: str) -> Callable[[], tuple[nn.Module, Any]]:
     def build() -> tuple[nn.Module, Any]:
         words = {k: v for k, v in SMALL.items() if "dropout" not in k} | {"projection_size": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -114,6 +129,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "yolos": yolos,
     "detr": detr,
     "owl": owl,
+    "maskformer": lambda: (SegmentingDetector("class_queries_logits", "masks_queries_logits").eval(), pixels().double()),
+    "segmenting detr": lambda: (SegmentingDetector("logits", "pred_masks", ("pred_boxes",)).eval(), pixels().double()),
     "segformer": segformer,
     "depth": depth,
     "clip": towers("CLIPModel"),
@@ -430,6 +447,9 @@ WRONG = [
     ("yolos", Query(9, 2), "query 9 is outside the output, whose indices are 0 to 3"),
     ("yolos", Query(1, 9), "class 9 is out of range"),
     ("yolos", Query(None, 9), "class 9 is outside"),
+    ("maskformer", Pixel(1, 2, 0), "has no value per pixel and class"),
+    ("segmenting detr", Pixel(1, 2, 0), "has no value per pixel and class"),
+    ("maskformer", Token(1, 2), "has no logits of single tokens"),
     ("segformer", Pixel(99, 0, 2), "row 99 is outside"),
     ("segformer", Pixel(0, -1, 2), "column -1 is outside"),
     ("headless", lambda output: 3.0, "must return a tensor"),

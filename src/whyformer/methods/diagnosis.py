@@ -14,7 +14,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerEr
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
 from whyformer.models.output import with_tensors
-from whyformer.models.readout import plain_logits
+from whyformer.models.readout import plain_logits, without_excluded
 from whyformer.tape.calls import every_tensor
 
 
@@ -132,6 +132,7 @@ def with_randomness(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
     if all(map(torch.equal, before, random_states(model))):
         return scores
     first, second = task.forward(), task.forward()
+    first, second = map(without_excluded, (first, second))
     moved = float((first - second).abs().max() / first.abs().max().clamp(min=torch.finfo(first.dtype).tiny))
     if moved <= 64 * torch.finfo(first.dtype).eps:  # such as a random order of patches
         return scores
@@ -164,5 +165,5 @@ def _affects(task: Task, changed: Inputs, logits: Tensor) -> bool:
     except WhyformerError:  # the model fails, so it reads the input
         return True
     logits = logits.detach().to(moved)
-    bound = 64 * torch.finfo(moved.dtype).eps * (1 + logits.abs().max())
+    bound = 64 * torch.finfo(moved.dtype).eps * (1 + without_excluded(logits).abs().max())
     return moved.shape != logits.shape or bool(((moved - logits).abs() > bound).any())

@@ -251,10 +251,17 @@ class Sources:
             raise self.refuse(f"some parts of the picture '{picture}' are represented by no row", verdict=NOT_YET)
         return elements
 
-    def real_rows(self, key: Key, shape: Sequence[int]) -> Tensor:
-        """Return ``[B, N]`` True at rows other than padding; for rows of a single text or sound, at those of its real
-        tokens or moments only."""
-        real = torch.ones(*shape, dtype=torch.bool)
+    def only_rows(self) -> Key:
+        """Return the name of the rows of the only sequence of tokens that the target reads, or raise."""
+        key = self.structure.alone(self.inputs.name)
+        if key is None:
+            raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
+        return key
+
+    def real_rows(self, key: Key | None, shape: Sequence[int]) -> Tensor:
+        """Return ``[B, N]`` True at rows other than padding, also at rows that the model adds, such as learned prompts.
+        The key is that of :meth:`only_rows` by default."""
+        key, real = self.only_rows() if key is None else key, torch.ones(*shape, dtype=torch.bool)
         for name, side in self.sources.items():
             if name not in key or side.mask is None:
                 continue
@@ -265,11 +272,9 @@ class Sources:
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)
-            if len(key) == 1:
-                real &= False
-            chosen = torch.where(mask if len(key) == 1 else ~mask, rows, -1)
-            sample, column = (chosen >= 0).nonzero(as_tuple=True)
-            real[sample, chosen[sample, column]] = len(key) == 1
+            padding = torch.where(mask, -1, rows)
+            sample, column = (padding >= 0).nonzero(as_tuple=True)
+            real[sample, padding[sample, column]] = False
         return real
 
     def _elements(self, name: str, count: int) -> Tensor:

@@ -92,7 +92,12 @@ class Task(Sources):
         return bool(self.known_counted())
 
     def seed(self, logits: Tensor) -> Tensor:
-        """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit)."""
+        """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit).
+
+        Raises:
+            InputError: the target does not depend on the logits, or its value is not finite, as for a class that the
+                model excludes by a logit of −∞.
+        """
         self.inputs.check_rows(logits)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
@@ -100,6 +105,8 @@ class Task(Sources):
             (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True) if value.requires_grad else (None,)
         if seed is None:
             raise InputError("the target does not depend on the logits")
+        if not bool(value.isfinite().all()):
+            raise InputError("the target's value is not finite: choose a class with a finite logit")
         return seed
 
     def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
@@ -283,10 +290,7 @@ class Task(Sources):
 
     def _laid_out(self, scores: Scores) -> Scores:
         if scores.kind == "sequence":
-            key = self.structure.alone(self.inputs.name)
-            if key is None:
-                raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
-            laid_out = self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
+            laid_out = self.of_sources({self.only_rows(): scores.values}, scores.logits, scores.diagnostics)
             scores = replace(laid_out, warnings=scores.warnings, absent=scores.absent)
         inputs = scores.inputs or self.inputs
         each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])

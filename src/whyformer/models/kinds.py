@@ -59,7 +59,8 @@ def _language(output: Output) -> bool:
     ids = tokens[1]
     size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)
     least = size if isinstance(size, int) else 0 if ids.is_floating_point() else int(ids.max()) + 1
-    if ids.shape[1] != logits.shape[1]:
+    before = logits.shape[1] - ids.shape[1]  # rows of a learned prompt before the text
+    if before < 0 or (before and _generates(output)):
         return _generates(output)
     if not _generates(output) and (logits.shape[-1] < least or "MaskedLM" in type(output.raw).__name__):
         return False
@@ -79,9 +80,9 @@ def _language(output: Output) -> bool:
         return _generates(output)
     moved = (other.logits - logits)[row].detach().abs().amax(-1)
     limit = 0.1 * torch.finfo(logits.dtype).eps ** 0.5 * logits.detach().abs().max()
-    if not bool((moved[last:] > limit).any()):  # changing this token has no effect
+    if not bool((moved[before + last :] > limit).any()):  # changing this token has no effect
         return _generates(output)
-    if not bool((moved[:last] > limit).any()):
+    if not bool((moved[: before + last] > limit).any()):
         return True
     if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # tokens share rounding
         return _generates(output)

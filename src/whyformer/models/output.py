@@ -126,9 +126,17 @@ class Output:
         names = (n for n, t in self.named.items() if n.startswith("logits_per_") and t.dim() == 2)
         return next((n for n in names if not n.endswith("_text")), "")
 
+    @property
+    def of_queries(self) -> bool:
+        """Whether the output belongs to queries, each with a class and a box or a mask (detectors, MaskFormer)."""
+        return any(name in self.named for name in ("pred_boxes", "class_queries_logits"))
+
     @cached_property
     def dense(self) -> Tensor | None:
-        """``[B, C, h, w]`` values of pixels; a depth ``[B, h, w]`` has one class."""
+        """``[B, C, h, w]`` values of pixels; a depth ``[B, h, w]`` has one class. None for masks of queries, which are
+        not classes."""
+        if self.of_queries:
+            return None
         listed = {"logits": self.logits, **{n: t for n, t in self.named.items() if not n.endswith(("embeds", "state"))}}
         dense = next((t for t in listed.values() if t is not None and t.dim() == 4 and t.is_floating_point()), None)
         depth = self.named.get("predicted_depth")

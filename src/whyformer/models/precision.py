@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.models.output import Output
-from whyformer.models.readout import plain_logits
+from whyformer.models.readout import plain_logits, without_excluded
 
 HALF = (torch.float16, torch.bfloat16)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def agreement(half: str, logits: Tensor, wide: Tensor) -> dict[str, object]:
         ``model``, ``relevance``: the two types; per sample: ``logits_moved``, max |l_half − l_float32| / (max l_float32
         − min l_float32), and ``same_class``, whether the class with the largest logit is the same.
     """
-    logits, wide = logits.double(), wide.detach().double()
+    logits, wide = (without_excluded(z.detach().double()) for z in (logits, wide))
     spread = wide.amax(-1) - wide.amin(-1) if wide.shape[-1] > 1 else wide.abs().amax(-1)
     moved = (logits - wide).abs().amax(-1) / spread.clamp(min=1e-12)
     same = logits.argmax(-1) == wide.argmax(-1)

@@ -50,13 +50,18 @@ def row_of(output: Output) -> Tensor:
     return read_logits(output.logits, mask)
 
 
+def without_excluded(logits: Tensor) -> Tensor:
+    """Return logits ``[B, C]`` with 0 for the classes that the model excludes, whose logits are −∞."""
+    return logits.masked_fill(logits.isneginf(), 0)
+
+
 def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
-    """Raise if logits are not finite.
+    """Raise if logits are not finite. Some classes may be excluded by a logit of −∞.
 
     Raises:
         ModelError: they are not; the message names a possible cause.
     """
-    if bool(torch.isfinite(logits).all()):
+    if bool(torch.isfinite(without_excluded(logits)).all()) and not bool(logits.isneginf().all(-1).any()):
         return
     bad = first_bad_parameter(model)
     cause = f"its parameter '{bad}' holds NaN or infinity"
@@ -76,7 +81,7 @@ def anything(output: Output) -> Tensor:
 def has_row(output: Output) -> bool:
     """Return whether the output is one row of logits per sample, or those of a language model."""
     logits = output.logits
-    if logits is None or logits.dim() not in (1, 2, 3) or "pred_boxes" in output.named:
+    if logits is None or logits.dim() not in (1, 2, 3) or output.of_queries:
         return False
     if logits.dim() == 3:  # a model may compute the row of the last token alone, [B, 1, V]
         return is_language_model(output) or logits.shape[1] == 1
@@ -147,11 +152,11 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
         yield _span(output, named["start_logits"])
     if output.compared:
         yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
-    if logits is not None and any(n in named for n in ("pred_boxes", "class_queries_logits")):
+    if logits is not None and output.of_queries:
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named and output.dense is None:
         yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
-        if is_known_language_model(output.model):
+        if is_known_language_model(output.model) and output.tokens and output.tokens[1].shape[1] == logits.shape[1]:
             yield _span(output, logits)
     elif logits is not None and logits.dim() == 2 and is_known_row_per_token(output.model):
         yield f"targets.Token({min(5, _last(output, logits))}, 0)"

@@ -259,19 +259,20 @@ class ShareRules:
     def _linear(
         self, function: Function, entries: Iterable[int], shares: list[Shares], at_once: int | None = None
     ) -> list[Shares]:
-        """Apply the linear part of f to each share; f of the rests of the operands is the new rest."""
+        """Apply the linear part of f to each share; f of the rests of the operands is the new rest. Where f(0) = −∞, at
+        classes that the model excludes, both are 0."""
         zeros = [torch.zeros_like(self.tape[e]) for e in entries]
         origins = rests = function(*zeros)
         if any(s.pending is not None for s in shares):
             rests = function(*(z if s.pending is None else s.pending for s, z in zip(shares, zeros, strict=True)))
         late, alone, results = all(s.is_late for s in shares), all(s.is_alone for s in shares), list[Shares]()
         for k, (origin, rest) in enumerate(zip(origins, rests, strict=True)):
-            shift = origin if bool(origin.any()) else None
+            shift, excluded = origin if bool(origin.any()) else None, origin.isneginf()
 
-            def linear(*x: Tensor, k: int = k, shift: Tensor | None = shift) -> Tensor:
-                return function(*x)[k] if shift is None else function(*x)[k] - shift
+            def linear(*x: Tensor, k: int = k, shift: Tensor | None = shift, excluded: Tensor = excluded) -> Tensor:
+                return function(*x)[k] if shift is None else (function(*x)[k] - shift).masked_fill(excluded, 0)
 
-            parts = self._each(linear, *shares, at_once=at_once)
+            parts, rest = self._each(linear, *shares, at_once=at_once), rest.masked_fill(excluded, 0)
             results.append(Shares(parts, rest if bool(rest.any()) else None, late, alone))
         return results
 

@@ -57,7 +57,7 @@ class Token:
         logits = output.logits if output.logits is not None else output.named.get("prediction_logits")
         dim = 0 if logits is None else logits.dim()
         of_tokens = logits is not None and (dim == 3 or (dim == 2 and is_row_per_token(output, logits)))
-        if logits is None or not of_tokens or "pred_boxes" in output.named:
+        if logits is None or not of_tokens or output.of_queries:
             raise refusal(output, "has no logits of single tokens")
         at = output.places(self.position, logits.shape[1]).to(logits.device)
         rows = logits[torch.arange(len(logits), device=logits.device), at]
@@ -141,7 +141,7 @@ class Query:
         """Return the row ``[B, C]`` at the query."""
         names = ("class_queries_logits", "pred_logits")
         logits = next((output.named[n] for n in names if n in output.named), output.logits)
-        of_tokens = output.tokens is not None and "pred_boxes" not in output.named
+        of_tokens = output.tokens is not None and not output.of_queries
         if logits is None or logits.dim() != 3 or of_tokens:
             raise refusal(output, "has no logits of queries")
         each = torch.arange(len(logits), device=logits.device)

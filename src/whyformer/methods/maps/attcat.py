@@ -34,17 +34,14 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     blocks = task.blocks("their input")
     products: dict[int, Tensor] = {}
     received: dict[int, Tensor] = {}
-    real = task.inputs.row_mask
 
     def entering(block: int, value: Tensor, flow: Tensor) -> None:
         products[block] = (value * flow).sum(-1)
 
     def observe(index: int, weights: Tensor, _: Tensor) -> None:
         fused = weights.mean(1)
-        if real is None or real.shape != fused.shape[:2]:
-            received[index] = fused.mean(1)
-        else:
-            received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+        real = task.real_rows(None, fused.shape[:2]).to(fused)
+        received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
     walked = task.walk(COMPOSITES[composite], MapWatch(range(first, blocks), observe, entering=entering))
     parts = [products[b] * received[b] for b in received if b in products]

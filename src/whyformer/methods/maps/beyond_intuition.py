@@ -50,12 +50,11 @@ def beyond_intuition(
     task.refuse_streams()
     last = task.layer(-1)
     first = int(FIRST[variant] * task.blocks()) if start_layer is None else task.layer(start_layer)
-    real = task.inputs.row_mask
     maps: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         if variant == "head":
-            used = flow if real is None else flow * real[:, None, None]
+            used = flow * task.real_rows(None, flow.shape[::3]).to(flow)[:, None, None]
             influence = (weights.transpose(-2, -1) @ used).abs().mean((-2, -1))
             total = influence.sum(1, keepdim=True)
             share = torch.where(total > 0, influence / torch.where(total > 0, total, 1), 0)

@@ -62,17 +62,13 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
 
 def _share(task: Task, hidden: Tensor) -> Tensor:
     """Return ``[B, N, 1]`` with equal weights, of sum 1, for all rows except padding."""
-    real = task.inputs.row_mask
-    if real is not None and real.shape != hidden.shape[:2]:
-        raise task.refuse("the rows of its blocks are not its tokens", verdict="is not supported yet")
-    share = torch.ones_like(hidden[..., :1]) if real is None else real[..., None].to(hidden.dtype)
+    share = task.real_rows(None, hidden.shape[:2])[..., None].to(hidden)
     return share / share.sum(1, keepdim=True)
 
 
 def _scores(task: Task, positive: list[Tensor], logits: Tensor) -> Scores:
     """Sum (∂f/∂A)⁺ ``[B, N, N]`` over blocks, and average over queries without padding."""
-    real = task.inputs.row_mask
-    positive = [block if real is None else block * real[..., None] for block in positive]
-    count = positive[0].shape[1] if real is None else real.sum(1, keepdim=True)
-    return Scores(torch.stack([block.sum(1) / count for block in positive]).sum(0), logits)
+    real = task.real_rows(None, positive[0].shape[:2]).to(positive[0])
+    means = [(block * real[..., None]).sum(1) / real.sum(1, keepdim=True) for block in positive]
+    return Scores(torch.stack(means).sum(0), logits)
 

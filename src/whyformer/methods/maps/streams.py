@@ -23,6 +23,7 @@ from whyformer.methods.conservation import Balance
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
 from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.models.readout import without_excluded
 from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
@@ -240,7 +241,8 @@ class StreamTask:
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         passed = self.passed
-        return passed.logits, self._read(passed.walk(passed.logits, [GRADIENT]).readouts)
+        seed = without_excluded(passed.logits)
+        return passed.logits, self._read(passed.walk(seed, [GRADIENT]).readouts)
 
     def scores(
         self,

@@ -9,6 +9,7 @@ from whyformer.errors import UnknownOperation
 from whyformer.methods.attended import MapPass
 from whyformer.methods.registry import Count, method
 from whyformer.methods.task import Scores, Task
+from whyformer.models.readout import without_excluded
 from whyformer.rules.shares import DROPPED, ShareRules
 from whyformer.tape.streams import is_passed
 from whyformer.tape.walking import walk_forward
@@ -46,7 +47,7 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
         logits, seed, values = _shares(task, passed, batch_size)
     except UnknownOperation as error:
         raise task.refuse(str(error)) from error
-    expected = (seed * logits).flatten(1).sum(1)
+    expected = (seed * without_excluded(logits)).flatten(1).sum(1)
     rows = values.unflatten(0, (len(expected), -1)) if task.inputs.choices else values  # [B, C, N] of multiple choice
     total, size = rows.flatten(1).sum(1), rows.abs().flatten(1).sum(1)
     if bool(((total - expected).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
