@@ -73,7 +73,7 @@ def maximize(
         results[0].save(out)
     facts = [{"unit": r.unit, "activation": r.activation, "history": r.history} for r in results]
     lines = [
-        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} now"
+        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} at the end"
         for unit, r in zip(units, results, strict=True)
     ]
     printer.result(
