@@ -47,9 +47,8 @@ app = typer.Typer(
     epilog=_epilog(),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (
-    explain, compare, generate, attention, perturb, audit, methods, run, benchmark, maximize, report, serve
-):  # fmt: skip
+_COMMANDS = (explain, compare, generate, attention, perturb, audit, methods, run, benchmark, maximize, report, serve)
+for function in _COMMANDS:
     app.command(epilog=_epilog(function.__name__))(function)
 app.command("app")(serve_page)
 app.command()(schema)
