@@ -39,6 +39,11 @@ def test_sums_of_multipliers_equal_the_conservation_figure() -> None:
     assert abs(report.sums["lrp_ah_ln"] - sum(figure["sum"]) / sum(figure["start"])) < 1e-6
 
 
+def test_relevance_that_is_not_lost_has_no_minus() -> None:
+    text = str(whyformer.audit("bundled:sst2"))
+    assert "+0.000" in text and "-0.000" not in text
+
+
 def test_narrow_terminal_breaks_no_word() -> None:
     model, inputs = build("bert")
     report = whyformer.audit(model, inputs, target=2)

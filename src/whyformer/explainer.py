@@ -37,7 +37,12 @@ class Explainer(OpenedModel):
     """
 
     def prepare(self, inputs: Any) -> Prepared:
-        """See :meth:`whyformer.explaining.OpenedModel.prepare`; the model may have changed since the last use."""
+        """Read the inputs and check them for this model, which may have changed since its last use.
+
+        Raises:
+            InputError, LoadError: the inputs cannot be read, or do not fit the model.
+            ModelError: the model is in a state in which an explanation would be wrong or impossible.
+        """
         refuse_unfit(self.model)
         return super().prepare(inputs)
 

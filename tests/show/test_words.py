@@ -179,3 +179,15 @@ def test_word_has_positions_unit_score_and_texts():
     assert [x.places for x in result] == [(0, 1), (2,)]
     assert [x.unit for x in result] == pytest.approx([-1.0, 2 / 3])
     assert (result[0].value, result[0].sum, result[1].sum) == ("-3", "un (1) + forgivable (-4)", "")
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_remarks_of_several_maps_name_each_class_once(agnostic):
+    figures = {"followed": 1, "curve": [0.9, 0.1], "verdict": "Better than each random map.", "warnings": []}
+    maps = [picture(method=m, diagnostics={"trust": [figures], "class_specific": not agnostic}) for m in ("gae", "rollout")]
+    (single,) = w.remarks(maps[:1])
+    assert single == "measured for dog: Better than each random map."
+    for line in w.remarks(maps):
+        assert line.endswith(": Better than each random map.")
+        assert line.count("dog") == 1
+        assert ("measured for" in line) is agnostic  # the map is the same for every class, and one is measured

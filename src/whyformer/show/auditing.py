@@ -147,7 +147,7 @@ def _lost(audit: Audit) -> Table:
     table = _table("method", "kind: share")
     for name, shares in audit.lost.items():
         if shares:
-            table.add_row(name, Text(", ".join(f"{rule}: {shares[rule]:+.3f}" for rule in sorted(shares))))
+            table.add_row(name, Text(", ".join(f"{rule}: {shares[rule]:+z.3f}" for rule in sorted(shares))))
     return table
 
 

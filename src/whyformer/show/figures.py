@@ -314,7 +314,7 @@ def strip(made: Strip) -> Figure:
     tall = cell * min(3.0, max(1 / 3, high / wide))
     paper = Paper(left + steps * (cell + gap), top + orders * (tall + foot))
     quantity = "value" if made.numeric else "probability"
-    title = f"{made.target}: {quantity} as pixels are removed by {made.method} (replaced by {made.baseline})"
+    title = f"{quantity} of {made.target} as pixels are replaced by {made.baseline}, in the order of {made.method}"
     paper.write(short(visible(title), int(paper.width * 11)), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)

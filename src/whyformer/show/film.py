@@ -52,7 +52,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     lines = math.ceil(cells / columns)
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)
-    legend = f"{colours.legend(signed, 'the word')}; each map by its own largest score"
+    legend = f"{colours.legend(signed, 'the word')}; each map scaled by its own largest score"
     tall = _TOP + len(films) * lines * (high + _FOOT)
     paper = Paper(width, tall, [legend, *notes(e for maps in films for e in maps)])
     paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")

@@ -360,14 +360,14 @@ def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
     table.add_column(no_wrap=True, justify="center")
     table.add_column()
     table.add_column(style="dim")
-    table.add_row("  method", "sign", "what a score is", "explains", style="dim")
+    table.add_row("  method", "sign", "what a score is", "note", style="dim")
     listed = {facts["name"]: (facts, signed) for facts, signed in methods}
     for title, names in grouped({name: facts["family"] for name, (facts, _) in listed.items()}).items():
         table.add_row(Text(f"\n{title}", style="bold"))
         for facts, signed in map(listed.__getitem__, names):
-            reads = {"both": "", "image": "pictures", "text": "texts"}[facts["modality"]]
-            kinds = ", ".join(filter(None, (reads, "" if facts["class_specific"] else "any class")))
-            table.add_row(Text(f"  {facts['name']}"), "±" if signed else "", Text(facts["summary"]), kinds)
+            reads = {"both": "", "image": "pictures only", "text": "text only"}[facts["modality"]]
+            limits = ", ".join(filter(None, (reads, "" if facts["class_specific"] else "class-agnostic")))
+            table.add_row(Text(f"  {facts['name']}"), "±" if signed else "", Text(facts["summary"]), limits)
     return table
 
 

@@ -242,7 +242,7 @@ def input_notes(explanations: Iterable[Explanation]) -> list[str]:
     lines = []
     for e in explanations:
         if sigma := e.diagnostics.get("smoothed"):
-            lines.append(f"note: maps of single pixels are smoothed here (σ {sigma:.3g}); smooth=0 draws each")
+            lines.append(f"note: maps of single pixels are smoothed here (σ {sigma:.3g}); smooth=0 turns this off")
         processing = e.diagnostics.get("input") or [[]]
         lines += [f"note: {line}" for line in processing[0]] + [f"warning: {line}" for line in of_input(e.features, 0)]
     return [visible(line) for line in dict.fromkeys(lines)]
@@ -308,7 +308,9 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
         figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
         lines += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in method_notes(e)]
         if figures:
-            lines.append(f"{name}measured for {measured_target(e, figures)}: {figures['verdict']}")
+            measured = measured_target(e, figures)
+            subject = "" if name and measured == target_name(e) else f"measured for {measured}: "
+            lines.append(f"{name}{subject}{figures['verdict']}")
         lines += [f"warning: {line if figures else name + line}" for line in warnings_of(e)]
     return [visible(line) for line in dict.fromkeys(lines)]
 

@@ -82,15 +82,16 @@ def test_help_imports_no_torch(arguments):
     assert "whyformer" in completed.stdout
 
 
-def test_help_has_examples():
-    for command in ([], ["explain"], ["compare"]):
+def test_help_has_examples_of_the_command():
+    for command in ([], ["explain"], ["compare"], ["generate"], ["methods"]):
         result = CliRunner().invoke(cli.app, [*command, "--help"])
         assert result.exit_code == 0
         assert "Examples" in result.stdout
-        assert "whyformer explain cat.jpg" in result.stdout
+        assert ("whyformer explain cat.jpg" in result.stdout) is (command in ([], ["explain"]))
         lines = result.stdout.split("Examples")[1].splitlines()
         examples = [line.strip() for line in lines if "whyformer" in line]
         assert len(examples) == sum(bool(line.strip()) for line in lines)  # none is broken at 80 columns
+        assert all(" ".join(["whyformer", *command]) in line for line in examples)
         assert all(" -m " in line for line in examples if ".jpg" in line or ".png" in line)  # they have no default model
 
 

@@ -33,11 +33,19 @@ def test_words_failures_and_drift_equal_those_of_read(folder, tmp_path):
     summary = whyformer.read(folder / "first").words("positive", "input_x_gradient")
     for word in summary.words:
         assert re.search(rf'<td>{word.word}</td>\s*<td data-by="{re.escape(str(word.share.value))}"', page), word.word
-    assert "1 failures, the first: 6: the text is empty" in page
+    assert "1 failure, the first: 6: the text is empty" in page
     drift = whyformer.read(folder / "first").drift(whyformer.read(folder / "second"))
     assert "from first to second" in page
     for name, value in (("rows", drift.rows), ("rows of another predicted class", 0)):
         assert re.search(rf'<td>{name}</td>\s*<td data-by="{value}"', page), name
+
+
+def test_job_without_frequent_words_has_no_empty_table(tmp_path):
+    whyformer.explain_many("bundled:sst2", ["A warm film.", "Dull!"], "input_x_gradient", ["positive"], out=tmp_path / "few")
+    report, page = write_and_read(tmp_path / "few", tmp_path)
+    assert report.jobs == 1
+    assert "input_x_gradient: positive: no word occurs in 3 or more texts (2 texts in all)" in page
+    assert 'aria-label="input_x_gradient: positive' not in page
 
 
 def test_mean_maps_are_drawn(tmp_path):

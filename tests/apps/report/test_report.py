@@ -334,6 +334,10 @@ def test_report_command(tmp_path):
     assert_conforms("report", json.loads(result.stdout))
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
     assert (result.exit_code, result.output) == (0, "")
+    result = CliRunner().invoke(cli.app, ["report", str(folder / "text"), "-o", str(tmp_path / "r.html")])
+    assert result.stdout.startswith("3 maps of 2 inputs (")  # nothing about benchmarks, of which there are none
+    result = CliRunner().invoke(cli.app, ["report", str(folder / "bench"), "-o", str(tmp_path / "r.html")])
+    assert result.stdout.startswith("1 benchmark (")
 
 
 def test_pictures_and_pages_are_ignored(tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
-import itertools
 import json
 import os
 import signal
@@ -12,10 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import jsonschema
@@ -330,65 +328,9 @@ def test_64_concurrent_clients_receive_their_own_results(sst2):
     assert count < 128  # some requests were batched
 
 
-def pending_request(content: str = "a film", seconds: float = HANG, **more) -> PendingRequest:
-    return PendingRequest(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
-
-
-def test_full_queue_refuses_and_accepted_requests_finish(sst2, monkeypatch):
-    go, begun = threading.Event(), threading.Event()
-    original = Session.explain
-
-    def slow(self, reads, size):
-        begun.set()
-        assert go.wait(HANG)
-        return original(self, reads, size)
-
-    monkeypatch.setattr(Session, "explain", slow)
-    batcher = Batcher(sst2, limits(batch=1, queue=2))
-    futures = [batcher.submit(pending_request())]
-    assert begun.wait(HANG)
-    futures += [batcher.submit(pending_request(f"film {i}")) for i in range(2)]
-    with pytest.raises(HTTPException, match="429"):
-        batcher.submit(pending_request())
-    futures[1].cancel()  # the client disconnected, which frees a place in the queue
-    futures.append(batcher.submit(pending_request("film 2")))
-    closing = threading.Thread(target=batcher.close)
-    go.set()
-    closing.start()
-    assert futures[0].result(HANG).method == "gae"
-    assert futures[2].result(HANG).texts == ["film 1"]
-    assert futures[3].result(HANG).texts == ["film 2"]
-    closing.join(HANG)
-    assert futures[1].cancelled()
-    with pytest.raises(HTTPException, match="429"):
-        batcher.submit(pending_request())
-
-
-def test_request_past_deadline_times_out(sst2, monkeypatch):
-    batcher, ticks = Batcher(sst2, limits()), itertools.count()
-    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a clock that advances whenever it is read
-    late = batcher.submit(PendingRequest("a film", "integrated_gradients", {"steps": 1000}, None, deadline=0))
-    with pytest.raises(TimeoutError):
-        late.result(HANG)
-    assert next(ticks) == 2  # the clock was read twice: work ended after the first step
-    with pytest.raises(HTTPException, match="the text is empty"):
-        batcher.submit(pending_request(" ")).result(HANG)
-    assert batcher.submit(pending_request()).result(HANG).method == "gae"  # the thread survives
-    batcher.close()
-
-
-def test_work_ends_at_next_step_after_all_its_requests_are_cancelled():
-    requests = [pending_request(), pending_request()]
-    steps = while_awaited(requests, range(9))
-    assert next(steps) == 0
-    requests[0].answer.cancel()
-    assert next(steps) == 1
-    requests[1].answer.cancel()
-    with pytest.raises(TimeoutError):
-        next(steps)
-
-
-def test_cancelled_request_in_batch_is_not_started(sst2, monkeypatch):
+@pytest.fixture
+def blocked_explain(monkeypatch):
+    """Block all explanations until ``go`` is set; ``explained`` lists the texts whose explanation started."""
     go, begun, explained = threading.Event(), threading.Event(), []
     original = Session.explain
 
@@ -399,15 +341,108 @@ def test_cancelled_request_in_batch_is_not_started(sst2, monkeypatch):
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
-    batcher = Batcher(sst2, limits(batch=3, wait=HANG))
-    first, second, third = (batcher.submit(pending_request(m, method=m)) for m in ("gae", "rollout", "saliency"))
-    assert begun.wait(HANG)
-    second.cancel()
+    yield go, begun, explained
     go.set()
-    assert first.result(HANG).method == "gae"
-    assert third.result(HANG).method == "saliency"
-    assert explained == ["gae", "saliency"]
+
+
+def pending_request(content: str = "a film", method: str = "gae", **settings) -> PendingRequest:
+    return PendingRequest(content, method, settings, None)
+
+
+@contextlib.asynccontextmanager
+async def run_batcher(session, limits: Limits):
+    """A batcher that explains requests; at the end it is closed and its queue is empty."""
+    batcher = Batcher(session, limits)
+    worker = asyncio.create_task(batcher.run())
+    yield batcher
     batcher.close()
+    await asyncio.wait_for(worker, HANG)
+
+
+def test_full_queue_refuses_and_accepted_requests_finish(sst2, blocked_explain):
+    go, begun, _ = blocked_explain
+
+    async def check() -> None:
+        async with run_batcher(sst2, limits(batch=1, queue=2)) as batcher:
+            answers = [batcher.submit(pending_request())]
+            assert await asyncio.to_thread(begun.wait, HANG)
+            answers += [batcher.submit(pending_request(f"film {i}")) for i in range(2)]
+            with pytest.raises(HTTPException, match="429"):
+                batcher.submit(pending_request())
+            answers[1].cancel()  # the client disconnected, which frees a place in the queue
+            await asyncio.sleep(0)
+            answers.append(batcher.submit(pending_request("film 2")))
+            go.set()
+        assert answers[0].result().method == "gae"
+        assert [answer.result().texts for answer in answers[2:]] == [["film 1"], ["film 2"]]
+        assert answers[1].cancelled()
+        with pytest.raises(HTTPException, match="429"):
+            batcher.submit(pending_request())
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_work_ends_at_next_step_after_all_its_requests_are_cancelled(sst2, monkeypatch, count):
+    steps, ended = [], []
+
+    def cancelling(requests, work, *more, **options):
+        try:
+            for i, step in enumerate(while_awaited(requests, work)):
+                steps.append(i)
+                if i < count:
+                    requests[i].answer.get_loop().call_soon_threadsafe(requests[i].answer.cancel)
+                    wait_for(requests[i].answer.cancelled, "the cancellation")
+                yield step
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    monkeypatch.setattr(batching, "while_awaited", cancelling)
+
+    async def check() -> None:
+        async with run_batcher(sst2, limits(batch=count)) as batcher:
+            requests = [pending_request(f"film {i}", "integrated_gradients", steps=1000) for i in range(count)]
+            answers = [batcher.submit(request) for request in requests]
+            await asyncio.wait(answers, timeout=HANG)
+            assert all(answer.cancelled() for answer in answers)
+            monkeypatch.undo()
+            with pytest.raises(HTTPException, match="the text is empty"):
+                await batcher.submit(pending_request(" "))
+            assert (await batcher.submit(pending_request())).method == "gae"  # the batcher goes on
+
+    asyncio.run(check())
+    assert steps == list(range(count))
+    assert ended == [asyncio.CancelledError]  # once: the rows of a batch were not tried one by one
+
+
+def test_cancelled_request_in_batch_is_not_started(sst2, blocked_explain):
+    go, begun, explained = blocked_explain
+
+    async def check() -> None:
+        async with run_batcher(sst2, limits(batch=3, wait=HANG)) as batcher:
+            first, second, third = (batcher.submit(pending_request(m, m)) for m in ("gae", "rollout", "saliency"))
+            assert await asyncio.to_thread(begun.wait, HANG)
+            second.cancel()
+            go.set()
+            assert (await first).method == "gae"
+            assert (await third).method == "saliency"
+        assert explained == ["gae", "saliency"]
+
+    asyncio.run(check())
+
+
+def test_batch_has_requests_of_one_kind_from_the_whole_queue(sst2, monkeypatch):
+    batches = []
+    monkeypatch.setattr(batching, "explain", lambda session, requests: batches.append([r.content for r in requests]) or [ValueError()] * len(requests))
+
+    async def check() -> None:
+        async with run_batcher(sst2, limits(batch=2)) as batcher:
+            answers = [batcher.submit(pending_request(f"{m} {i}", m)) for i in range(3) for m in ("gae", "rollout")]
+        assert all(isinstance(answer.exception(), ValueError) for answer in answers)
+
+    asyncio.run(check())
+    assert batches == [["gae 0", "gae 1"], ["rollout 0", "rollout 1"], ["gae 2"], ["rollout 2"]]
 
 
 # -- disconnected clients and shutdown -----------------------------------------------------------------------------------
@@ -439,23 +474,6 @@ def open_post_connection(address, text: str) -> socket.socket:
 
 def http_client(address) -> httpx.Client:
     return httpx.Client(base_url=f"http://127.0.0.1:{address[1]}")
-
-
-@pytest.fixture
-def blocked_explain(monkeypatch):
-    """Block all explanations until ``go`` is set; ``explained`` lists the texts whose explanation started."""
-    go, begun, explained = threading.Event(), threading.Event(), []
-    original = Session.explain
-
-    def slow(self, reads, size):
-        explained.extend(read.content for read in reads)
-        begun.set()
-        assert go.wait(HANG)
-        return original(self, reads, size)
-
-    monkeypatch.setattr(Session, "explain", slow)
-    yield go, begun, explained
-    go.set()
 
 
 def test_full_queue_has_status_429(sst2, blocked_explain):

@@ -104,9 +104,10 @@ def _drawn(
     if matrix:
         block = -1 if block is None else block
         weights = maps.matrix(block, head)
-        named = f"block {block % maps.blocks} head {head} matrix"
+        block %= maps.blocks
         names = None if maps.tokens is None else maps.tokens[0]
-        return named, show.matrix(weights, names, title=named, cmap=look.get("cmap"))
+        title = f"block {block}, {f'head {head}' if isinstance(head, int) else f'{head} over heads'}"
+        return f"block {block} head {head} matrix", show.matrix(weights, names, title=title, cmap=look.get("cmap"))
     if heads:
         several = maps.each_head(block)
         named = "heads" if block is None else f"block {several[0].settings['block']} heads"

@@ -8,9 +8,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.explaining import load_model
 from whyformer.apps.cli.printing import Printer
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
+from whyformer.options import Options
 
 _Units = Annotated[list[str], Argument(
     metavar="UNIT...",
@@ -51,12 +53,10 @@ def maximize(
                "blur": blur}
     settings = opt.settings_in(setting) | {name: value for name, value in numbers.items() if value is not None}
     with printer.working() as bars:
-        with bars.step(f"loading {model}"):
-            from whyformer.maximize import maximize_activation
-            from whyformer.models import load
-            from whyformer.show import encode, gallery
+        loaded = load_model(model, Options(device=device), bars)
+        from whyformer.maximize import maximize_activation
+        from whyformer.show import encode, files, gallery
 
-            loaded = load(model, device=device)
         results = [
             maximize_activation(
                 loaded.model, int(unit) if unit.isdecimal() else unit, recipe=recipe, seed=seed,
@@ -65,15 +65,12 @@ def maximize(
             for unit in units
         ]
     if len(results) > 1:
-        from whyformer.explanation.storage import written_whole
-
-        with written_whole(out) as partial:
-            partial.write_bytes(encode(gallery(results), out.suffix.lower()[1:]))
+        files.write_all(out.parent, {out.name: encode(gallery(results), out.suffix.lower()[1:])})
     else:
         results[0].save(out)
     facts = [{"unit": r.unit, "activation": r.activation, "history": r.history} for r in results]
     lines = [
-        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} now"
+        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} at the end"
         for unit, r in zip(units, results, strict=True)
     ]
     printer.result(

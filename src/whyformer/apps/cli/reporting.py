@@ -96,13 +96,12 @@ def report(
 
         written = write_report(sources, out, title=title, track=bars.track)
     facts = {name: value for name, value in asdict(written).items() if name != "path"}
-    counts = ((written.explanations, "map"), (written.inputs, "input"), (written.benchmarks, "benchmark"))
-    maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
-    answers = f"{amount(written.answers, 'answer')}, " if written.answers else ""
-    maps = f"{maps} of {inputs}, " if written.explanations or not written.answers else ""
-    others = f"; {amount(len(written.skipped), 'file')} left out, see its end" if written.skipped else ""
-    jobs = f", {amount(written.jobs, 'data set')}" if written.jobs else ""
-    text = f"{maps}{answers}{benchmarks}{jobs}{others} ({written.bytes / 1e6:.1f} MB)"
+    maps = [f"{amount(written.explanations, 'map')} of {amount(written.inputs, 'input')}"]
+    counts = {"answer": written.answers, "benchmark": written.benchmarks, "data set": written.jobs}
+    others = [amount(count, noun) for noun, count in counts.items() if count]
+    left_out = f"; {amount(len(written.skipped), 'file')} left out, see its end" if written.skipped else ""
+    content = ", ".join((maps if written.explanations else []) + others)
+    text = f"{content}{left_out} ({written.bytes / 1e6:.1f} MB)"
     printer.result(record("report", **facts), text, [written.path])
     damaged = [s for s in written.skipped if s.damaged]
     for file in damaged:

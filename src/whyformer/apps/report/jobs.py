@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from whyformer.apps.report.benchmarks import BenchmarkSection, Cell, section
 from whyformer.apps.report.pictures import drawn
-from whyformer.errors import FOREIGN_ERRORS, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
+from whyformer.explanation.counts import amount
 
 if TYPE_CHECKING:
     from whyformer.evaluation.statistics import Interval
@@ -50,7 +51,7 @@ def summary(job: JobFolder) -> BenchmarkSection:
     if len(pairs) > _PAIRS:
         remarks.append(f"{len(pairs) - _PAIRS} more methods and classes are in the folder")
     if failed:
-        remarks.append(f"{len(failed)} failures, the first: {failed[0]['id']}: {failed[0]['reason']}")
+        remarks.append(f"{amount(len(failed), 'failure')}, the first: {failed[0]['id']}: {failed[0]['reason']}")
     if not maps.complete:
         remarks.append("unfinished: run the job again to finish it")
     return section("data set", job.file, _conventions(maps), tables, remarks, pictures=pictures)
@@ -86,6 +87,8 @@ def _drift(before: JobFolder, after: JobFolder) -> BenchmarkSection:
 
 def _words(name: str, maps: Maps, method: str, target: int | str) -> dict[str, Any]:
     words = maps.words(target, method, count=_WORDS)
+    if not words.words:
+        raise InputError(f"no word occurs in 3 or more texts ({amount(words.texts, 'text')} in all)")
     rows = [(word.word, [_cell(word.share), _cell(word.share.count)]) for word in words.words]
     note = f"mean share of a text's Σ|score|, 95 % bootstrap intervals, over {words.texts} texts"
     return _table(name, "word", ["share", "texts"], rows, f"{note}; words of at least 3 of them")

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
@@ -36,8 +35,6 @@ from whyformer.show.files import record_of
 
 Format = Annotated[Literal["json", "png"], Query()]
 Responses = dict[int | str, dict[str, Any]]
-DISCONNECT_CHECK = 0.05
-"""Seconds between checks that the client of a waiting request is still connected."""
 
 
 class Reason(BaseModel):
@@ -122,27 +119,28 @@ class Service:
 
     async def explain(self, request: Request, pending: PendingRequest) -> Explanation:
         """Return the explanation, or raise the status of a refusal; cancel it if the client disconnects."""
-        seconds = self.limits.seconds
+        answer = self.batcher.submit(pending)
+        gone = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnection
         try:
             with self.seconds.time():
-                answer = asyncio.wrap_future(self.batcher.submit(pending))
-                async with asyncio.timeout(seconds):
-                    while not (await asyncio.wait([answer], timeout=DISCONNECT_CHECK))[0]:
-                        if await request.is_disconnected():
-                            raise HTTPException(499, "the client is gone")
+                done, _ = await asyncio.wait(
+                    [answer, gone], timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+            if answer in done:
                 return answer.result()
-        except TimeoutError:
-            raise HTTPException(504, f"no response within {seconds:g} seconds: use a faster method") from None
+            if gone in done:
+                raise HTTPException(499, "the client is gone")
+            raise HTTPException(504, f"no response within {self.limits.seconds:g} seconds: use a faster method")
         finally:
-            pending.answer.cancel()  # nobody waits for it any more
+            answer.cancel()  # nobody waits for it any more
+            gone.cancel()
 
     async def respond(
         self, request: Request, content: Any, method: str, settings: dict[str, Any], target: Any, form: str
     ) -> Response:
         """Return the explanation as JSON, or as a PNG picture."""
         self.check(content, method, settings, target)
-        deadline = time.monotonic() + self.limits.seconds
-        e = await self.explain(request, PendingRequest(content, method, settings, target, deadline))
+        e = await self.explain(request, PendingRequest(content, method, settings, target))
         if form == "json":
             written = BETWEEN.join(content.values()) if isinstance(content, dict) else content
             name, title = self.session.name, " ".join(written.split())[:100] if isinstance(written, str) else "picture"
@@ -256,12 +254,14 @@ def build(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.create_task(service.batcher.run())
         started()
         try:
             yield
         finally:
+            service.batcher.close()
             # no request is left; a step that runs for requests that the server cancelled is not waited for
-            await run_in_threadpool(service.batcher.close, 1.0)
+            await asyncio.wait([worker], timeout=1.0)
 
     app = FastAPI(
         title="whyformer",

@@ -1,16 +1,14 @@
-"""Batches of waiting requests, explained by one thread that alone uses the model."""
+"""Batches of waiting requests, explained in one thread that alone uses the model."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -25,26 +23,22 @@ from whyformer.methods import find
 
 @dataclass(frozen=True, eq=False)
 class PendingRequest:
-    """A request, the time on the monotonic clock at which it is given up, and its answer.
-
-    The answer is cancelled once nobody waits for it.
-    """
+    """A request and its answer, which is cancelled once nobody waits for it."""
 
     content: Any
     method: str
     settings: dict[str, Any]
     target: int | str | None
-    deadline: float
-    answer: Future[Explanation] = field(default_factory=Future)
+    answer: asyncio.Future[Explanation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    @property
+    @cached_property
     def batch_key(self) -> str:
         """Requests with the same key are explained in one batch."""
         return json.dumps([type(self.content).__name__, self.method, self.settings, self.target], default=str)
 
 
 class Batcher:
-    """A bounded queue of requests, and the thread that explains them in batches.
+    """A bounded queue of requests, which :meth:`run` explains in batches.
 
     A request whose answer is cancelled leaves the queue at once. Work for cancelled requests only stops at its next
     step.
@@ -57,91 +51,94 @@ class Batcher:
 
     def __init__(self, session: Session, limits: Limits, observe: Callable[[int], None] = lambda size: None) -> None:
         self.session, self.limits, self.observe = session, limits, observe
-        self.waiting: deque[PendingRequest] = deque()
+        self.waiting: dict[PendingRequest, None] = {}  # in order of arrival
         self.open = True
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="whyformer-batches", daemon=True)
-        self._thread.start()
+        self._changed = asyncio.Event()
 
     @property
     def ready(self) -> bool:
         """True if a request can be added."""
         return self.open and len(self.waiting) < self.limits.queue
 
-    def submit(self, request: PendingRequest) -> Future[Explanation]:
+    def submit(self, request: PendingRequest) -> asyncio.Future[Explanation]:
         """Add a request, and return its answer.
 
         Raises:
             HTTPException: 429, the queue is full or closed.
         """
-        with self._changed:
-            if not self.ready:
-                raise HTTPException(429, f"{self.limits.queue} requests wait; try again later", {"Retry-After": "1"})
-            self.waiting.append(request)
-            self._changed.notify()
-        request.answer.add_done_callback(lambda answer: self._remove(request))
+        if not self.ready:
+            raise HTTPException(429, f"{self.limits.queue} requests wait; try again later", {"Retry-After": "1"})
+        self.waiting[request] = None
+        self._changed.set()
+        request.answer.add_done_callback(lambda answer: self.waiting.pop(request, None))
         return request.answer
 
-    def close(self, seconds: float | None = None) -> None:
-        """Accept no more requests, and wait until those in the queue are explained, at most this many seconds."""
-        with self._changed:
-            self.open = False
-            self._changed.notify()
-        self._thread.join(seconds)
+    def close(self) -> None:
+        """Accept no more requests; :meth:`run` ends once those in the queue are explained."""
+        self.open = False
+        self._changed.set()
 
-    def _remove(self, request: PendingRequest) -> None:
-        with self._changed, suppress(ValueError):  # it is no longer in the queue
-            self.waiting.remove(request)
+    async def run(self) -> None:
+        """Explain requests until the queue is closed and empty."""
+        thread = ThreadPoolExecutor(1, "whyformer-batches")
+        try:
+            while self.open or self.waiting:
+                await self._until(lambda: self.waiting or not self.open)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.limits.wait):
+                        await self._until(lambda: len(self.waiting) >= self.limits.batch or not self.open)
+                while self.waiting:
+                    await self._explain(self._next(), thread)
+        finally:
+            thread.shutdown(wait=False)
 
-    def _work(self) -> None:
-        while batch := self._next():
-            groups: dict[str, list[PendingRequest]] = {}
-            for request in batch:
-                groups.setdefault(request.batch_key, []).append(request)
-            for group in groups.values():
-                if awaited := [request for request in group if not request.answer.cancelled()]:
-                    self._explain(awaited)
+    async def _until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
     def _next(self) -> list[PendingRequest]:
-        """Return the requests of the next batch; none once the queue is closed and empty."""
-        size = self.limits.batch
-        with self._changed:
-            while self.waiting or self.open:
-                self._changed.wait_for(lambda: self.waiting or not self.open)
-                self._changed.wait_for(lambda: len(self.waiting) >= size or not self.open, self.limits.wait)
-                if self.waiting:  # not all were cancelled meanwhile
-                    return [self.waiting.popleft() for _ in range(min(size, len(self.waiting)))]
-        return []
+        """Remove from the queue its first request and others of the same kind."""
+        key = next(iter(self.waiting)).batch_key
+        batch = [request for request in self.waiting if request.batch_key == key][: self.limits.batch]
+        for request in batch:
+            del self.waiting[request]
+        return batch
 
-    def _explain(self, requests: list[PendingRequest]) -> None:
-        """Explain requests that differ in nothing but their content, and set their answers."""
-        self.observe(len(requests))
-        first, answers = requests[0], list[Explanation | Exception]()
-        try:
-            session = replace(
-                self.session,
-                methods=((find(first.method), first.settings),),
-                targets="predicted" if first.target is None else [first.target],
-                progress=partial(while_awaited, requests),
-            )
-            reads = [RowContent(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
-            answers += map(_answer, session.explain_in_memory(reads, len(reads))[0])
-        except Exception as error:  # it is the answer to these requests, and the thread goes on
-            answers = [error] * len(requests)
-        for request, answer in zip(requests, answers, strict=True):
-            with suppress(InvalidStateError):  # it was cancelled
-                if isinstance(answer, Exception):
-                    request.answer.set_exception(answer)
-                else:
-                    request.answer.set_result(answer)
+    async def _explain(self, batch: list[PendingRequest], thread: ThreadPoolExecutor) -> None:
+        self.observe(len(batch))
+        answers = await asyncio.get_running_loop().run_in_executor(thread, explain, self.session, batch)
+        for request, answer in zip(batch, answers, strict=True):
+            if request.answer.cancelled():
+                continue
+            if isinstance(answer, Explanation):
+                request.answer.set_result(answer)
+            else:
+                request.answer.set_exception(answer)
+
+
+def explain(session: Session, requests: list[PendingRequest]) -> list[Explanation | Exception]:
+    """Return the answers to requests that differ in nothing but their content."""
+    first = requests[0]
+    try:
+        session = replace(
+            session,
+            methods=((find(first.method), first.settings),),
+            targets="predicted" if first.target is None else [first.target],
+            progress=partial(while_awaited, requests),
+        )
+        reads = [RowContent(Row(i, str(i), partial(str, i)), request.content) for i, request in enumerate(requests)]
+        return [_answer(result) for result in session.explain_in_memory(reads, len(reads))[0]]
+    except asyncio.CancelledError:
+        return [TimeoutError()] * len(requests)  # nobody reads them
+    except Exception as error:  # it is the answer to these requests, and the next ones are explained
+        return [error] * len(requests)
 
 
 def _answer(result: RowResult) -> Explanation | Exception:
     if result.explanations:
         return result.explanations[0]
     failure = result.failures[0]
-    if failure.kind == TimeoutError.__name__:
-        return TimeoutError()
     return HTTPException(413 if failure.kind == TooLarge.__name__ else 400, failure.reason)
 
 
@@ -151,9 +148,9 @@ def while_awaited(
     """Yield the steps of work as a progress bar does.
 
     Raises:
-        TimeoutError: each request is cancelled or past its deadline.
+        CancelledError: every request is cancelled. It is no ``Exception``, after which rows are tried one by one.
     """
     for step in work:
-        if all(request.answer.cancelled() or time.monotonic() > request.deadline for request in requests):
-            raise TimeoutError
+        if all(request.answer.cancelled() for request in requests):
+            raise asyncio.CancelledError
         yield step

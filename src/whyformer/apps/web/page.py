@@ -86,9 +86,9 @@ def _components(handlers: Handlers) -> dict[str, Any]:
                 add("style", "opacity", "keep")
             add("block", "attended", "more")
             with parts["more"]:
-                gr.HTML(piece("heading", words="May it be believed?"), elem_id="wf-believed")
+                gr.HTML(piece("heading", words="How faithful is it?"), elem_id="wf-faithful")
                 add("trust")
-                gr.HTML(piece("heading", words="Keep it"))
+                gr.HTML(piece("heading", words="Save"))
                 with gr.Row():
                     parts |= {f"save-{k}": gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
                 add("code")
