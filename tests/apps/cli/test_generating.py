@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import jsonschema
@@ -93,6 +94,27 @@ def test_json_conforms_to_schema(model: str) -> None:
     assert (facts["command"], facts["explanations"]) == ("generate", [])
     assert set(facts["generation"]) <= set(make_schema()["$defs"]["GenerationOutput"]["properties"])
     jsonschema.validate(facts, make_schema())
+
+
+@pytest.mark.parametrize(
+    ("old_options", "new_options"),
+    [
+        (["--generate", "2"], ["-n", "2"]),
+        (["--generate=2", "--top", "3"], ["-n", "2"]),
+        (["-g2"], ["-n", "2"]),
+        (["-g", "2", "--target", "contrast"], ["-n", "2", "--target", "contrast"]),
+        (["--continuation", " girl"], ["--continuation", " girl"]),
+    ],
+)
+def test_deprecated_options_of_explain_work_and_name_new_command(old_options: list[str], new_options: list[str], model: str) -> None:
+    common = ["-m", model, "--json", "-f", "none"]
+    deprecated = CliRunner().invoke(app, ["explain", PROMPT, *old_options, *common])
+    assert deprecated.exit_code == 0, deprecated.output
+    (message,) = deprecated.stderr.splitlines()
+    suggested = CliRunner().invoke(app, shlex.split(message.partition(": whyformer ")[2]))
+    expected = CliRunner().invoke(app, ["generate", PROMPT, *new_options, *common])
+    assert json.loads(deprecated.stdout) == json.loads(suggested.stdout) == json.loads(expected.stdout)
+    assert CliRunner().invoke(app, ["explain", PROMPT, *old_options, *common, "-q"]).stderr == ""
 
 
 def test_contrast_targets(model: str, tmp_path: Path) -> None:
