@@ -295,7 +295,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
     if learned and (len(attentions) == 1 or blocks) and not any(attentions[0] in b.attentions for b in blocks[:1]):
         blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
-    mixing = _find_mixing(program, tape, members, spine)
+    mixing = _find_mixing(program, tape, members, spine, {p.product for a in attentions for p in a.pieces})
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
 
@@ -324,14 +324,14 @@ def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
     return [path[-1] for path in paths if path[-1] not in inner and last_sum[path[-1]] not in before]
 
 
-def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int]) -> list[int]:
+def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int], products: set[int]) -> list[int]:
     """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
     states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
     if len(states) == 2:  # a path bypasses the sums between
         states = [n for n in members.trunk(program.makers, *states) if n in added or n == states[0]]
-    return find_mixing(program, tape, members, states)
+    return find_mixing(program, tape, members, states, products)
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
