@@ -69,6 +69,17 @@ class LinearAttention(nn.Module):
         return (self.q(x) @ self.k(x).mT * decay.tril().to(x)) @ self.v(x)
 
 
+class RoundedByOthers(nn.Module):
+    """A layer whose rounding errors depend on the other rows, as those of rows that are sorted by expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + 1e-16 * x.mean(1, keepdim=True)
+
+
 class RoutedExperts(nn.Module):
     """Routes each row to its top expert. Experts are called in a loop, or on rows sorted by expert."""
 
@@ -131,8 +142,8 @@ def mlp() -> nn.Module:
 
 
 def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
-    """``kinds``: branches of each layer: a attention, c convolution, k convolution with a cache, d linear attention, m MLP, e experts, s sorted experts."""
-    make = {"a": HybridAttention, "c": CausalConvolution, "k": CachedConvolution, "d": LinearAttention, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
+    """``kinds``: branches of each layer: a attention, c convolution, k convolution with a cache, d linear attention, m MLP, r rounded by others, e experts, s sorted experts."""
+    make = {"a": HybridAttention, "c": CausalConvolution, "k": CachedConvolution, "d": LinearAttention, "r": RoundedByOthers, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
     layers = [HybridLayer(*(make[kind]() for kind in branches)) for branches in kinds]
     model = randomise(Encoder(layers, embedding_residual=embedding_residual, pool=pool)).double().eval().requires_grad_(False)
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
@@ -151,6 +162,7 @@ def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = Fa
         (("mam", "mam"), 0),
         (("macm", "macm"), 0),  # a convolution and an attention in each block
         (("ae", "ae"), 0),
+        (("ar", "am"), 0),
     ],
 )
 def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int, tokens: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call, needed_calls
@@ -85,9 +86,10 @@ def _may_mix(calls: Sequence[Call], program: Program, members: Members) -> bool:
 
 
 def mixes(tape: Tape, rows: Rows, numbers: Tensor, first: int, last: int) -> bool | None:
-    """Return True if a change of every second row of a value changes the other rows of a later value; None if it is
-    unknown, because the model decides by the value, as when rows select experts. A sample of a single row has no other
-    rows: then return True if a call between the two values would combine it with rows beside it.
+    """Return True if a change of every second row of a value changes the other rows of a later value, by more than
+    rounding; None if it is unknown, because the model decides by the value, as when rows select experts.
+
+    A single row has no other rows to change; then return True if a call between would combine it with rows beside it.
 
     Args:
         tape: the pass.
@@ -103,7 +105,9 @@ def mixes(tape: Tape, rows: Rows, numbers: Tensor, first: int, last: int) -> boo
     before[:, ::2] = before[:, ::2].roll(1, -1)
     (changed,) = replay(tape, {first: rows.with_features(first, tape[first], numbers, before)}, [last])
     plain, other = (rows.features(last, t, numbers)[:, 1::2] for t in (tape[last], changed))
-    return not bool((plain == other).all())
+    differ = (plain - other).abs() > 8 * torch.finfo(plain.dtype).eps * plain.abs()
+    # rounding depends on the order of rows that are sorted by expert; it is relatively large where terms nearly cancel
+    return bool((differ.flatten(2).double().mean(-1) > 0.05).any())
 
 
 def _reads_beside(call: Call, tape: Tape, rows: Rows) -> bool:
