@@ -23,7 +23,6 @@ from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "label_rows"]
 
-
 _KEPT = name_set(
     "clone contiguous _to_copy to alias lift_fresh lift dropout native_dropout masked_fill nan_to_num tril triu cumsum"
 )
@@ -41,7 +40,6 @@ _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
 _SAMPLED = name_set("grid_sampler_2d grid_sampler_3d")
 _SORTED = name_set("topk sort cummax cummin")
 _POINTWISE = name_set("add mul scale rectifier activation clip norm softmax identity") | {"log softmax"}  # kinds
-
 
 _ROWS: Recent[Rows] = Recent(16)
 
@@ -357,9 +355,8 @@ class _Labeller:
         has those of q and of k; and A V, ``[Q, K] @ [K, D]``, has the queries of A. If all rows are summed, as in
         pooling by learned queries, the result has new rows, which mix them.
         """
-        operands = [(t, max(-1, -t.dim()), a, b) for t in a] + [(t, max(-2, -t.dim()), b, a) for t in b]
         summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
-        for numbers, axis, label, other in operands:
+        for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
             row = _without(numbers, axis, shape)
             if not constant_along(numbers, axis) or (len(label) == 2 and _is_only_key(numbers, axis, other, shape)):
                 summed.append((numbers, axis))
@@ -465,8 +462,8 @@ def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> bool:
     """Return True if a label of a map is that of its only key, which the other operand of A V has too."""
-    row = _without(label, axis, shape)
-    return label.shape[axis] == 1 and any(equal(row, _without(t, -3 - axis, shape)) for t in other)
+    row, keys = _without(label, axis, shape), (_without(t, -3 - axis, shape) for t in other)
+    return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
 
 
 def _pools(label: Tensor, axis: int) -> bool:
