@@ -45,6 +45,18 @@ class CausalConvolution(nn.Module):
         return self.conv(x.mT)[..., : x.shape[1]].mT
 
 
+class CachedConvolution(nn.Module):
+    """A causal convolution over rows, written as a sum over an empty cache and the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cached = torch.cat([x.new_zeros(len(x), 2, WIDTH), x], 1)
+        return (cached.unfold(1, 3, 1) * self.weight).sum(-1)
+
+
 class LinearAttention(nn.Module):
     """Linear attention with decay: q kᵀ over all rows, without a softmax."""
 
@@ -55,6 +67,17 @@ class LinearAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         decay = 0.5 ** (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).clamp(min=0)
         return (self.q(x) @ self.k(x).mT * decay.tril().to(x)) @ self.v(x)
+
+
+class RoundedByOthers(nn.Module):
+    """A layer whose rounding errors depend on the other rows, as those of rows that are sorted by expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + 1e-16 * x.mean(1, keepdim=True)
 
 
 class RoutedExperts(nn.Module):
@@ -119,28 +142,32 @@ def mlp() -> nn.Module:
 
 
 def build_encoder(*kinds: str, embedding_residual: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
-    """``kinds``: branches of each layer: a attention, c convolution, d linear attention, m MLP, e experts, s sorted experts."""
-    make = {"a": HybridAttention, "c": CausalConvolution, "d": LinearAttention, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
+    """``kinds``: branches of each layer: a attention, c convolution, k convolution with a cache, d linear attention, m MLP, r rounded by others, e experts, s sorted experts."""
+    make = {"a": HybridAttention, "c": CausalConvolution, "k": CachedConvolution, "d": LinearAttention, "r": RoundedByOthers, "m": mlp, "e": RoutedExperts, "s": partial(RoutedExperts, sort=True)}
     layers = [HybridLayer(*(make[kind]() for kind in branches)) for branches in kinds]
     model = randomise(Encoder(layers, embedding_residual=embedding_residual, pool=pool)).double().eval().requires_grad_(False)
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
 
 
+@pytest.mark.parametrize("tokens", [TOKENS, 1])
 @pytest.mark.parametrize(
     ("kinds", "count"),
     [
         (("am", "am"), 0),
         (("cm", "am"), 1),
+        (("km", "am"), 1),
         (("dm", "am"), 1),
         (("am", "dm", "am"), 1),
         (("am", "cm", "cm", "am"), 2),
         (("mam", "mam"), 0),
         (("macm", "macm"), 0),  # a convolution and an attention in each block
         (("ae", "ae"), 0),
+        (("ar", "am"), 0),
     ],
 )
-def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int) -> None:
-    stream = read_structure(*build_encoder(*kinds)).stream
+def test_blocks_without_attention_are_counted(kinds: tuple[str, ...], count: int, tokens: int) -> None:
+    model, x = build_encoder(*kinds)
+    stream = read_structure(model, x[:, :tokens]).stream
     assert stream.mixing_count == count
     assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
     assert stream.all_blocks == stream.blocks or count

@@ -316,7 +316,7 @@ def assert_same_structure(model: nn.Module, plain: nn.Module, shape: tuple[int, 
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("shape", [(3, 5), (2, 6), (1, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (2, 6), (1, 4), (4, 4), (3, 1)], ids=str)
 @pytest.mark.parametrize("variant", LAYOUTS)
 def test_layouts_have_same_structure(variant: str, shape: tuple[int, int]) -> None:
     assert_same_structure(layouts._plain("ids", LAYOUTS[variant]), layouts._plain("ids", ways.plain), shape)

@@ -1,4 +1,4 @@
-"""Checks of a tape: values that were written outside of torch, and weights that changed since the pass.
+"""Checks of a tape: values that were written outside of torch.
 
 A dispatch mode sees only the calls of torch. Numpy, another thread, or a kernel that gets an address may write values
 that no recorded call computed. Relevance would be lost there silently, so these checks find such values.
@@ -16,7 +16,7 @@ from whyformer.tape.recording import RAW
 from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
 
-__all__ = ["foreign_leaves", "modified_leaves", "reads_of_unset"]
+__all__ = ["foreign_leaves", "reads_of_unset"]
 
 _WRITES = frozenset(
     ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "set", "resize")
@@ -72,9 +72,3 @@ def foreign_leaves(tape: Tape, other: Tape, weights: Iterable[int]) -> list[int]
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def modified_leaves(tape: Tape) -> list[int]:
-    """Return the leaves (parameters, buffers, inputs) that were modified since the pass, so that a walk would mix old
-    values and new weights."""
-    return [n for n, version in tape.versions.items() if n not in tape.written and tape[n]._version != version]

@@ -23,7 +23,6 @@ from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "label_rows"]
 
-
 _KEPT = name_set(
     "clone contiguous _to_copy to alias lift_fresh lift dropout native_dropout masked_fill nan_to_num tril triu cumsum"
 )
@@ -41,7 +40,6 @@ _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
 _SAMPLED = name_set("grid_sampler_2d grid_sampler_3d")
 _SORTED = name_set("topk sort cummax cummin")
 _POINTWISE = name_set("add mul scale rectifier activation clip norm softmax identity") | {"log softmax"}  # kinds
-
 
 _ROWS: Recent[Rows] = Recent(16)
 
@@ -351,22 +349,19 @@ class _Labeller:
         return bool(((first != second) & (first > 0) & (second > 0) & (family[first] == family[second])).any())
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
-        """Return the label of a product of operands with the labels a and b. Rows that do not change along the summed
-        axis are preserved; if there are none, the result has new rows, which mix the summed rows."""
-        preserved: list[Tensor] = []
-        summed: list[tuple[Tensor, int]] = []
-        for label, other, axis in ((a, b, -1), (b, a, -2)):
-            for numbers in label:
-                axis = max(axis, -numbers.dim())
-                first = numbers.narrow(axis, 0, 1)
-                first = (first if numbers.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
-                is_key = False
-                if numbers.shape[axis] == 1 and len(label) == 2:  # the key of a map with a single key
-                    is_key = any(equal(first, t.narrow(-3 - axis, 0, 1).expand(shape)) for t in other)
-                if is_key or not constant_along(numbers, axis):
-                    summed.append((numbers, axis))
-                elif not any(equal(first, t) for t in preserved):
-                    preserved.append(first)
+        """Return the label of a product a @ b, which sums over the last axis of a and the last but one of b.
+
+        Rows that do not change along the summed axis are preserved: x W, ``[N, D] @ [D, E]``, has the rows of x; q kᵀ
+        has those of q and of k; and A V, ``[Q, K] @ [K, D]``, has the queries of A. If all rows are summed, as in
+        pooling by learned queries, the result has new rows, which mix them.
+        """
+        summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
+        for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
+            row = _without(numbers, axis, shape)
+            if not constant_along(numbers, axis) or (len(label) == 2 and _is_only_key(numbers, axis, other, shape)):
+                summed.append((numbers, axis))
+            elif not any(equal(row, t) for t in preserved):
+                preserved.append(row)
         if len(preserved) == 2 and a and b:  # the product of a row with a matrix of its sample belongs to the row
             moving = [t for t, axis in zip(preserved, (-2, -1), strict=True) if _may_hold_rows(t, axis)]
             preserved = moving or preserved
@@ -457,6 +452,18 @@ class _Labeller:
         if call.name == "view_as_complex":
             return tuple(t.select(-1, 0) for t in label)
         return tuple((t.unsqueeze(-1) if call.name == "view_as_real" else t).expand(shape) for t in label)
+
+
+def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:
+    """Return a label at the first index along the summed axis of a product, in the shape of the product."""
+    first = label.narrow(axis, 0, 1)
+    return (first if label.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
+
+
+def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> bool:
+    """Return True if a label of a map is that of its only key, which the other operand of A V has too."""
+    row, keys = _without(label, axis, shape), (_without(t, -3 - axis, shape) for t in other)
+    return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
 
 
 def _pools(label: Tensor, axis: int) -> bool:

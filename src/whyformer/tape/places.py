@@ -124,41 +124,52 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
-    """Try, in this order: cells that are followed from the pixels, rows that each element feeds step by step, rows that
-    it feeds as measured over all steps, and rows that represent equal shares of the input."""
-    inside = {int(f) for f in rows.family[numbers].unique()}
-    families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
+    """Try, in this order: cells that are followed from the pixels, rows that each element feeds step by step, moments
+    that are followed from a sound, rows that each element feeds as measured over all steps, and rows that represent
+    equal shares of the input."""
     root = next((f for f in rows.families if f.source == source), None)
-    if len(families) > 1 and all(overwrites(tape, rows, numbers, families[0], later) for later in families[1:]):
-        families = families[:1]
+    families = _families_inside(tape, rows, numbers, source)
     if root is None or not families or root.numbers.shape[:-1] != numbers.shape[:1]:
         return None
-    place = torch.full((len(rows),), -1)
+    place = torch.full((len(rows),), -1)  # of each row of the pass among the N rows
     place[numbers] = torch.arange(numbers.shape[1]).expand(numbers.shape)
-    if is_picture:
-        cells = _cells_of(tape, rows, families[0], source) if len(families) == 1 else None
+    only, is_text = families[0] if len(families) == 1 else None, root.value in tape.maker
+
+    if is_picture and only is not None:
+        cells = _cells_of(tape, rows, only, source)
         if cells is not None and cells.rows.dim() in (2, 3):
-            cell_rows = place[families[0].numbers[:, cells.rows.flatten()]]
-            return Elements(cell_rows, tuple(cells.rows.shape), cells.box)
-    text = root.value in tape.maker
+            return Elements(place[only.numbers[:, cells.rows.flatten()]], tuple(cells.rows.shape), cells.box)
     fed = _joined_fed([find_fed(tape, rows, f) for f in families], root)
-    family, element_rows = families[0], None
-    if fed is None and not is_picture and not text and len(families) == 1:
-        cells = _cells_of(tape, rows, family, source)
-        element_rows = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
-    if fed is None and element_rows is None:
+    if fed is None and only is not None and not is_picture and not is_text:
+        cells = _cells_of(tape, rows, only, source)
+        if cells is not None and cells.rows.dim() == 1:
+            return _even_elements(place[only.numbers[:, cells.rows]], root)
+    if fed is None:
         fed = _joined_fed([measure_fed(tape, rows, f) for f in families], root)
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
-        return _picture_elements(fed, root) if is_picture else _sequence_elements(fed, merged=not text)
-    each = not text or family.numbers.shape == root.numbers.shape  # rows of a text may see the neighbours of a token
-    if element_rows is None and each and len(families) == 1 and represents_shares(tape, rows, family, root):
-        element_rows = family.numbers
-    if element_rows is None:
+        return _picture_elements(fed, root) if is_picture else _sequence_elements(fed, merged=not is_text)
+    if only is None or (is_text and only.numbers.shape != root.numbers.shape):
         return None
-    if is_picture:
-        return Elements(place[element_rows], family.grid)
-    return Elements(place[element_rows[:, frame_of(root.numbers.shape[1], element_rows.shape[1])]], None, even=True)
+    if not represents_shares(tape, rows, only, root):
+        return None
+    shares = place[only.numbers]
+    return Elements(shares, only.grid) if is_picture else _even_elements(shares, root)
+
+
+def _families_inside(tape: Tape, rows: Rows, numbers: Tensor, source: str) -> list[Family]:
+    """Return the families of an input that occur among row numbers ``[B, N]``; without later families that only replace
+    rows of the first that were overwritten before they were read."""
+    families = [rows.families[f] for f in rows.family[numbers].unique().tolist()]
+    families = [f for f in families if f.source == source]
+    if len(families) > 1 and all(overwrites(tape, rows, numbers, families[0], later) for later in families[1:]):
+        return families[:1]
+    return families
+
+
+def _even_elements(shares: Tensor, root: Family) -> Elements:
+    """Return the elements of a sequence ``[B, M]`` of which each of N rows ``[B, N]`` represents an equal share."""
+    return Elements(shares[:, frame_of(root.numbers.shape[1], shares.shape[1])], None, even=True)
 
 
 def _joined_fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:

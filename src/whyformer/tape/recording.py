@@ -145,8 +145,6 @@ class Recorder(TorchDispatchMode):
         self.tape._signature = hash((self.tape._signature, n, tuple(self.tape.shapes[n]), is_input))
         if is_input:
             self.tape.inputs.add(n)
-        if not tensor.is_inference():
-            self.tape.versions[n] = tensor._version
         return n
 
     def number(self, tensor: Tensor) -> int:

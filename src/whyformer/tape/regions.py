@@ -342,25 +342,42 @@ class Regions:
         return None
 
     def biased(self, product: Call, axis: int) -> list[Call]:
-        """Return the product of x and weights, the calls that rearrange or sum it, and the addition of the bias."""
-        tape, calls, complete = self.tape, [product], 1 if product.name != "mul" else 0
-        while True:
-            r = calls[-1].results[0]
-            after = self.readers.get(r, ())
-            if len(calls[-1].results) > 1 or r in self.ends or len(after) != 1 or after[0].number in self.taken:
+        """Return the calls of a layer from the product of x and weights on, to the addition of its bias if it has one.
+
+        With weights ``[D, E]`` and a bias ``[E]``, these are for example ``mm`` of ``[B·N, D]``, ``view`` as
+        ``[B, N, E]``, ``add``; or ``mul`` of ``[N, D, 1]``, ``sum`` over D, ``add``.
+        """
+        calls = [product]
+        layer = calls if product.name != "mul" else []  # the calls that are a layer even if no bias follows
+        while (call := self.only_reader(calls[-1])) is not None:
+            others = [o for o in call.operands if o not in calls[-1].results]
+            if layer and call.name == "add" and not call.kwargs and len(others) == 1 and self.weight[others[0]]:
+                return [*calls, call] if self.is_bias(others[0], calls, axis) else layer
+            sums = not layer and self.sums_inputs(call, axis)
+            if others or not (sums or self.keeps_size(call)):
                 break
-            (call,) = after
-            others = [o for o in call.operands if o != r]
-            if call.name == "add" and len(others) == 1 and self.weight[others[0]] and not call.kwargs and complete:
-                return [*calls, call] if self.is_bias(others[0], calls, axis) else calls[:complete]
-            sums = call.name == "sum" and not complete and bool(axes := reduced_axes(call, tape)) and axis not in axes
-            same_size = tape.shapes[r].numel() == tape.shapes[call.results[0]].numel()
-            keeps = KINDS.get(call.name) in ("view", "mul") and same_size
-            if others or not (sums or keeps):
-                break
-            calls.append(call)
-            complete = len(calls) if sums else complete
-        return calls[:complete]
+            calls = [*calls, call]
+            layer = calls if sums else layer
+        return layer
+
+    def only_reader(self, call: Call) -> Call | None:
+        """Return the call that reads the result of a call; None if there are several, or if the two calls cannot belong
+        to one unit."""
+        after = self.readers.get(call.results[0], ())
+        if len(call.results) > 1 or len(after) != 1 or call.results[0] in self.ends or after[0].number in self.taken:
+            return None
+        return after[0]
+
+    def sums_inputs(self, call: Call, axis: int) -> bool:
+        """Return True if a call sums an outer product over other axes than that of the output features."""
+        axes = reduced_axes(call, self.tape) if call.name == "sum" else ()
+        return bool(axes) and axis not in axes
+
+    def keeps_size(self, call: Call) -> bool:
+        """Return True if a call rearranges or scales all elements of its first operand."""
+        shapes = self.tape.shapes
+        same = shapes[call.operands[0]].numel() == shapes[call.results[0]].numel()
+        return same and KINDS.get(call.name) in ("view", "mul")
 
     def is_bias(self, n: int, calls: Sequence[Call], axis: int) -> bool:
         """Return True if value ``n``, which is added to the last result, has one number for each output feature.
@@ -407,11 +424,11 @@ class Regions:
                 continue
             calls = [stacked]
             while len(calls) < 3 and not _is_sum(calls, self.tape):
-                after = self.readers[calls[-1].results[0]]
-                if len(after) != 1 or len(after[0].operands) != 1 or after[0].number in self.taken:
+                after = self.only_reader(calls[-1])
+                if after is None or len(after.operands) != 1:
                     break
-                calls += after
-            if _is_sum(calls, self.tape) and not any(c.results[0] in self.ends for c in calls[:-1]):
+                calls.append(after)
+            if _is_sum(calls, self.tape):
                 self.taken.update(c.number for c in calls)
                 places = tuple(i for i, o in enumerate(stacked.operands) if self.carry[o])
                 entries, numbers = tuple(stacked.operands[i] for i in places), tuple(c.number for c in calls)

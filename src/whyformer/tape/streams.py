@@ -161,7 +161,8 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     single = (group[0] for group in groups.values() if len(group) == 1)
     pools = [attention for attention in single if attention.is_learned and not _enter_later(attention, groups)]
     products = {p.product for a in attentions if a not in pools for p in a.pieces}
-    streams = [_stream(program, tape, rows, group, products) for group in groups.values() if group[0] not in pools]
+    depth = depths(tape, products)
+    streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
         return [replace(s, mixing_count=0) for s in streams]
@@ -269,35 +270,49 @@ def _states_read(program: Program, tape: Tape, states: set[int], products: Conta
     return needed & states
 
 
-def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], products: set[int]) -> Stream:
-    """Return the stream of some attentions: its spine leads to the last state that the rest of the tape reads, and its
-    blocks begin before its attentions. ``products`` are the products A·V of all attentions."""
+def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: Sequence[int]) -> Stream:
+    """Return the stream of the rows ``[B, N]`` that are the queries of some attentions. ``depth`` is the number of
+    attentions before each value, see :func:`depths`."""
     queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)
+    chain, blocks = _spine_and_blocks(program, tape, members, attentions)
+    families = [rows.families[f] for f in rows.family[queries].unique().tolist()]
+    names = () if attentions[0].is_learned else tuple(dict.fromkeys(f.source for f in families if f.source))
+    through = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
+    if not names and not any(attentions[0] in b.attentions for b in blocks[:1]) and (blocks or len(attentions) == 1):
+        # learned vectors become rows by their first attention, so no value before it is on the spine
+        blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
+    mixing = _find_mixing(program, tape, members, through, {p.product for a in attentions for p in a.pieces})
+    return Stream(
+        rows=queries,
+        names=names,
+        spine=tuple(through),
+        blocks=tuple(blocks),
+        is_mixed=any(depth[f.value] for f in families if f.source),
+        is_learned=not names,
+        all_blocks=_with_mixing(blocks, mixing, through),
+        mixing_count=len(mixing),
+    )
+
+
+def _spine_and_blocks(
+    program: Program, tape: Tape, members: Members, attentions: Sequence[Attention]
+) -> tuple[list[int], list[Block]]:
+    """Return (the values through which all paths from the rows to the last state that is read pass, the blocks that
+    begin before the attentions)."""
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
     read = _values_read(program, tape, carry)
-    ends = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
-    chain = path_to(above, _common_dominator(above, _last_read(program, ends)))
-    place = {n: i for i, n in enumerate(chain)}
-    starts = [(_last_before(a, above, place), a) for a in attentions]
-    blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
+    paths = [path_to(above, n) for n in _states_before(program, members, carry, read) or read]
+    chain = path_to(above, _common_dominator(above, _last_read(program, paths)))
+    blocks = _blocks(program, members, chain, [_last_before(chain, a.map, above) for a in attentions], attentions)
     if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
-        states = [n for n in chain if members.is_whole(n)]
-        chain = members.trunk(program.makers, states[0], states[-1])
-        starts = [(_last_leading(program, chain, a.map), a) for a in attentions]
-        blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, products)
-    mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
-    learned = attentions[0].is_learned or not any(sources)
-    names = () if learned else filter(None, sources)
-    spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
-    if learned and (len(attentions) == 1 or blocks) and not any(attentions[0] in b.attentions for b in blocks[:1]):
-        blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
-    mixing = _find_mixing(program, tape, members, spine)
-    every = _with_mixing(blocks, mixing, spine)
-    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
+        whole = [n for n in chain if members.is_whole(n)]
+        chain = members.trunk(program.makers, whole[0], whole[-1])
+        starts = [_last_leading(program, chain, a.map) for a in attentions]
+        blocks = _blocks(program, members, chain, starts, attentions)
+    return chain, blocks
 
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
@@ -324,14 +339,14 @@ def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
     return [path[-1] for path in paths if path[-1] not in inner and last_sum[path[-1]] not in before]
 
 
-def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int]) -> list[int]:
+def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int], products: set[int]) -> list[int]:
     """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
     states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
     if len(states) == 2:  # a path bypasses the sums between
         states = [n for n in members.trunk(program.makers, *states) if n in added or n == states[0]]
-    return find_mixing(program, tape, members, states)
+    return find_mixing(program, tape, members, states, products)
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
@@ -369,23 +384,25 @@ def _common_dominator(above: dict[int, int], values: Iterable[int]) -> int:
 
 
 def _blocks(
-    program: Program, chain: list[int], starts: Iterable[tuple[int, Attention]], states: list[int]
+    program: Program, members: Members, chain: list[int], starts: Sequence[int], attentions: Sequence[Attention]
 ) -> list[Block]:
     """Cut a spine into blocks, before attentions. Self-attention and cross-attention belong to one block unless the sum
     of another branch lies between.
 
     Args:
         program: the program of the pass.
+        members: the rows of the stream.
         chain: the spine.
-        starts: for each attention, (position of the last value on the spine before it, or −1; the attention).
-        states: the values of the spine that hold all rows.
+        starts: for each attention, the position on the spine of the last value before it, or −1.
+        attentions: the attentions.
     """
     place = {n: i for i, n in enumerate(chain)}
+    states = [n for n in chain if members.is_whole(n)]
     added = _sums(program)
     sums = [place[n] for n in states if n in added]
     groups: list[tuple[int, list[Attention]]] = []
     before = -1
-    for start, a in sorted(starts, key=lambda pair: pair[0]):
+    for start, a in sorted(zip(starts, attentions, strict=True), key=lambda pair: pair[0]):
         if start < 0 and a.map not in program.roots:
             continue
         others = sum(before < i <= start for i in sums)
@@ -403,12 +420,10 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
 
 
-def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
-    """Return the position on the spine of the last value that dominates a map, or −1."""
-    n = attention.map
-    while n >= 0 and n not in place:
-        n = above.get(n, -1)
-    return place.get(n, -1)
+def _last_before(chain: Sequence[int], value: int, above: Mapping[int, int]) -> int:
+    """Return the position on a spine of the last value that dominates another value, or −1."""
+    dominating = set(path_to(above, value) if value in above else ())
+    return max((i for i, n in enumerate(chain) if n in dominating), default=-1)
 
 
 def _last_leading(program: Program, chain: Sequence[int], value: int) -> int:

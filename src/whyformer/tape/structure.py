@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
 from whyformer.tape.tables import name_set
@@ -163,7 +162,7 @@ def find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]
 
 
 def _find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]:
-    pieces = list(_pieces(program, tape, rows))
+    pieces = list(_MapSearch(program, tape, rows).pieces())
     depth = depths(tape, {p.piece.product for p in pieces})
     groups: dict[Any, list[_Labelled]] = defaultdict(list)
     for p in pieces:
@@ -174,16 +173,16 @@ def _find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention
 
 
 def _attention(group: list[_Labelled], depth: int, rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Attention:
-    pieces, learned = tuple(p.piece for p in group), group[0].is_learned
+    unknown = Attention(tuple(p.piece for p in group), None, None, depth, group[0].is_learned)
     if group[0].queries is None:
-        return Attention(pieces, None, None, depth, learned)
+        return unknown
     queries, keys = (_distinct_rows([getattr(p, side) for p in group], rows, streams) for side in ("queries", "keys"))
     if queries is None or keys is None:
-        return Attention(pieces, None, None, depth, learned)
+        return unknown
     heads, places = _find_places(group, queries, keys, rows)
     if not _is_full(heads * queries.numel(), places):
-        return Attention(pieces, None, None, depth, learned)
-    return Attention(pieces, queries, keys, depth, learned, heads, places)
+        return unknown
+    return replace(unknown, queries=queries, keys=keys, heads=heads, _places=places)
 
 
 def _is_full(count: int, places: Iterable[_Places]) -> bool:
@@ -213,6 +212,9 @@ def _distinct_rows(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ..
 _FILLS = name_set("masked_fill masked_scatter where nan_to_num tril triu fill index_put index_copy")
 """Calls of kind "view" that replace elements."""
 
+_GATES = ("gate", "activated gate")  # kinds of elementwise products
+_MAY_KEEP_MAPS = ("add", "weighted sum", "layer", "norm", "quotient")  # kinds whose result may have other rows
+
 
 @dataclass(frozen=True)
 class _Map:
@@ -227,90 +229,132 @@ class _Map:
     origin: int
 
 
-def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
-    """Yield a piece for each softmax over rows whose result reaches, through views, scales and masks, a product in
-    which it weights other values."""
-    maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
-    weighted: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before the sum over keys -> (the map A, V)
-    makers = program.makers
-    finished: set[int] = set()
-    for u in program.units:
-        if u.kind == "softmax":
-            maps[u.exit] = _Map(u, u.exit)
-        entry = next((e for e in u.entries if e in maps or e in weighted), None)
-        if entry is None or u.kind == "softmax":
-            continue
-        other = next((e for e in u.entries if e not in maps and e not in weighted), None)
-        a, v = weighted[entry] if entry in weighted else (maps[entry], other)
-        if other is None and a.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
-            other = next((o for o in tape.calls[u.calls[0]].operands if o != entry), None)  # V is a constant
-        is_sum = u.name == "sum" and entry in weighted
-        multiplies = u.kind == "product" or a.origin in program.roots
-        if is_sum or (multiplies and other is not None and entry in maps):
-            source, factor = (a, v) if is_sum else (maps[entry], other)
-            labelled = _labelled_piece(source, entry, u, factor, tape, rows, makers)
-            if labelled is not None and a.origin not in finished:
-                finished.add(a.origin)
-                yield labelled
-        elif u.kind in ("gate", "activated gate") and other is not None:
-            weighted[u.exit] = a, other
-            if _is_map(rows, u.exit, a.origin):  # a gate for each head
-                maps[u.exit] = _Map(a.softmax, u.exit)
-        elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "norm", "quotient"):
-            rearranges = u.kind == "view" and u.name not in _FILLS
-            rearranges = rearranges and tape.shapes[u.exit].numel() == tape.shapes[entry].numel()
-            for r in u.exits:
-                if entry in weighted and rearranges:
-                    weighted[r] = a, v
-                elif entry in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, a.origin)):
-                    maps[r] = _Map(a.softmax, a.origin if rearranges and len(u.exits) == 1 else r)
+class _MapSearch:
+    """Follows each attention map A, ``[B, H, Q, K]``, through views, scales and masks to the values V that it weights.
 
+    A unit computes A·V if it is the product of A and V ``[B, H, K, D]``, or the sum over the keys of the elementwise
+    product A ⊙ V, ``[B, H, Q, K, D]``.
 
-def _softmax_of(call: Call) -> Unit:
-    return Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
-
-
-def _is_map(rows: Rows, value: int, origin: int) -> bool:
-    """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
-    return len(rows.labels.get(value, ())) == len(rows.labels.get(origin, ())) == 2
-
-
-def _labelled_piece(
-    a: _Map, entry: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
-) -> _Labelled | None:
-    """Return a piece with its rows; None if its softmax is not over rows.
-
-    Args:
-        a: the map.
-        entry: number of the entry of ``unit`` that holds the map.
-        unit: the unit that computes A·V.
-        value: number of V.
-        tape, rows, makers: of the pass.
+    Attributes:
+        maps: maps a value to the attention map that it holds.
+        weighted: maps a value that holds A ⊙ V to (A, number of V).
     """
-    scores = a.softmax.entries[0]
-    piece = Piece(a.origin, scores, unit.exit, value=value)
-    label, shape, axis = rows.labels.get(a.softmax.exit, ()), tape.shapes[a.softmax.exit], a.softmax.axes[0]
-    at_map = rows.labels.get(a.origin, ())
-    if not label or len(at_map) != len(label):
-        return _Labelled(piece, None, None)
-    over = [i for i, t in enumerate(label) if _changes(t, axis)]
-    if shape[axis] == 1:
-        over = [len(label) - 1]
-    if len(over) != 1:
-        return None
-    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # the map is stored by diagonals
-        return _Labelled(piece, None, None)
-    if _repeats(label, over[0], axis):  # a key that occurs twice has no unique position in a map
-        return _Labelled(piece, None, None)
-    keys, factors = at_map[over[0]], _factors(scores, rows, makers)
-    if len(factors) == 2:
-        piece = replace(piece, query=factors[1 - over[0]], key=factors[over[0]])
-    if len(label) == 2:
-        return _Labelled(piece, at_map[1 - over[0]], keys)
-    if shape[axis] == 1:
-        return _Labelled(piece, keys, keys)
-    queries = _learned_queries(a.origin, axis, entry, unit.exit, rows)
-    return _Labelled(piece, queries, None if queries is None else keys, True)
+
+    def __init__(self, program: Program, tape: Tape, rows: Rows) -> None:
+        self.program, self.tape, self.rows = program, tape, rows
+        self.maps = dict[int, _Map]()
+        for call in (tape.maker[n] for n in program.roots if len(rows.labels.get(n, ())) == 2):  # constant maps
+            softmax = Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
+            self.maps[softmax.exit] = _Map(softmax, softmax.exit)
+        self.weighted: dict[int, tuple[_Map, int]] = {}
+
+    def pieces(self) -> Iterator[_Labelled]:
+        """Yield a piece for each map that weights values, at the first product with values."""
+        finished = set[int]()
+        for unit in self.program.units:
+            if unit.kind == "softmax":
+                self.maps[unit.exit] = _Map(unit, unit.exit)
+                continue
+            entry = next((e for e in unit.entries if e in self.maps or e in self.weighted), None)
+            if entry is None:
+                continue
+            weighting = self.weighting(unit, entry)
+            if weighting is None:
+                self.follow(unit, entry)
+                continue
+            a, v = weighting
+            piece = self.piece(a, entry, unit.exit, v) if a.origin not in finished else None
+            if piece is not None:
+                finished.add(a.origin)
+                yield piece
+
+    def weighting(self, unit: Unit, entry: int) -> tuple[_Map, int] | None:
+        """Return (A, number of V) if a unit computes A·V from an entry that holds A or A ⊙ V; otherwise None."""
+        if unit.name == "sum" and entry in self.weighted:
+            return self.weighted[entry]
+        v = self.factor(unit, entry)
+        if v is None or entry not in self.maps:
+            return None
+        a, shapes = self.maps[entry], self.tape.shapes
+        has_one_key = shapes[a.softmax.exit][a.softmax.axes[0]] == 1
+        # the sum over a single key is the elementwise product, which is larger than A, unlike a gate for each head
+        multiplies = unit.kind in _GATES and has_one_key and shapes[unit.exit].numel() > shapes[entry].numel()
+        return (a, v) if multiplies or unit.kind == "product" or a.origin in self.program.roots else None
+
+    def factor(self, unit: Unit, entry: int) -> int | None:
+        """Return the other factor of a product with an entry that holds a map, which may be a constant if the map is a
+        root; None if there is none."""
+        others = [e for e in unit.entries if e not in self.maps and e not in self.weighted]
+        is_root = entry in self.maps and self.maps[entry].origin in self.program.roots
+        if is_root and not others and len(self.rows.labels.get(unit.exit, ())) == 1:
+            others = [o for o in self.tape.calls[unit.calls[0]].operands if o != entry]
+        return others[0] if others else None
+
+    def follow(self, unit: Unit, entry: int) -> None:
+        """Note which exits of a unit hold the map, or the product A ⊙ V, of an entry."""
+        a, v = self.weighted[entry] if entry in self.weighted else (self.maps[entry], self.factor(unit, entry))
+        same_size = self.tape.shapes[unit.exit].numel() == self.tape.shapes[entry].numel()
+        rearranges = unit.kind == "view" and unit.name not in _FILLS and same_size
+        if unit.kind in _GATES and v is not None:
+            self.weighted[unit.exit] = a, v
+            if self.is_map(unit.exit, a):  # a gate for each head
+                self.maps[unit.exit] = _Map(a.softmax, unit.exit)
+            return
+        if entry in self.weighted and rearranges:
+            self.weighted.update(dict.fromkeys(unit.exits, self.weighted[entry]))
+        if entry in self.maps:
+            for r in unit.exits:
+                keeps = unit.kind in _MAY_KEEP_MAPS and self.is_map(r, a)
+                if keeps or unit.kind in ("view", "scale", "shift"):
+                    self.maps[r] = _Map(a.softmax, a.origin if rearranges and len(unit.exits) == 1 else r)
+
+    def is_map(self, value: int, a: _Map) -> bool:
+        """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
+        return len(self.rows.labels.get(value, ())) == len(self.rows.labels.get(a.origin, ())) == 2
+
+    def piece(self, a: _Map, entry: int, product: int, v: int) -> _Labelled | None:
+        """Return a piece with its rows; None if its softmax is not over rows.
+
+        Args:
+            a: the map A.
+            entry: number of A, or of A ⊙ V before the sum over the keys.
+            product: number of A·V.
+            v: number of V.
+        """
+        labels, (scores, *_), axis = self.rows.labels, a.softmax.entries, a.softmax.axes[0]
+        piece = Piece(a.origin, scores, product, value=v)
+        label, at_map = labels.get(a.softmax.exit, ()), labels.get(a.origin, ())
+        if not label or len(at_map) != len(label):
+            return _Labelled(piece, None, None)
+        has_one_key = self.tape.shapes[a.softmax.exit][axis] == 1
+        sides = [len(label) - 1] if has_one_key else [i for i, t in enumerate(label) if _changes(t, axis)]
+        if len(sides) != 1:
+            return None
+        (side,) = sides  # of the keys, among the labels of the map; the queries are at 1 - side
+        by_diagonals = not all(constant_along(t, axis) for i, t in enumerate(label) if i != side)
+        if by_diagonals or _repeats(label, side, axis):  # a key that occurs twice has no unique position in a map
+            return _Labelled(piece, None, None)
+        keys, factors = at_map[side], self.factors(scores)
+        if len(factors) == 2:
+            piece = replace(piece, query=factors[1 - side], key=factors[side])
+        if len(label) == 2:
+            return _Labelled(piece, at_map[1 - side], keys)
+        if has_one_key:
+            return _Labelled(piece, keys, keys)
+        queries = _learned_queries(a.origin, axis, entry, product, self.rows)
+        return _Labelled(piece, queries, None if queries is None else keys, True)
+
+    def factors(self, scores: int) -> tuple[int, ...]:
+        """Return the two factors of the scores of a softmax, in the order of their labels; () if unknown."""
+        n, makers = scores, self.program.makers
+        while n in makers:
+            unit = makers[n]
+            if unit.kind in ("product", "gate"):
+                return unit.entries[:2]
+            if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
+                break
+            n = next((e for e in unit.entries if len(self.rows.labels.get(e, ())) == 2), unit.entries[0])
+        return ()
 
 
 def _changes(label: Tensor, axis: int) -> bool:
@@ -353,19 +397,6 @@ def _learned_queries(map_: int, axis: int, entry: int, product: int, rows: Rows)
     if not aligned or key.numel() != at_map.numel() or not torch.equal(key.reshape(at_map.shape), at_map):
         return None  # the map was rearranged before the product
     return query.reshape(single).expand(at_map.shape)
-
-
-def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...]:
-    """Return the two factors of the scores of a softmax, in the order of their labels; () if unknown."""
-    n = scores
-    while n in makers:
-        unit = makers[n]
-        if unit.kind in ("product", "gate"):
-            return unit.entries[:2]
-        if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
-            break
-        n = next((e for e in unit.entries if len(rows.labels.get(e, ())) == 2), unit.entries[0])
-    return ()
 
 
 def depths(tape: Tape, products: Container[int]) -> list[int]:

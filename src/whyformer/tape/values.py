@@ -30,7 +30,6 @@ class Tape:
         outputs: maps a module path to the numbers of the values that the module returned, one tuple for each run.
         written: numbers of the leaves that the pass overwrote and the recorder restored.
         changes_weights: whether the pass wrote into parameters, which are not restored.
-        versions: version counter of each leaf when it was recorded.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,6 @@ class Tape:
         self.outputs: dict[str, list[tuple[int, ...]]] = {}
         self.written: set[int] = set()
         self.changes_weights = False
-        self.versions: dict[int, int] = {}
         self._held: list[Tensor | None] = []
         self._recomputed: dict[int, Tensor] = {}
         self._numbers: dict[int, int] = {}
