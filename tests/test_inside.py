@@ -85,6 +85,10 @@ def test_replay_and_run_equal_a_forward_hook(name: str) -> None:
     assert torch.allclose(r.replay({value: torch.zeros_like(value.tensor)}), expected, atol=1e-12)
     assert torch.allclose(r.run({value: torch.zeros_like}), expected, atol=1e-12)
     assert not torch.allclose(r.logits(), expected)
+    for place in (path, value.number):
+        assert torch.equal(r.relevance(place, 1), r.relevance(value, 1))
+        assert torch.equal(r.replay({place: torch.zeros_like(value.tensor)}), r.replay({value: torch.zeros_like(value.tensor)}))
+        assert torch.equal(r.run({place: torch.zeros_like}), r.run({value: torch.zeros_like}))
 
 
 def test_vmap_over_replays_equals_single_replays() -> None:
@@ -226,8 +230,10 @@ def test_invalid_arguments_raise_with_remedy() -> None:
     r = record(model, inputs)
     with pytest.raises(InputError, match=r"bert\.encoder\.layer\.1"):
         r["bert.encoder.layers.1"]
+    with pytest.raises(InputError, match=r"bert\.encoder\.layer\.1"):
+        r.relevance("bert.encoder.layers.1")
     with pytest.raises(InputError, match="attnlrp"):
-        r.relevance(r["bert.encoder"], composite="attn_lrp")
+        r.relevance("bert.encoder", composite="attn_lrp")
     with pytest.raises(InputError, match="shape"):
         r.replay({r["bert.encoder"]: torch.zeros(1)})
     with pytest.raises(InputError, match="floating-point"):

@@ -195,17 +195,21 @@ class Record:
         first = f"{len(self.tape.calls)} calls, {len(self.units)} units between {ends}"
         return "\n".join([first, *self.program.lines(self.tape.modules)])
 
-    def value(self, number: int) -> Value:
-        """Return a value by its number on the tape.
+    def value(self, place: Value | int | str) -> Value:
+        """Return a value by its number on the tape, or by the path of the module that returned it.
 
         Raises:
-            InputError: there is no value with this number.
+            InputError: there is no value with this number; or as :meth:`__getitem__`.
         """
-        if not 0 <= number < len(self.tape):
-            raise InputError(f"the pass has the values 0 to {len(self.tape) - 1}, not {number}")
-        maker = self.tape.maker.get(number)
+        if isinstance(place, Value):
+            return place
+        if isinstance(place, str):
+            return self[place]
+        if not 0 <= place < len(self.tape):
+            raise InputError(f"the pass has the values 0 to {len(self.tape) - 1}, not {place}")
+        maker = self.tape.maker.get(place)
         module = "" if maker is None else self.tape.modules.get(maker.number, "")
-        return Value(number, self.tape.shapes[number], module, self._stored)
+        return Value(place, self.tape.shapes[place], module, self._stored)
 
     def runs(self, module: str) -> list[Value]:
         """Return the outputs of a module, one for each run; if it returned several tensors, the first.
@@ -243,12 +247,12 @@ class Record:
         return self._ready.resolver(target).read(self._pass.output()).detach()
 
     def walk_back(
-        self, wanted: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
+        self, wanted: Iterable[Value | int | str], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
         """Propagate from the target back to some values.
 
         Args:
-            wanted: values of the pass, or their numbers.
+            wanted: values of the pass, their numbers, or the paths of the modules that returned them.
             target: the class or output to explain, as for :func:`whyformer.explain`.
             composite: the rules, by name ("deep_taylor", "lrp", or a key of
                 :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object. "plain" is the gradient.
@@ -263,7 +267,7 @@ class Record:
             ModelError: a tensor that the pass read was changed since.
         """
         self._stored.refuse_changes()
-        values = [v if isinstance(v, Value) else self.value(v) for v in wanted]
+        values = [self.value(v) for v in wanted]
         for v in values:
             if not self.tape.floating(v.number):
                 raise InputError(f"value {v.number} is not floating-point, so no relevance flows through it")
@@ -280,12 +284,14 @@ class Record:
         self.tape.release()
         return {v: flows[v.number] for v in values}
 
-    def relevance(self, value: Value | int, target: Target = None, composite: str | Composite = "plain") -> Tensor:
+    def relevance(
+        self, value: Value | int | str, target: Target = None, composite: str | Composite = "plain"
+    ) -> Tensor:
         """Return the relevance of each element of a value x: x ⊙ m if the composite propagates multipliers m, as in
         gradient × input.
 
         Args:
-            value: a value of the pass, or its number.
+            value: a value of the pass, its number, or the path of the module that returned it.
             target, composite: as for :meth:`walk_back`.
 
         Returns:
@@ -295,7 +301,7 @@ class Record:
         return relevance
 
     def relevances(
-        self, values: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
+        self, values: Iterable[Value | int | str], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
         """Return the :meth:`relevance` of several values, computed in one walk."""
         rules = _composite(composite, self._ready.opened)
@@ -314,14 +320,15 @@ class Record:
         """
         return look_inside(self, target, composite, self._ready.resolver(target).describe(self.logits(target))[1])
 
-    def replay(self, changes: Mapping[Value, Tensor], target: Target = None) -> Tensor:
+    def replay(self, changes: Mapping[Value | int | str, Tensor], target: Target = None) -> Tensor:
         """Return ``[B, C]``, the logits of the recorded pass with some values replaced.
 
         Only calls that depend on the changes are repeated. ``torch.vmap`` over this method computes a batch of
         interventions.
 
         Args:
-            changes: maps a value to its replacement, a tensor of the same shape.
+            changes: maps a value, its number, or the path of the module that returned it, to its replacement, a tensor
+                of the same shape.
             target: selects the logits, as for :meth:`logits`.
 
         Raises:
@@ -330,31 +337,33 @@ class Record:
             InputError: the shape of a replacement differs from that of its value.
         """
         self._stored.refuse_changes()
-        for value, tensor in changes.items():
+        replaced = {self.value(place): tensor for place, tensor in changes.items()}
+        for value, tensor in replaced.items():
             if tensor.shape != value.shape:
                 shapes = f"{list(value.shape)}, and its replacement {list(tensor.shape)}"
                 raise InputError(f"value {value.number} has the shape {shapes}")
         end = self._pass.end
         numbers = [v.number for v in self.outputs.values()] + ([] if end is None else [end.logits])
-        tensors = replay_tape(self.tape, {v.number: t for v, t in changes.items()}, numbers)
+        tensors = replay_tape(self.tape, {v.number: t for v, t in replaced.items()}, numbers)
         values = dict(zip(numbers, tensors, strict=True))
         output = self._pass.output(lambda n: values[n] if n in values else self.tape[n])
         return self._ready.resolver(target).read(output)
 
-    def run(self, changes: Mapping[Value, Callable[[Tensor], Tensor]], target: Target = None) -> Tensor:
+    def run(self, changes: Mapping[Value | int | str, Callable[[Tensor], Tensor]], target: Target = None) -> Tensor:
         """Return ``[B, C]``, the logits of a new pass in which some values are replaced as they are computed.
 
         Slower than :meth:`replay`, but works for every model: after a change, the model may take another path.
 
         Args:
-            changes: maps a value to a function that takes its tensor and returns the replacement.
+            changes: maps a value, its number, or the path of the module that returned it, to a function that takes its
+                tensor and returns the replacement.
             target: selects the logits, as for :meth:`logits`.
 
         Raises:
             ModelError: a parameter was changed or replaced since.
         """
         self._stored.refuse_changes(self._ready.model)
-        inputs, change = self._ready.inputs, {v.number: f for v, f in changes.items()}
+        inputs, change = self._ready.inputs, {self.value(place).number: f for place, f in changes.items()}
         changed = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
         return self._ready.resolver(target).read(changed.output()).detach()
 
