@@ -272,9 +272,11 @@ class Sources:
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)
-            padding = torch.where(mask, -1, rows)
-            sample, column = (padding >= 0).nonzero(as_tuple=True)
-            real[sample, padding[sample, column]] = False
+            if len(key) == 1:  # if padding has no rows, as where the model sets it to 0, rows of no element are padding
+                real[((rows < 0) & ~mask).any(1)] = False
+            for chosen, value in ((~mask, False), (mask, True)):
+                sample, column = ((rows >= 0) & chosen).nonzero(as_tuple=True)
+                real[sample, rows[sample, column]] = value
         return real
 
     def _elements(self, name: str, count: int) -> Tensor:

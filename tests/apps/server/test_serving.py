@@ -349,6 +349,12 @@ def pending_request(content: str = "a film", method: str = "gae", **settings) ->
     return PendingRequest(content, method, settings, None)
 
 
+def run_in_thread(function) -> None:
+    """Run a coroutine function in a thread of its own, because other tests may have left an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(function())).result()
+
+
 @contextlib.asynccontextmanager
 async def run_batcher(session, limits: Limits):
     """A batcher that explains requests; at the end it is closed and its queue is empty."""
@@ -379,7 +385,7 @@ def test_full_queue_refuses_and_accepted_requests_finish(sst2, blocked_explain):
         with pytest.raises(HTTPException, match="429"):
             batcher.submit(pending_request())
 
-    asyncio.run(check())
+    run_in_thread(check)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -411,7 +417,7 @@ def test_work_ends_at_next_step_after_all_its_requests_are_cancelled(sst2, monke
                 await batcher.submit(pending_request(" "))
             assert (await batcher.submit(pending_request())).method == "gae"  # the batcher goes on
 
-    asyncio.run(check())
+    run_in_thread(check)
     assert steps == list(range(count))
     assert ended == [asyncio.CancelledError]  # once: the rows of a batch were not tried one by one
 
@@ -429,7 +435,7 @@ def test_cancelled_request_in_batch_is_not_started(sst2, blocked_explain):
             assert (await third).method == "saliency"
         assert explained == ["gae", "saliency"]
 
-    asyncio.run(check())
+    run_in_thread(check)
 
 
 def test_batch_has_requests_of_one_kind_from_the_whole_queue(sst2, monkeypatch):
@@ -441,7 +447,7 @@ def test_batch_has_requests_of_one_kind_from_the_whole_queue(sst2, monkeypatch):
             answers = [batcher.submit(pending_request(f"{m} {i}", m)) for i in range(3) for m in ("gae", "rollout")]
         assert all(isinstance(answer.exception(), ValueError) for answer in answers)
 
-    asyncio.run(check())
+    run_in_thread(check)
     assert batches == [["gae 0", "gae 1"], ["rollout 0", "rollout 1"], ["gae 2"], ["rollout 2"]]
 
 
