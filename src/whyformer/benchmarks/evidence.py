@@ -29,7 +29,7 @@ from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
 from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
-from whyformer.evaluation.statistics import Interval
+from whyformer.evaluation.statistics import Interval, bootstrap_of
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import last_row_only
 from whyformer.targets import Contrast, LogProbability, token_ids
@@ -271,10 +271,7 @@ def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float
 def _median(name: str) -> Callable[[Sequence[Values]], Interval | None]:
     def over(values: Sequence[Values]) -> Interval | None:
         figures = [v[name] for v in values if v.get(name) is not None]
-        if not figures:
-            return None
-        low, high = np.quantile(figures, [0.025, 0.975]).tolist()
-        return Interval(float(np.median(figures)), low, high, len(figures))
+        return bootstrap_of(np.median, figures) if figures else None
 
     return over
 

@@ -14,7 +14,7 @@ import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
 from whyformer.evaluation.holdout import Goal, measure, split
-from whyformer.evaluation.registry import METRICS
+from whyformer.evaluation.registry import METRICS, check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
@@ -228,9 +228,8 @@ def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: i
             raise InputError(f"arbitrate: {name} must be one of {', '.join(known)}, not {value!r}")
     if isinstance(holdout, bool) or not 0 <= holdout < 1:
         raise InputError(f"arbitrate: holdout must be at least 0 and less than 1, not {holdout!r}")
-    for name, count in (("labels", labels), ("batch_size", batch_size)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"arbitrate: {name} must be an integer of at least 1, not {count!r}")
+    check_count("arbitrate: labels", labels)
+    check_count("arbitrate: batch_size", batch_size)
 
 
 def _refuse_cancelling(
