@@ -20,6 +20,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import datasets
 import whyformer
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.features import Features
+from whyformer.explanation.result import Explanation
+from whyformer.jobs import summaries
 from whyformer.jobs.sources import open_source
 from whyformer.models import load
 from zoo_evaluate import tiny_vit
@@ -218,6 +221,15 @@ def test_word_summary_has_shares_intervals_and_examples(bert, tmp_path):
         maps.words(method="gae")
     with pytest.raises(InputError, match="texts have no mean map"):
         maps.mean_map()
+
+
+def test_mean_map_of_videos_has_their_time_steps(monkeypatch):
+    features = Features(grid=(2, 3), frames=4)
+    first, second = (Explanation(torch.rand(1, 24) - 0.5, "patch", "m", {}, torch.tensor([0]), torch.zeros(1, 2), features=features) for _ in range(2))
+    monkeypatch.setattr(summaries, "chosen", lambda *args, **options: iter([first, second]))
+    expected = sum(e.scores[0].double().numpy() / float(e.scores.double().abs().sum()) for e in (first, second)) / 2
+    assert summaries.mean_map(None).mean.shape == (4, 2, 3)
+    assert summaries.mean_map(None).mean.ravel() == pytest.approx(expected)
 
 
 def test_mean_map_of_aligned_pictures_is_mean_of_normalized_maps(vit, tmp_path):

@@ -3,7 +3,7 @@
 The prompts contain planted facts (:mod:`whyformer.datasets.planted`). A prompt is used if the model's most likely next
 token is the answer (agreement: if it prefers the correct verb; twin facts: if only the queried fact changes the
 answer). Alternatively, the prompts are stories that the model generates up to a pronoun, which refers to one of two
-names (:mod:`whyformer.datasets.stories`).
+names (:func:`~whyformer.datasets.planted.openings`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study, seconds
-from whyformer.datasets.planted import Planted, planted
-from whyformer.datasets.stories import Opening, openings, pronoun
+from whyformer.datasets.planted import Opening, Planted, openings, planted, pronoun
 from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
 from whyformer.evaluation.statistics import Interval, bootstrap_of

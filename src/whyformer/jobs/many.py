@@ -10,13 +10,12 @@ from typing import Any
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, ahead, open_session, read_one
 from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
 from whyformer.jobs.tables import check_data
-from whyformer.jobs.threads import ahead
 from whyformer.jobs.trial import TRIED, run_trial
 from whyformer.options import shows_options, split
 
