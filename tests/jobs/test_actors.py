@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from job_builders import contents, text_model, text_table
 
-from whyformer.jobs import ray as engine
+from whyformer.jobs import engines as engine
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import PartActor, record_parts, run_job
 from whyformer.jobs.local import Run, open_job

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,14 @@ def test_records_of_another_model_are_ignored(tmp_path: Path) -> None:
     repeated = run_benchmark("segmentation", other, data, tmp_path / "out", methods="rollout", processor=processor())
     assert repeated.resumed == 0
     assert repeated.report.counts["rollout"]["scored"] == 2
+
+
+def test_records_of_another_processor_are_ignored(tmp_path: Path) -> None:
+    data, tool = picture_folder(tmp_path / "data", count=2), processor()
+    run = partial(run_benchmark, "segmentation", tiny_vit(), data, tmp_path / "out", methods="rollout")
+    run(processor=tool)
+    assert run(processor=SimpleNamespace(**vars(tool))).measured == 0  # equal settings
+    assert run(processor=SimpleNamespace(**{**vars(tool), "image_mean": [0.1, 0.2, 0.3]})).resumed == 0
 
 
 def test_records_of_another_split_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
