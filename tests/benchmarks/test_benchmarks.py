@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from whyformer.benchmarks import BENCHMARKS
+from whyformer.benchmarks import BENCHMARKS, evidence
 from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.perturbation import topk_mask
@@ -155,6 +155,7 @@ def test_leaderboard_has_figures_of_other_benchmarks(tmp_path: Path, vit, bert) 
     assert positive == sorted(positive)
     behind = [table.cells[row, "Positive: behind the best"].measured for row in table.rows if row not in ("random", "ground_truth")]
     assert sum(interval is None for interval in behind) == 1
+    assert "in %" in table.title and "logits" not in table.title
     assert all(interval.value >= 0 for interval in behind if interval is not None)
 
 
@@ -189,11 +190,23 @@ def test_leaderboard_of_digit_scenes_uses_their_masks(tmp_path: Path) -> None:
         run_benchmark("leaderboard", out=tmp_path / "c", masks="scenes:2", **arguments)
 
 
+def test_medians_and_shares_have_intervals_that_shrink_with_more_samples() -> None:
+    few, many = ({str(i): {"kind": "fact", "cost": float(i % 10), "hit": 1.0} for i in range(n)} for n in (10, 640))
+    study = SimpleNamespace(configurations=parse_methods("gae", {}), samples=[])
+    widths = []
+    for results in (few, many):
+        cell = evidence.summarize(study, {"gae": results}).tables[0].cells["gae", "forward + backward (median)"].measured
+        assert cell.value == 4.5 and cell.low < 4.5 < cell.high
+        widths.append(cell.high - cell.low)
+    assert widths[1] < widths[0] / 2  # the range of the samples does not shrink
+
+
 def test_leaderboard_of_texts_has_auac_of_activation(tmp_path: Path, vit, bert) -> None:
     data = sentence_file(tmp_path / "data")
     report = run("leaderboard", tmp_path / "a", data, vit, bert, True, methods="gae,libragrad,gae:affinity=True").report
     assert {"gae", "libragrad"} <= set(report.tables[0].rows)
     assert "gae (affinity=True)" not in report.tables[0].rows
+    assert "AU-MSE in logits²" in report.tables[0].title
     activation = run("activation", tmp_path / "b", data, vit, bert, True, methods="gae,libragrad").report.tables[0]
     column = next(c for c in activation.columns if "AUAC" in c)
     value = report.tables[0].cells["gae", "AUAC ↑"].measured.value
@@ -312,6 +325,8 @@ def test_labels_outside_classes_of_model_raise(tmp_path: Path, vit, bert) -> Non
         ("perturbation", {"methods": "lrp,lrp"}, "listed twice"),
         ("perturbation", {"methods": "rollout:first=1"}, "no setting 'first'"),
         ("perturbation", {"batch_size": 0}, "batch size"),
+        ("perturbation", {"batch_size": True}, "batch size"),
+        ("perturbation", {"batch_size": 4, "samples_per_batch": 0}, "samples_per_batch"),
     ],
 )
 def test_invalid_options_raise_before_work(

@@ -71,10 +71,13 @@ def test_class_folders(tmp_path: Path) -> None:
     picture(tmp_path / "12" / "b.png")
     assert {(p.id, p.label) for p in class_folders(tmp_path)} == {("3/a.png", 3), ("12/b.png", 12)}
     assert open_pictures(tmp_path)[0] == "class_folders"
+    picture(tmp_path / "5" / "c.GIF")
+    picture(tmp_path / "5" / "d.tiff")
+    assert sum(p.label == 5 for p in class_folders(tmp_path)) == 2
     picture(tmp_path / "cats" / "c.png")
     with pytest.raises(LayoutError, match="names do not identify"):
         class_folders(tmp_path)
-    assert len(class_folders(tmp_path, {"3": 3, "12": 12, "cats": 1})) == 3
+    assert len(class_folders(tmp_path, {"3": 3, "12": 12, "5": 5, "cats": 1})) == 5
 
 
 def test_labels_of_thousand_synset_folders_follow_sorted_order(tmp_path: Path) -> None:
@@ -247,6 +250,10 @@ def test_tweeteval(tmp_path: Path) -> None:
     assert samples.labels == ("anger", "joy")
     assert [t.label for t in samples] == [1, 0]
     assert len(samples) == 2  # a line separator inside a tweet does not end it
+    (tmp_path / "mapping.txt").write_text("1\tjoy\n0\tanger\n")
+    with pytest.raises(LayoutError, match="order"):
+        tweeteval(tmp_path)
+    (tmp_path / "mapping.txt").write_text("0\tanger\n1\tjoy\n")
     (tmp_path / "test_labels.txt").write_text("1\n")
     with pytest.raises(LayoutError, match="2 texts and 1 labels"):
         tweeteval(tmp_path)
@@ -321,6 +328,13 @@ def test_saved_data_sets(tmp_path: Path) -> None:
     samples = saved_texts(tmp_path / "t")
     assert [(t.text, t.label) for t in samples] == [("good", 1), ("bad", 0)]
     assert samples.labels == ("no", "yes")
+    for labels, expected in (([-1, 0], [None, 0]), ([None, 1], [None, 1])):  # −1 stands for hidden labels
+        folder = tmp_path / str(expected)
+        datasets.Dataset.from_dict({"text": ["good", "bad"], "label": labels}).save_to_disk(str(folder))
+        assert [t.label for t in saved_texts(folder)] == expected
+    datasets.Dataset.from_dict({"text": ["good"], "label": [0.7]}).save_to_disk(str(tmp_path / "scores"))
+    with pytest.raises(LayoutError, match="indices"):
+        saved_texts(tmp_path / "scores")
     with pytest.raises(LayoutError, match="image"):
         saved_pictures(tmp_path / "t")
 

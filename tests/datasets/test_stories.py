@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from whyformer.datasets.stories import Opening, openings, pronoun
+from whyformer.datasets.planted import Opening, openings, pronoun
 
 LILY_AND_BEN = Opening("0", "Ben met Lily.", "Lily", "Ben")
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import bootstrap as scipy_bootstrap
 from scipy.stats import linregress, pearsonr, rankdata, spearmanr
 from skimage.metrics import structural_similarity
 
@@ -34,7 +35,7 @@ from whyformer.evaluation.metrics.sanity import (
     ssim,
     stages,
 )
-from whyformer.evaluation.statistics import bootstrap
+from whyformer.evaluation.statistics import bootstrap, bootstrap_of
 from whyformer.explanation.result import Explanation
 from zoo_evaluate import tiny_vit
 
@@ -65,6 +66,21 @@ def test_auac_and_au_mse_by_hand() -> None:
 
 
 # -- conservation ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("figure", [np.mean, np.median, np.std])
+def test_interval_of_any_figure_equals_scipy(figure: Any) -> None:
+    samples = np.random.default_rng(1).exponential(size=300)
+    interval, expected = bootstrap_of(figure, samples), scipy_bootstrap((samples,), figure, method="percentile", rng=0)
+    assert (interval.value, interval.count) == (pytest.approx(figure(samples)), 300)
+    assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.03)
+
+
+def test_draws_without_a_figure_are_left_out_of_the_interval() -> None:
+    interval = bootstrap_of(lambda pairs: conservation_fit(*pairs.T).slope, [[1.0, 1.0], [3.0, 2.0]])
+    assert (interval.value, interval.low, interval.high) == pytest.approx((2, 2, 2))
+    none = bootstrap_of(lambda pairs: conservation_fit(*pairs.T).slope, [[1.0, 2.0], [3.0, 2.0]])
+    assert np.isnan([none.value, none.low, none.high]).all()
+
+
 def test_conservation_fit_equals_scipy() -> None:
     generator = np.random.default_rng(0)
     f = generator.normal(size=40)

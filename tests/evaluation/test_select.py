@@ -17,9 +17,8 @@ import whyformer
 import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, ModelError
-from whyformer.evaluation.holdout import split
 from whyformer.evaluation.metrics.faithfulness import ranked_faithfulness
-from whyformer.evaluation.select import Arbitration, arbitrate
+from whyformer.evaluation.select import Arbitration, arbitrate, split
 from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
 from whyformer.methods.passes import record_pass

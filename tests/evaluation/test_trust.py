@@ -227,6 +227,10 @@ def test_invalid_arguments_raise() -> None:
     for steps in (0, -1, True, 2.5):
         with pytest.raises(InputError, match="steps must be"):
             whyformer.trust(e, model, BAG, steps=steps)
+        with pytest.raises(InputError, match="batch_size must be"):
+            whyformer.trust(e, model, BAG, batch_size=steps)
+        with pytest.raises(InputError, match="batch_size must be"):
+            whyformer.evaluate(model, BAG, e, batch_size=steps)
     with pytest.raises(InputError, match="at least one seed"):
         whyformer.trust(e, model, BAG, seeds=())
     with pytest.raises(InputError, match="there is no tokenizer: choose another baseline"):

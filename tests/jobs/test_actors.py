@@ -6,11 +6,10 @@ import numpy as np
 import pyarrow as pa
 from job_builders import contents, text_model, text_table
 
-from whyformer.jobs import ray as engine
+from whyformer.jobs import engines as engine
 from whyformer.jobs.description import Job
-from whyformer.jobs.engines import run_job
+from whyformer.jobs.engines import PartActor, record_parts, run_job
 from whyformer.jobs.local import Run, open_job
-from whyformer.jobs.ray import PartActor, record_parts
 
 
 def test_actor_results_are_recorded_as_parts(tmp_path):

@@ -340,7 +340,7 @@ def test_ray_actor_resumes_from_recorded_attempts(opened, tmp_path, monkeypatch)
     """A restarted actor continues from the recorded attempts, without the driver."""
     import numpy as np
 
-    from whyformer.jobs.ray import PartActor
+    from whyformer.jobs.engines import PartActor
 
     crash_in_model(monkeypatch, {17})
     job = with_out(opened, tmp_path / "out").job

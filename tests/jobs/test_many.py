@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import itertools
 import json
+from functools import partial
 
 import fsspec
 import numpy as np
@@ -20,9 +22,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import datasets
 import whyformer
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.features import Features
+from whyformer.explanation.result import Explanation
+from whyformer.jobs import summaries
 from whyformer.jobs.sources import open_source
 from whyformer.models import load
-from zoo_evaluate import tiny_vit
+from zoo_evaluate import tiny_bert, tiny_vit
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +223,27 @@ def test_word_summary_has_shares_intervals_and_examples(bert, tmp_path):
         maps.words(method="gae")
     with pytest.raises(InputError, match="texts have no mean map"):
         maps.mean_map()
+
+
+def test_folder_of_another_processor_is_refused(tmp_path):
+    model, tokenizer = tiny_bert()
+    words = [word for word in tokenizer.get_vocab() if word.isalpha()][:3]
+    run = partial(whyformer.explain_many, model, words, "input_x_gradient", out=tmp_path / "out")
+    first = run(processor=tokenizer).table()
+    assert run(processor=copy.deepcopy(tokenizer)).table().equals(first)
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["anotherword"])
+    with pytest.raises(InputError, match="processor was"):
+        run(processor=other)
+
+
+def test_mean_map_of_videos_has_their_time_steps(monkeypatch):
+    features = Features(grid=(2, 3), frames=4)
+    first, second = (Explanation(torch.rand(1, 24) - 0.5, "patch", "m", {}, torch.tensor([0]), torch.zeros(1, 2), features=features) for _ in range(2))
+    monkeypatch.setattr(summaries, "chosen", lambda *args, **options: iter([first, second]))
+    expected = sum(e.scores[0].double().numpy() / float(e.scores.double().abs().sum()) for e in (first, second)) / 2
+    assert summaries.mean_map(None).mean.shape == (4, 2, 3)
+    assert summaries.mean_map(None).mean.ravel() == pytest.approx(expected)
 
 
 def test_mean_map_of_aligned_pictures_is_mean_of_normalized_maps(vit, tmp_path):

@@ -24,7 +24,7 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.modules["torchvision"] = None  # the tests' torchvision does not fit torch
-from whyformer.jobs import ray as engine
+from whyformer.jobs import engines as engine
 from whyformer.jobs.description import Job
 
 class Dying(engine.PartActor):

@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from waiting import wait_for
 from whyformer.benchmarks.runner import run_benchmark
+from whyformer.datasets.readers import TEXT_READERS
+from whyformer.datasets.samples import Text, Texts
 from whyformer.errors import InputError
 from whyformer.jobs import lines
 from whyformer.jobs.records import RecordFile
-from zoo_evaluate import picture_folder, processor, tiny_vit
+from zoo_evaluate import picture_folder, processor, tiny_bert, tiny_vit
 
 
 def record(sample: str, key: str = "k", **values: float) -> dict:
@@ -174,3 +178,25 @@ def test_records_of_another_model_are_ignored(tmp_path: Path) -> None:
     repeated = run_benchmark("segmentation", other, data, tmp_path / "out", methods="rollout", processor=processor())
     assert repeated.resumed == 0
     assert repeated.report.counts["rollout"]["scored"] == 2
+
+
+def test_records_of_another_processor_are_ignored(tmp_path: Path) -> None:
+    data, tool = picture_folder(tmp_path / "data", count=2), processor()
+    run = partial(run_benchmark, "segmentation", tiny_vit(), data, tmp_path / "out", methods="rollout")
+    run(processor=tool)
+    assert run(processor=SimpleNamespace(**vars(tool))).measured == 0  # equal settings
+    assert run(processor=SimpleNamespace(**{**vars(tool), "image_mean": [0.1, 0.2, 0.3]})).resumed == 0
+
+
+def test_records_of_another_split_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of both splits have the same ids."""
+
+    def rows(path: Path, split: str = "test") -> Texts:
+        return Texts((Text("row-0", {"train": "a good film", "test": "a bad film"}[split], 0),))
+
+    monkeypatch.setitem(TEXT_READERS, "rows", (rows, lambda place: True))
+    model, tokenizer = tiny_bert()
+    run = partial(run_benchmark, "activation", model, tmp_path, tmp_path / "out", methods="input_x_gradient", processor=tokenizer, reader="rows")
+    run(split="train")
+    assert run(split="test").resumed == 0
+    assert run(split="train").measured == 0

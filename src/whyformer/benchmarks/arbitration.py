@@ -119,9 +119,7 @@ def summarize(study: Study, results: Results) -> Report:
         prime = heldout[np.arange(len(heldout)), picks]
         gains = {label: bootstrap(prime - heldout[:, n]) for n, label in enumerate(choosable)}
         for n, (label, gain) in enumerate(gains.items()):
-            share = 100 * float((picks == n).mean())
-            chosen = Interval(share, share, share, len(complete))
-            row(label, bootstrap(heldout[:, n]), gain, bootstrap(criterion[:, n]), chosen)
+            row(label, bootstrap(heldout[:, n]), gain, bootstrap(criterion[:, n]), bootstrap(100.0 * (picks == n)))
         fixed = f"Batch (best on average: {choosable[best]})"
         for label, figures in (("Prime (best of each sample)", prime), (fixed, heldout[:, best])):
             rows.append(label)

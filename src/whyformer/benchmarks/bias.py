@@ -25,7 +25,7 @@ from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
-from whyformer.evaluation.statistics import Interval, bootstrap
+from whyformer.evaluation.statistics import Interval, bootstrap, bootstrap_of
 
 Terms = Mapping[str, Sequence[str]]
 
@@ -139,15 +139,11 @@ def term_rank(word_scores: ArrayLike, position: int) -> int:
     return int((scores > scores[position]).sum()) + 1
 
 
-def group_difference(first: ArrayLike, second: ArrayLike, draws: int = 2000) -> Interval:
+def group_difference(first: ArrayLike, second: ArrayLike) -> Interval:
     """Return mean(first) − mean(second) with a 95 % percentile bootstrap interval; groups are resampled separately."""
-    a, b = np.asarray(first), np.asarray(second)
-    if not a.size or not b.size:
+    if not np.size(first) or not np.size(second):
         raise InputError("a group is empty")
-    generator = np.random.default_rng(0)
-    means = [v[generator.integers(v.size, size=(draws, v.size))].mean(1) for v in (a, b)]
-    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
-    return Interval(float(a.mean() - b.mean()), float(low), float(high), int(a.size + b.size))
+    return bootstrap_of(lambda a, b: a.mean() - b.mean(), first, second)
 
 
 def summarize(study: Study, results: Results) -> Report:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import numpy as np
-
 from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Report, Results, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study, usable
 from whyformer.evaluation.metrics.relevance import conservation_fit, relevance_sum
-from whyformer.evaluation.statistics import Interval
+from whyformer.evaluation.statistics import Interval, bootstrap_of
 from whyformer.explanation.result import Explanation
 
 
@@ -39,14 +37,10 @@ def _summed(explanation: Explanation | Exclusion) -> Values | Exclusion:
 COLUMNS = {"slope (1)": "slope", "intercept (0)": "intercept", "error (0)": "error", "correlation (1)": "correlation"}
 
 
-def _fitted(values: Sequence[Values], name: str, draws: int = 500) -> Interval:
-    """Return a figure of the fit with its percentile bootstrap interval over samples."""
-    x, y = np.array([v["logit"] for v in values]), np.array([v["sum"] for v in values])
-    generator = np.random.default_rng(0)
-    fits = [conservation_fit(y[p], x[p]) for p in generator.integers(len(x), size=(draws, len(x)))]
-    figures = np.array([getattr(fit, name) for fit in fits])
-    low, high = np.nanquantile(figures, [0.025, 0.975]) if np.isfinite(figures).any() else (float("nan"), float("nan"))
-    return Interval(getattr(conservation_fit(y, x), name), float(low), float(high), len(x))
+def _fitted(values: Sequence[Values], name: str) -> Interval:
+    """Return a figure of the fit with its interval over samples."""
+    pairs = [(v["sum"], v["logit"]) for v in values]
+    return bootstrap_of(lambda samples: getattr(conservation_fit(*samples.T), name), pairs)
 
 
 def summarize(study: Study, results: Results) -> Report:

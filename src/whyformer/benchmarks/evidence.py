@@ -3,7 +3,7 @@
 The prompts contain planted facts (:mod:`whyformer.datasets.planted`). A prompt is used if the model's most likely next
 token is the answer (agreement: if it prefers the correct verb; twin facts: if only the queried fact changes the
 answer). Alternatively, the prompts are stories that the model generates up to a pronoun, which refers to one of two
-names (:mod:`whyformer.datasets.stories`).
+names (:func:`~whyformer.datasets.planted.openings`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study, seconds
-from whyformer.datasets.planted import Planted, planted
-from whyformer.datasets.stories import Opening, openings, pronoun
+from whyformer.datasets.planted import Opening, Planted, openings, planted, pronoun
 from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
-from whyformer.evaluation.statistics import Interval
+from whyformer.evaluation.statistics import Interval, bootstrap_of
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import last_row_only
 from whyformer.targets import Contrast, LogProbability, token_ids
@@ -271,10 +270,7 @@ def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float
 def _median(name: str) -> Callable[[Sequence[Values]], Interval | None]:
     def over(values: Sequence[Values]) -> Interval | None:
         figures = [v[name] for v in values if v.get(name) is not None]
-        if not figures:
-            return None
-        low, high = np.quantile(figures, [0.025, 0.975]).tolist()
-        return Interval(float(np.median(figures)), low, high, len(figures))
+        return bootstrap_of(np.median, figures) if figures else None
 
     return over
 

@@ -20,7 +20,7 @@ from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Ta
 from whyformer.benchmarks.study import Batch, Benchmark, Exclusion, Measured, Study, seconds
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.metrics.faithfulness import accuracy_auc, au_mse, auac, curve_fractions
-from whyformer.evaluation.statistics import Interval, bootstrap
+from whyformer.evaluation.statistics import bootstrap, bootstrap_of
 from whyformer.models.readout import plain_logits
 
 PICTURES = (
@@ -167,15 +167,17 @@ def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
     for label, values in results.items():
         for title, name, scale in (("Cost, forwards", "cost", 1), ("Condition, %", "condition", 100)):
             measured_values = [scale * v[name] for v in values.values() if name in v]
-            median = statistics.median(measured_values or [0])
             if measured_values:
-                cells[label, title] = Cell(Interval(median, median, median, len(measured_values)))
+                cells[label, title] = Cell(bootstrap_of(np.median, measured_values))
     columns += ["Cost, forwards", *(["Condition, %"] if study.modality == "image" else [])]
     labels = [c.label for c in study.configurations]
     if columns and rows:
         sign = -1 if READ[rows[0]][1] else 1
         labels.sort(key=lambda label: sign * _value(cells.get((label, rows[0]))))
-    return Table("leaderboard", "Methods, the best first", "Method", tuple(labels), tuple(columns), cells)
+    units = {"%": [t[:-2] for t in rows if t != "AU-MSE ↓"], "logits²": [t[:-2] for t in rows if t == "AU-MSE ↓"]}
+    stated = [f"{', '.join(titles)} in {unit}" for unit, titles in units.items() if titles]
+    heading = "; ".join(["Methods, the best first", *stated])
+    return Table("leaderboard", heading, "Method", tuple(labels), tuple(columns), cells)
 
 
 def _value(cell: Cell | None) -> float:

@@ -16,8 +16,8 @@ from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
 from whyformer.jobs.actors import actor_results, connected
+from whyformer.jobs.batching import ahead
 from whyformer.jobs.records import Record, plain
-from whyformer.jobs.threads import ahead
 from whyformer.models.loading import fingerprint, opened
 
 Read = Tensor | None | Exception

@@ -22,9 +22,10 @@ from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
+from whyformer.evaluation.registry import check_count
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
-from whyformer.jobs.description import check_values
+from whyformer.jobs.description import check_values, processor_name
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -105,8 +106,8 @@ def run_benchmark(
         if option not in benchmark.options:
             known = ", ".join(f"{k}={v!r}" for k, v in benchmark.options.items())
             raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
-    if batch_size < 1:
-        raise InputError("the batch size must be at least 1")
+    check_count("the batch size", batch_size)
+    check_count("samples_per_batch", samples_per_batch)
     place = Engine(engine, workers, address, actors)
     check_values(vars(place))
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
@@ -122,8 +123,9 @@ def run_benchmark(
         "benchmark": name,
         "options": {k: v for k, v in changed.items() if k not in ("count", "files", "constant")},
         "model": fingerprint(study.model),
-        "data": f"{study.reader}:{study.data_name}",
+        "data": f"{study.reader}:{study.data_name}" + (f":{split}" if split else ""),
         "seed": seed,
+        **({} if processor is None else {"processor": processor_name(processor)}),
     }
     keys = {c.label: c.key(common) for c in study.configurations}
     total = len(study.samples) * len(study.configurations)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from whyformer.errors import InputError, WhyformerError
-
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+from whyformer.inputs.pictures import SUFFIXES
 
 
 class LayoutError(InputError):
@@ -138,4 +137,4 @@ def listing(folder: Path, count: int = 5) -> str:
 
 def pictures_in(folder: Path) -> list[Path]:
     """Return the pictures directly in a folder, sorted by name."""
-    return sorted(p for p in folder.glob("*") if p.suffix.lower() in PICTURE_SUFFIXES)
+    return sorted(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES)

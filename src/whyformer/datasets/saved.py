@@ -46,7 +46,16 @@ def _open(path: str | Path, split: str | None, columns: tuple[str, ...]) -> tupl
     column, label = (next((n for n in names if n in data.column_names), None) for names in (columns, _LABELS))
     if column is None:
         raise wrong_layout(Path(path), f"a column named {' or '.join(columns)}", ", ".join(data.column_names))
-    return data, column, [None] * len(data) if label is None else [int(value) for value in data[label]]
+    return data, column, [None] * len(data) if label is None else [_class(value, Path(path)) for value in data[label]]
+
+
+def _class(value: Any, place: Path) -> int | None:
+    """Return the index of a class; None for an unlabelled row, such as the label −1 of hidden test labels."""
+    if value is None or value == -1:
+        return None
+    if int(value) != value or value < 0:
+        raise wrong_layout(place, "indices of classes as labels", f"the label {value}")
+    return int(value)
 
 
 def _rows(path: str | Path, split: str | None) -> Any:

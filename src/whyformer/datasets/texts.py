@@ -63,6 +63,9 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
         for name in (f"{split}_text.txt", f"{split}_labels.txt", "mapping.txt")
     )
     names = [line.split("\t")[1].strip() for line in mapping if line.strip()]
+    numbers = [line.split("\t")[0].strip() for line in mapping if line.strip()]
+    if numbers != [str(i) for i in range(len(names))]:
+        raise wrong_layout(folder / "mapping.txt", "the numbers 0, 1 ... in order", ", ".join(numbers[:5]))
     if len(texts) != len(labels):
         raise wrong_layout(folder, "a label for each text", f"{len(texts)} texts and {len(labels)} labels")
     file, pairs = folder / f"{split}_labels.txt", enumerate(zip(texts, labels, strict=True))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
-from whyformer.errors import InputError
-from whyformer.evaluation.holdout import Goal, measure, split
-from whyformer.evaluation.registry import METRICS
+from whyformer.errors import InputError, ModelError
+from whyformer.evaluation.registry import METRICS, Plan, check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.removal import Removal, removal
+from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods import find
 from whyformer.methods.sharing import sharing
 from whyformer.methods.task import Task
@@ -26,6 +27,8 @@ from whyformer.prepared import Prepared
 from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
+Goal = Callable[[Tensor], Tensor]
+Parts = tuple[list[int], list[int]]
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
 PLANS = {n: m.plan(**{"steps": 10} if "steps" in m.settings else {}) for n, m in METRICS.items() if m.plan}
 """Metrics to choose by. Curves have ten steps, because each part holds few features."""
@@ -228,9 +231,8 @@ def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: i
             raise InputError(f"arbitrate: {name} must be one of {', '.join(known)}, not {value!r}")
     if isinstance(holdout, bool) or not 0 <= holdout < 1:
         raise InputError(f"arbitrate: holdout must be at least 0 and less than 1, not {holdout!r}")
-    for name, count in (("labels", labels), ("batch_size", batch_size)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"arbitrate: {name} must be an integer of at least 1, not {count!r}")
+    check_count("arbitrate: labels", labels)
+    check_count("arbitrate: batch_size", batch_size)
 
 
 def _refuse_cancelling(
@@ -247,6 +249,60 @@ def _refuse_cancelling(
             f"mean of a map that is the same for every class is always 0 ({', '.join(same)}): pass labels= of less "
             f"than {classes}, choose another mode, or leave these candidates out"
         )
+
+
+# -- measuring --------------------------------------------------------------------------------------------------
+def split(features: list[int], holdout: float, seed: int) -> Parts:
+    """Split features into (selection, held out), each sorted; both are all features if none can be held out."""
+    if not features:
+        raise InputError("arbitrate: a sample has no features that can be removed")
+    if holdout == 0 or len(features) < 2:
+        return features, features
+    count = min(max(round(len(features) * holdout), 1), len(features) - 1)
+    mixed = [features[i] for i in torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).tolist()]
+    return sorted(mixed[count:]), sorted(mixed[:count])
+
+
+def measure(
+    task: Task, removed: Removal, plan: Plan, scores: Sequence[Sequence[Tensor]], goals: Sequence[Goal],
+    parts: Sequence[Parts], logits: Tensor, batch_size: int,
+) -> tuple[Tensor, dict[str, int]]:  # fmt: skip
+    """Compute a metric of explanations on both parts of the features; explanations share perturbed inputs.
+
+    Args:
+        task: the model and its inputs.
+        removed: how features are removed.
+        plan: the metric.
+        scores: ``[B, P]`` for each of M explanations and each of K goals.
+        goals: functions logits ``[B, C]`` -> measured output ``[B]``.
+        parts: parts of each sample, see :func:`split`.
+        logits: ``[B, C]`` of the clean inputs.
+        batch_size: perturbed samples in one forward pass.
+
+    Returns:
+        The values ``[2, M, B, K]``, and the number of "perturbed" inputs, also without sharing ("unshared").
+    """
+    rows: dict[tuple[int, tuple[int, ...]], int] = {}
+    requests: dict[tuple[int, int, int, int], tuple[np.ndarray, list[int]]] = {}
+    unshared: list[set[int]] = [set() for _ in scores]
+    for p, m, b, k in itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals))):
+        part = np.array(parts[b][p])
+        selected = scores[m][k][b][parts[b][p]].cpu().numpy()
+        subsets = [tuple(part[mask].tolist()) for mask in plan.masks(selected)]
+        # -1 stands for the clean output, which is known
+        needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
+        requests[p, m, b, k] = selected, needed
+        unshared[m].update(row for row in needed if row >= 0)
+    outcomes = logits_without(task, removed, list(rows), batch_size, "removing features")
+    if not bool(torch.isfinite(outcomes).all()):
+        raise ModelError(f"{task.method}: the logits without some features are not finite: choose another baseline")
+    clean = [goal(logits).double().cpu().numpy() for goal in goals]
+    outputs = [values_of(goal, outcomes, [b for b, _ in rows], logits).double().cpu().numpy() for goal in goals]
+    figures = torch.zeros(2, len(scores), len(parts), len(goals), dtype=torch.float64)
+    for (p, m, b, k), (selected, needed) in requests.items():
+        observed = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in needed])
+        figures[p, m, b, k] = float(plan.score(selected, float(clean[k][b]), observed)[0])
+    return figures, {"perturbed": len(rows), "unshared": sum(map(len, unshared))}
 
 
 # -- candidates ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case, read_target
-from whyformer.evaluation.registry import Metric, find_metric
+from whyformer.evaluation.registry import Metric, check_count, find_metric
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split
@@ -93,8 +93,7 @@ def evaluate(
     options, settings = split(options_and_settings)
     chosen = find_metric(metric)
     full = chosen.complete(settings)
-    if batch_size < 1:
-        raise InputError("batch_size must be at least 1")
+    check_count("batch_size", batch_size)
     ready = open_model(model, processor, **options).prepare(inputs)
     modality = "image" if ready.inputs.modality == "image" else "text"
     if chosen.modality not in ("both", modality):

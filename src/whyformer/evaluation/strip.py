@@ -14,6 +14,7 @@ from whyformer.baselines import Filling, names_for
 from whyformer.errors import InputError
 from whyformer.evaluation.case import read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
+from whyformer.evaluation.registry import check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.display import actual_method
 from whyformer.explanation.result import Explanation
@@ -73,6 +74,7 @@ def perturbation_strip(
     Raises:
         InputError: the input is not a picture, the map is constant, or the fractions do not increase.
     """
+    check_count("batch_size", batch_size)
     if baseline not in names_for("image"):
         raise InputError(f"baseline must be one of {', '.join(names_for('image'))}, not {baseline!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):

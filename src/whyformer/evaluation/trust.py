@@ -14,6 +14,7 @@ from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
+from whyformer.evaluation.registry import check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_input, of_map
@@ -194,6 +195,7 @@ def trust(
         InputError: there are no inputs, the scores do not fit them, or the baseline is not available for them.
     """
     fractions = equal_steps(steps)
+    check_count("batch_size", batch_size)
     if not len(seeds):
         raise InputError("trust compares with random maps: pass at least one seed")
     samples = inputs

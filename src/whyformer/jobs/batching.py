@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from PIL import Image
@@ -28,6 +30,8 @@ from whyformer.options import Keywords
 from whyformer.prepared import Prepared
 from whyformer.targets import check_target, class_index
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 WINDOW = 8
 """Number of batches that are read ahead and sorted by length."""
 
@@ -258,6 +262,22 @@ def read_one(row: Row) -> RowContent:
         return RowContent(row, content, digest_of(content))
     except Exception as error:  # a user's Dataset may raise any exception
         return RowContent(row, error=error)
+
+
+def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, most: int) -> Iterator[Result]:
+    """Yield ``read(item)`` for each item in order, computed by ``workers`` threads, at most ``most`` ahead."""
+    with ThreadPoolExecutor(workers, "whyformer-read") as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) > most:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------

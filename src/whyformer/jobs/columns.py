@@ -116,7 +116,7 @@ class Rows:
             "target": target, "target_name": None if e.target_names is None else e.target_names[0],
             "probability": e.probability(target),
             "level": e.level,
-            "shape": _shape(e),
+            "shape": shape_of(e),
             "scores": stored, "top": top, "logits": e.logits[0].float().numpy(),
             "tokens": None if e.tokens is None else e.tokens[0],
             "offsets": None if e.offsets is None else [n for pair in e.offsets[0] for n in pair],
@@ -128,7 +128,7 @@ class Rows:
         }  # fmt: skip
 
 
-def _shape(e: Explanation) -> list[int]:
+def shape_of(e: Explanation) -> list[int]:
     """Return the shape of the scores of one sample; of patches (time steps,) rows and columns."""
     grid = [] if e.grid is None else [n for n in (e.features.frames, *e.grid) if n is not None]
     return grid if e.level == "patch" and math.prod(grid) == e.scores[0].numel() else list(e.scores.shape[1:])

@@ -1,12 +1,24 @@
-"""``run_job``: run a job on its engine."""
+"""``run_job``: run a job on its engine, this process or Ray.
+
+On Ray, actors that each hold the model compute the parts, and this process writes the manifest.
+Each actor writes its parts under their final names. A part that is computed twice has the same bytes, so Ray may
+repeat a task whose actor died. All machines must see ``out`` and the input under the same names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+from whyformer.errors import LoadError
+from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.description import Job
-from whyformer.jobs.local import Track, explain_opened, open_job
-from whyformer.jobs.ray import run_on_ray
+from whyformer.jobs.local import Run, Track, explain_opened, make_part, open_job
+from whyformer.jobs.manifest import read_part
 from whyformer.jobs.reading import Maps
 
 
@@ -24,3 +36,73 @@ def run_job(job: Job, *, track: Track | None = None, say: Callable[[str], None] 
     if job.engine == "ray":
         return run_on_ray(job, track=track, say=say)
     return explain_opened(open_job(job), track, say)
+
+
+class PartActor:
+    """An actor that loads the model once and computes parts one after another."""
+
+    def __init__(self, job: Job) -> None:
+        self.opened = open_job(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Compute the parts of a batch, and return a record of each part as columns.
+
+        ``part`` is the entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
+        input ended with the previous part.
+        """
+        records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
+        return {name: [record[name] for record in records] for name in records[0]}
+
+    def _record(self, number: int, size: int) -> dict[str, Any]:
+        explained = make_part(self.opened, number, size)
+        record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
+        if explained is None or (not explained.facts.rows and number):
+            return record
+        part = explained.write(Path(self.opened.job.out))
+        return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
+
+
+def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
+    """Run a job (see :func:`run_job`) on Ray Data.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        LoadError: the cluster does not answer, actors died too often, or the number of rows is unknown.
+    """
+    with ExitStack() as stack:
+        run = stack.enter_context(Run(open_job(job), say))
+        ray = stack.enter_context(connected(job.address, job.actors))
+        while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
+            too_large = _compute_missing(ray, job, run, todo, track)
+            if too_large is None:
+                break
+            run.halve(too_large)
+        run.finish()
+    return Maps(run.folder.path)
+
+
+def _known_end(run: Run) -> list[int]:
+    raise LoadError(f'engine = "ray" needs an input with a known number of rows, unlike {run.opened.source.name}')
+
+
+def _compute_missing(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
+    """Compute the missing parts; return the number of the first that did not fit into memory, or None."""
+    device = None if job.options.device is None else str(job.options.device)
+    items = [{"number": number, "size": run.size(number)} for number in todo]
+    with closing(actor_results(ray, PartActor, (job,), items, actors=job.actors, device=device)) as records:
+        return record_parts(run, records if track is None else track(records, "parts", len(items)))
+
+
+def record_parts(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
+    """Record the parts of the actors; return the number of the first that did not fit into memory, or None."""
+    too_large = []
+    for record in records:
+        if not record["fits"]:
+            too_large.append(record["number"])
+        elif record["part"]:
+            part = read_part(json.loads(record["part"]))
+            run.monitor.part(part.rows, part.written, part.failed, record["warned"])
+            run.add(part)
+            run.failed += part.failed
+            run.check_failures([])
+    return min(too_large, default=None)

@@ -16,21 +16,23 @@ import torch
 from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Session, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, ahead, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.folder import Folder
 from whyformer.jobs.manifest import FAILURES, Part, job_facts, job_id, part_name
 from whyformer.jobs.monitoring import Monitor
-from whyformer.jobs.overlays import write_overlays
+from whyformer.jobs.ownership import OVERLAYS
 from whyformer.jobs.parts import PartFacts, UnwrittenPart, failures_of
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source
 from whyformer.jobs.sources import open_source
-from whyformer.jobs.threads import ahead
 from whyformer.jobs.trial import TRIED, Trial, run_trial
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
+from whyformer.show import encode, figure, html
+from whyformer.show.files import slug, write_all
+from whyformer.show.words import target_name
 
 Track = Callable[..., Iterable[Any]]
 
@@ -227,6 +229,22 @@ def _explained(opened: OpenedJob, listed: list[Row], size: int, may_fail: int | 
         if may_fail is not None and len(rows.failures) > may_fail:
             break
     return rows
+
+
+def write_overlays(out: Path, explained: RowResult) -> None:
+    """Write the overlays of one row atomically; names consist of the row's index, the method and the class.
+
+    Raises:
+        LoadError: the disk is full or not writable.
+    """
+    contents = {}
+    for number, e in enumerate(explained.explanations):
+        name = f"{explained.row.index:08d}-{number}-{slug(e.method, target_name(e), limit=60)}"
+        if e.level == "token":
+            contents[f"{name}.html"] = html.page([e], explained.row.id).encode()
+        else:
+            contents[f"{name}.png"] = encode(figure(e), "png")
+    write_all(out / OVERLAYS, contents)
 
 
 class Run(ExitStack):

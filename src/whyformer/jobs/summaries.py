@@ -16,6 +16,7 @@ from whyformer.errors import InputError
 from whyformer.evaluation.metrics.sanity import spearman
 from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.explanation.result import Explanation
+from whyformer.jobs.columns import shape_of
 from whyformer.show.words import words as words_of
 from whyformer.targets import class_index
 
@@ -109,7 +110,10 @@ def words(
 
 @dataclass(frozen=True)
 class MeanMap:
-    """The ``mean`` and standard ``deviation`` ``[rows, columns]`` of ``count`` maps, each scaled to Σ |score| = 1."""
+    """The ``mean`` and standard ``deviation`` of ``count`` maps, each scaled to Σ |score| = 1.
+
+    The shape is ``[rows, columns]``, or ``[time, rows, columns]`` of videos.
+    """
 
     method: str
     target: str
@@ -134,7 +138,7 @@ def mean_map(maps: Maps, target: int | str | None = None, method: str | None = N
     for e in chosen(maps, target, method, every=True):
         if e.level == "token":
             raise InputError("texts have no mean map: use words() instead")
-        scores = e.scores[0].double().numpy().reshape(e.grid or e.scores.shape[1:])
+        scores = e.scores[0].double().numpy().reshape(shape_of(e))
         scores = scores / (np.abs(scores).sum() or 1.0)
         if total is not None and scores.shape != total.shape:
             raise InputError(f"maps of shapes {total.shape} and {scores.shape} are not aligned, so they have no mean")

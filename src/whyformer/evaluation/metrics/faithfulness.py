@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.errors import InputError
 from whyformer.evaluation.case import Case
-from whyformer.evaluation.registry import Array, metric, perturbation
+from whyformer.evaluation.registry import Array, check_count, metric, perturbation
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The nine steps of the published curves; :func:`curve_fractions` adds the clean point 0."""
@@ -115,8 +114,7 @@ for _name, _which, _better in (("positive", "highest", "lower"), ("negative", "l
 # -- deletion and insertion (RISE) -----------------------------------------------------------------
 def equal_steps(steps: int) -> tuple[float, ...]:
     """Return the fractions 0, 1/steps ... 1."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be an integer of at least 1, not {steps!r}")
+    check_count("steps", steps)
     return tuple(i / steps for i in range(steps + 1))
 
 
