@@ -85,7 +85,8 @@ class Sources:
                     reason = f"it looks up the tokens of '{name}' sample by sample: explain one sample at a time"
                     way = ", with batch_size=1" if "batch_size" in METHODS[self.method].settings else ""
                     raise self.refuse(reason + way, verdict=NOT_YET)
-                if looked_up[name].isdisjoint(looked_up[source] - {-1}):
+                own = looked_up[source] - {-1}  # empty for a start token alone
+                if own and looked_up[name].isdisjoint(own):
                     raise self.refuse(f"it looks up the tokens of its input '{name}' in parts", verdict=NOT_YET)
                 decoder, count = f"decoder_{name}", len(source) - len(name) + 1
                 is_first = count == 2 and decoder in takes and decoder not in self.scored_inputs

@@ -15,7 +15,7 @@ from torch import Tensor
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
-from whyformer.tape.rearranging import along_features, padded, rearranged, window
+from whyformer.tape.rearranging import along_features, holds_rows, padded, rearranged, window
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
@@ -77,7 +77,7 @@ class _Labeller:
         self.labels = self.rows.labels
         self.ids: dict[int, Tensor] = {}  # integer value -> number of the input element that each id is; 0 for none
         self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each input element, by number
-        self.first: dict[str, tuple[int, int]] = {}  # source -> (number of its first element, length of its last axis)
+        self.first: dict[str, tuple[int, torch.Size]] = {}  # source -> (number of its first element, shape)
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
         self.blank: set[int] = set()  # values that hold only padding
@@ -128,7 +128,7 @@ class _Labeller:
             return
         if not self.tape.floating(source.value):
             samples = samples.expand(shape)
-            self.first[source.name] = len(self.elements), shape[-1]
+            self.first[source.name] = len(self.elements), shape
             self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)
             self.elements += [(source.name, s) for s in samples.flatten().tolist()]
             return
@@ -150,7 +150,7 @@ class _Labeller:
             samples, name = self._samples_of(ids)
             if samples is None:
                 return True
-            first, length = self.first[name]
+            first, (*_, length) = self.first[name]
             elements = torch.where(ids > 0, (ids - first) % length, -1)
             while name in self.rows.roots:
                 name += "'"
@@ -166,8 +166,14 @@ class _Labeller:
 
     def _samples_of(self, ids: Tensor) -> tuple[Tensor | None, str]:
         """Return the samples and the source of element numbers. A 0, such as a start token, gets the sample of its
-        neighbours. Samples are None if unknown."""
+        neighbours; without neighbours, that of the elements of the only input of ids in the same place along the first
+        axis. Samples are None if unknown."""
         listed = ids.flatten().tolist()
+        if not any(listed) and len(self.first) == 1:
+            ((name, (first, shape)),) = self.first.items()
+            if shape[0] == len(ids):
+                own = [self.elements[i][1] for i in range(first, first + shape.numel(), shape[1:].numel())]
+                return torch.tensor(own).view(-1, *(1,) * (ids.dim() - 1)).expand(ids.shape).contiguous(), name
         names = [self.elements[i][0] for i in listed]
         samples = torch.tensor([self.elements[i][1] if i else -1 for i in listed]).view(ids.shape)
         if bool((samples >= 0).all()):
@@ -197,7 +203,7 @@ class _Labeller:
             self._move(call, labels)
             return
         self.blends = False
-        label = tuple(filter(_holds_rows, self._label_of(call, labels, shape)))
+        label = tuple(filter(holds_rows, self._label_of(call, labels, shape)))
         for r in call.results:
             if label and self.tape.floating(r) and self.tape.shapes[r] == shape:
                 self.labels[r] = label
@@ -267,7 +273,7 @@ class _Labeller:
         for part in range(max(map(len, labels))):
             numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
             for r, label in zip(call.results, rearranged(call, numbers), strict=True):
-                if self.tape.floating(r) and _holds_rows(label):
+                if self.tape.floating(r) and holds_rows(label):
                     label = self._shared(slim(label)).expand(self.tape.shapes[r])
                     if call.name == "cat":
                         label = self._fill(call, labels, label)
@@ -485,11 +491,6 @@ def _is_crossed(a: Tensor, b: Tensor) -> bool:
     """Return True if each of two labels changes along an axis along which the other is constant, as in a map."""
     moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
     return (True, False) in moves and (False, True) in moves
-
-
-def _holds_rows(label: Tensor) -> bool:
-    """Return False for a label that consists only of padding."""
-    return bool(thin(label).any())
 
 
 def _is_pointwise(call: Call) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.rows import Label, constant_along
+from whyformer.tape.rows import Label, constant_along, thin
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["along_features", "padded", "rearranged", "window"]
+__all__ = ["along_features", "holds_rows", "padded", "rearranged", "window"]
 
 _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
@@ -55,3 +55,8 @@ def window(tape: Tape, call: Call) -> tuple[Any, ...]:
     arguments = (call.argument(name) for name in ("stride", "dilation", "padding"))
     stride, dilation, padding = (tuple(n) if len(n) > 1 else (*n,) * len(kernel) for n in arguments)
     return (*stride, *(d * (k - 1) / 2 - p for d, k, p in zip(dilation, kernel, padding, strict=True)))
+
+
+def holds_rows(label: Tensor) -> bool:
+    """Return False for a label that consists only of padding."""
+    return bool(thin(label).any())

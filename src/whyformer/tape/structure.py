@@ -339,8 +339,8 @@ class _MapSearch:
             piece = replace(piece, query=factors[1 - side], key=factors[side])
         if len(label) == 2:
             return _Labelled(piece, at_map[1 - side], keys)
-        if has_one_key:
-            return _Labelled(piece, keys, keys)
+        if has_one_key:  # a learned query gets the number of the only key too, but it is no factor that carries
+            return _Labelled(piece, *((keys, keys) if len(factors) == 2 else (None, None)))
         queries = _learned_queries(a.origin, axis, entry, product, self.rows)
         return _Labelled(piece, queries, None if queries is None else keys, True)
 
@@ -353,7 +353,10 @@ class _MapSearch:
                 return unit.entries[:2]
             if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
                 break
-            n = next((e for e in unit.entries if len(self.rows.labels.get(e, ())) == 2), unit.entries[0])
+            before = next((e for e in unit.entries if len(self.rows.labels.get(e, ())) == 2), unit.entries[0])
+            if unit.kind == "layer" and self.tape.shapes[n].numel() < self.tape.shapes[before].numel():
+                break  # the product of keys with learned queries
+            n = before
         return ()
 
 
