@@ -18,6 +18,7 @@ import zoo
 from whyformer.errors import InputError
 from whyformer.evaluation import evaluate
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.warnings import incomplete
 from whyformer.models.loading import load
 
 TEXTS = ["a gripping and moving film", "the plot is thin and nothing in it works"]
@@ -178,6 +179,20 @@ def test_warnings_of_diagnostics() -> None:
     assert "the same for every class" in first[1]
     assert all(line in str(result) for line in first)
     assert whyformer.trust(explanation_of(weights(model)), model, BAG, processor()).warnings == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "warned"),
+    [
+        (0.3, 0.4, True),  # the sum may have the wrong sign, although the error is only 4 % of Σ|score|
+        (0.3, 0.14, False),
+        (0.01, 0.09, False),  # both are below 1 % of Σ|score|
+        (8.0, 0.6, True),
+    ],
+)
+def test_error_of_completeness_is_compared_with_the_difference(difference: float, error: float, warned: bool) -> None:
+    facts = {"completeness": {"difference": [difference], "error": [error]}}
+    assert bool(incomplete(facts, 0, size=10.0)) == warned
 
 
 def test_constant_map_is_not_measurable() -> None:

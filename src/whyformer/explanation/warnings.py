@@ -64,20 +64,22 @@ def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
 
 
 def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
-    """Warn if the scores do not add up to f(x) − f(baseline).
+    """Warn if the scores do not add up to f(x) − f(baseline): within 5 % of their size, and within half of the
+    difference or 1 % of their size.
 
     More steps are advised if the error of all steps is less than half the error of every second step.
 
     Args:
         diagnostics: diagnostics of the whole batch.
         sample: index of the sample.
-        size: Σ |score|, which the error is compared with: f(x) − f(baseline) may be close to 0.
+        size: Σ |score|. The error is not only compared with f(x) − f(baseline), which may be close to 0.
     """
     figure = diagnostics.get("completeness")
     if not isinstance(figure, Mapping):
         return []
     whole, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
-    if error <= _MISSED * max(whole, size):
+    total = max(whole, size, 1e-12)
+    if error <= min(_MISSED * total, max(whole / 2, _LOST * total)):
         return []
     before = figure.get("error_of_half")
     helped = before is None or error < float(before[sample]) / 2
@@ -86,8 +88,8 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
         "baseline): choose another baseline, or a method without a path, such as occlusion"
     )
     return [
-        f"the scores add up to f(x) − f(baseline) only within {_percent(error / max(whole, size, 1e-12))} of their "
-        f"size: {way}"
+        f"the scores add up to f(x) − f(baseline) only within {_percent(error / total)} of Σ|score|, of which "
+        f"f(x) − f(baseline) is {_percent(whole / total)}: {way}"
     ]
 
 
