@@ -229,7 +229,7 @@ def _from_texts(
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(
             "this is a text, and the processor is no tokenizer: pass an input of the kind that the model reads, or, if "
-            "it reads text, its tokenizer as processor="
+            "it reads text, its tokenizer (AutoTokenizer) as processor="
         )
     check_texts(texts)
     check_texts(pairs or [], "text_pair")
@@ -318,7 +318,7 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     if hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor"):
         raise InputError(
             "this is a picture, and the processor is a tokenizer: pass a text, or, if the model reads pictures, its "
-            "image processor as processor="
+            "image processor (AutoImageProcessor) as processor="
         )
     # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
