@@ -288,8 +288,8 @@ def _generator(model: nn.Module) -> Any:
     generate: Any = getattr(model, "generate", None)
     if not callable(generate) or (callable(able) and not able()):
         raise InputError(
-            f"{type(model).__name__} cannot generate text: pass a continuation if it is a language model; explain() "
-            "takes any other"
+            f"{type(model).__name__} cannot generate text: for a language model, pass the answer as the continuation; "
+            "for any other model, use explain"
         )
     return generate
 

@@ -160,7 +160,7 @@ class Steps:
             if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
                 raise InputError(
                     f"{type(self.model).__name__} is not a language model: its output is not logits of the next token; "
-                    "explain() takes other models"
+                    "use explain for it"
                 )
             return output.logits[:, -1]
 

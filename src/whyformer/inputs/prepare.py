@@ -224,8 +224,13 @@ def _from_texts(
     for text in texts:
         if isinstance(mark, str) and mark in text:
             raise InputError(f"the prompt has a placeholder for a picture ({mark}) and no picture: pass both")
-    if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
+    if tokenizer is None:
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise InputError(
+            "this is a text, and the processor is no tokenizer: pass an input of the kind that the model reads, or, if "
+            "it reads text, its tokenizer (AutoTokenizer) as processor="
+        )
     check_texts(texts)
     check_texts(pairs or [], "text_pair")
     if len(texts) > 1 and tokenizer.pad_token is None:
@@ -311,7 +316,10 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     if processor is None:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
     if hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor"):
-        raise InputError(f"this is a picture, and the processor is a tokenizer, which reads text. {_EXAMPLE}")
+        raise InputError(
+            "this is a picture, and the processor is a tokenizer: pass a text, or, if the model reads pictures, its "
+            "image processor (AutoImageProcessor) as processor="
+        )
     # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)

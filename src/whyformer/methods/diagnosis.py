@@ -137,7 +137,7 @@ def with_randomness(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
     if moved <= 64 * torch.finfo(first.dtype).eps:  # such as a random order of patches
         return scores
     if any(module.training for module in model.modules()):
-        raise ModelError("the model is in training mode and draws random numbers, so its scores are: call model.eval()")
+        raise ModelError("the model is in training mode and draws random numbers, so scores vary: call model.eval()")
     warning = (
         f"the model draws random numbers: its logits differ by {moved:.0%} between two passes on this input, and the "
         "scores are those of one pass. Dropout of torch.nn.functional needs training=self.training"

@@ -176,18 +176,19 @@ def _conservative(name: str, constant: str, formula: str, composite: CompositeNa
 _conservative(
     "lrp_ah",
     "attention probabilities",
-    "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
+    "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), with the attention probabilities p held constant.",
     "ah",
 )
 _conservative(
     "lrp_ln",
     "LayerNorm's standard deviation",
-    "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
+    "LRP(LN): in y = (x − mean) / std, the standard deviation is held constant, and the mean is not.",
     "ln",
 )
 _conservative(
     "lrp_ah_ln",
     "attention and LayerNorm's deviation",
-    "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases.",
+    "LRP(AH+LN): attention probabilities and LayerNorm's standard deviation are held constant. With ``secant=True``, "
+    "the scores of a model without biases sum to the target.",
     "ah_ln",
 )

@@ -95,6 +95,13 @@ def test_help_has_examples_of_the_command():
         assert all(" -m " in line for line in examples if ".jpg" in line or ".png" in line)  # they have no default model
 
 
+def test_help_shows_a_type_only_beside_options_that_take_a_value():
+    for command in ([], ["explain"], ["attention"], ["app"], ["schema"]):
+        lines = CliRunner().invoke(cli.app, [*command, "--help"]).stdout.splitlines()
+        assert not any("bool" in line for line in lines)
+    assert any("--top" in line and "<int" in line for line in CliRunner().invoke(cli.app, ["explain", "--help"]).stdout.splitlines())
+
+
 def test_package_runs_as_module():
     for arguments, status in (["--version"], 0), (["explain", "x", "--nonsense"], 2):
         completed = subprocess.run([sys.executable, "-m", "whyformer", *arguments], capture_output=True, text=True, timeout=HANG)

@@ -72,6 +72,13 @@ def test_processor_is_loaded_from_name_of_model():
         whyformer.explain(torch.nn.Linear(2, 2).eval(), SENTENCE)
 
 
+@pytest.mark.parametrize(("name", "wrong", "remedy"), [("bundled:digits", SENTENCE, "the kind"), ("bundled:sst2", PICTURE, "pass a text")])
+def test_input_of_another_kind_than_the_processor_reads_names_the_right_kind(name, wrong, remedy):
+    for processor in (None, loading.load(name).processor):
+        with pytest.raises(InputError, match=remedy):
+            whyformer.explain(name, wrong, processor=processor)
+
+
 def test_pipeline_equals_its_model_and_tokenizer():
     import transformers
 

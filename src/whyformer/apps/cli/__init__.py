@@ -7,11 +7,11 @@ are fast.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
@@ -36,8 +36,27 @@ _EXAMPLES = (
 )
 
 
+def _without_type(parameters: Iterable[Any]) -> list[Any]:
+    """Remove the type that the help shows beside a flag: a flag takes no value."""
+    parameters = list(parameters)
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose help shows the type of each option except flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
     """The commands. ``explain`` with an option that has moved to ``generate`` calls that command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -86,9 +105,9 @@ app = typer.Typer(
 )
 _COMMANDS = (explain, compare, generate, attention, perturb, audit, methods, run, benchmark, maximize, report, serve)
 for function in _COMMANDS:
-    app.command(epilog=_epilog(function.__name__))(function)
-app.command("app")(serve_page)
-app.command()(schema)
+    app.command(cls=Command, epilog=_epilog(function.__name__))(function)
+app.command("app", cls=Command)(serve_page)
+app.command(cls=Command)(schema)
 
 
 def _version(wanted: bool) -> None:

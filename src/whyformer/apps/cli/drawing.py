@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from whyformer.apps import INPUTS
 from whyformer.apps.cli import completion
@@ -37,6 +37,7 @@ _Gradient = Annotated[bool, Option(
 _AttentionFormats = Annotated[str, opt.format_option(
     "Files to write: png, svg, pdf, html (for texts: an interactive page of blocks and heads); or none."
 )]
+_Picture = Annotated[str, Argument(metavar="PICTURE", help="A picture file.")]
 _PerturbFormats = Annotated[str, opt.format_option("Files to write: png, svg, pdf; or none.")]
 _Baseline = Annotated[str, Option(
     metavar="|".join(names_for("image")), autocompletion=completion.baselines,
@@ -120,7 +121,7 @@ def _drawn(
 
 @opt.command()
 def perturb(
-    source: opt.Source,
+    source: _Picture,
     *,
     method: opt.Method = DEFAULT_METHOD,
     target: opt.Target = None,
@@ -138,7 +139,7 @@ def perturb(
     formats = opt.formats_in(format, _FIGURES)
     argument = read_argument(source)
     if argument.kind != "image":
-        raise InputError(f"perturb shows a picture with parts removed, and this is {INPUTS[argument.kind]}")
+        raise InputError(f"perturb removes parts of a picture, and this is {INPUTS[argument.kind]}: pass a picture")
     chosen, settings = opt.one_method(method, setting)
     with printer.working() as bars:
         loaded = load_for(argument.kind, model, options, bars)

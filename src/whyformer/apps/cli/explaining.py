@@ -154,9 +154,9 @@ def compare(
     printer: Printer,
     drawing: opt.Drawing,
 ) -> None:
-    """Show several methods side by side: rows are methods, columns classes; a sentence gets one line a method.
+    """Show several methods side by side: rows are methods, columns classes; a sentence has a line for each method.
 
-    Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
+    By default, the files are a PNG and an HTML page.
     """
     from whyformer.comparing import read_methods
     from whyformer.inputs.argument import read_argument

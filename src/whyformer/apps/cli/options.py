@@ -25,7 +25,7 @@ from whyformer.options import WORDS, Options, kind_of
 
 # -- inputs, models and files --------------------------------------------------------------------------------------
 _SOURCE = "A picture file, a .txt file, a sentence, or - for standard input."
-_MODEL = "Hub id, local folder, bundled:digits or bundled:sst2."
+_MODEL = "A hub id, a local folder or a bundled model (bundled:sst2, bundled:digits, bundled:reader)."
 _DEFAULT = "Default: the predicted class."
 
 
@@ -59,7 +59,7 @@ Source = Annotated[str, Argument(metavar="PICTURE_OR_TEXT", help=_SOURCE)]
 Input = Annotated[str | None, Option(
     "--input", "-i", metavar="PICTURE_OR_TEXT", help=f"{_SOURCE} Default: noise, or a short sentence."
 )]
-Model = Annotated[str | None, model_option(f"{_MODEL} Default: the bundled one for the kind of input.")]
+Model = Annotated[str | None, model_option(f"{_MODEL} Default for texts: bundled:sst2.")]
 NamedModel = Annotated[str, model_option(_MODEL)]
 ModelOfJob = Annotated[str | None, model_option(_MODEL)]
 ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)]
@@ -74,7 +74,8 @@ Address = Annotated[str | None, Option(
 # -- what is explained, and how ------------------------------------------------------------------------------------
 Target = Annotated[str | None, target_option(f"Name or index of a class. {_DEFAULT}")]
 Targets = Annotated[list[str] | None, target_option(
-    "Name or index of a class, or a target such as \"Token(5, 'blue')\"; can be repeated. " + _DEFAULT
+    "Name or index of a class, or a target such as \"Token(5, 'blue')\"; can be repeated. Default: the predicted "
+    "class; in compare, the two likeliest classes of a picture."
 )]
 WrittenTarget = Annotated[str | None, target_option(f"Class, or a target such as \"Token(5, 'blue')\". {_DEFAULT}")]
 Method = Annotated[str, Option(

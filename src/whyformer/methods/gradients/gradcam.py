@@ -30,7 +30,7 @@ Features = tuple[Key, Tensor, list[Tensor], list[Tensor]]
 @method(
     "Grad-CAM on the first normalisation of the last block (or of several blocks)",
     family="gradient",
-    citation="Selvaraju et al., ICCV 2017; Gildenblat's choice of layer; survey 2.2",
+    citation="Selvaraju et al., ICCV 2017; Gildenblat's choice of layer",
     anywhere=True,
 )
 def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "plain") -> Scores:

@@ -100,7 +100,7 @@ def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
     family="gradient",
     level="pixel or token",
     signed=summed,
-    citation="Simonyan et al. 2014; survey 2.1",
+    citation="Simonyan et al. 2014",
     anywhere=True,
     checkpoint=True,
 )
@@ -180,7 +180,7 @@ def gradients_at(
     family="gradient",
     level="pixel or token",
     signed=summed,
-    citation="Smilkov et al. 2017; survey 2.1",
+    citation="Smilkov et al. 2017",
     anywhere=True,
     checkpoint=True,
 )
@@ -268,7 +268,7 @@ def _range(x: Tensor, real: Tensor | None, axes: int) -> Tensor:
     family="gradient",
     level="pixel or token",
     signed=summed,
-    citation="Sundararajan et al. 2017; survey 2.1",
+    citation="Sundararajan et al. 2017",
     anywhere=True,
     checkpoint=True,
 )

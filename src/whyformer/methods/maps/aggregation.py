@@ -1,6 +1,6 @@
 """Reduction of attention maps to one score per token, by heads, layers and rows; one setting for all methods over maps.
 
-The survey (1.4) and Mylonas et al. treat these choices as hyperparameters. Every method over maps takes
+Mylonas et al. treat these choices as hyperparameters. Every method over maps takes
 ``aggregation``, a mapping with any of the keys below; keys that are left out have the method's defaults.
 
 * ``heads``: "mean", "max", "min", the index of a head or a list of indices (averaged);

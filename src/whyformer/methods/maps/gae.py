@@ -23,7 +23,7 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 @method(
     "attention × its gradient in every block, rolled out (Generic Attention Explainability)",
     family="attention",
-    citation="Chefer, Gur, Wolf: Generic Attention-model Explainability, ICCV 2021; survey 1.3",
+    citation="Chefer, Gur, Wolf: Generic Attention-model Explainability, ICCV 2021",
     identity=lambda settings: (settings["aggregation"] or {}).get("layers", "sum_product") == "sum_product",
 )
 def gae(

@@ -23,7 +23,7 @@ ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
 @method(
     "attention of one block, averaged over heads (default: the last block)",
     family="attention",
-    citation="baseline of Chefer et al., CVPR 2021; survey 1.1",
+    citation="baseline of Chefer et al., CVPR 2021",
     class_specific=False,
 )
 def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None) -> Scores:
@@ -47,7 +47,7 @@ def how_of(head_fusion: str, normalize_rows: bool, aggregation: Choices) -> Aggr
 @method(
     "product over blocks of head-averaged attention plus identity",
     family="attention",
-    citation=ROLLOUT + "; survey 1.2",
+    citation=ROLLOUT,
     class_specific=False,
     identity=lambda s: how_of(s["head_fusion"], s["normalize_rows"], s["aggregation"]).layers == "sum_product",
 )

@@ -45,8 +45,7 @@ def transformer_attribution(
         block: use one block only and no rollout: the readout row of mean_h (∇A_b ⊙ R_b)⁺. −1 is the paper's ablation
             ∇A^(1)R (last block), 1 is the reference code's ∇A^(B−1)R.
 
-    Differs from the reference code: sums are per sample (true batches), and no constant is added to denominators
-    (``stabilizer_1e-15`` in the golden files).
+    Differs from the reference code: sums are per sample (true batches), and no constant is added to denominators.
     """
     if block is not None:
         task.layer(block, "block")

@@ -23,7 +23,7 @@ Baseline = Annotated[str | int | None, name_or_token(None, *BASELINES)]
     "drop of the target when a patch or token is replaced by a baseline",
     family="perturbation",
     signed=True,
-    citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, ECCV 2014; survey 2.3",
+    citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, ECCV 2014",
     anywhere=True,
 )
 def occlusion(

@@ -21,7 +21,7 @@ from whyformer.targets import Logit, Probability
 @method(
     "causal score of masks made from the last block's features",
     family="perturbation",
-    citation="Xie, Li, Cao, Zhang: ViT-CX: Causal Explanation of Vision Transformers, IJCAI 2023; survey 2.2",
+    citation="Xie, Li, Cao, Zhang: ViT-CX: Causal Explanation of Vision Transformers, IJCAI 2023",
     level="pixel",
     modality="image",
     anywhere=True,

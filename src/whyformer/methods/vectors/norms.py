@@ -23,7 +23,7 @@ Scope = Literal["heads", "attention", "residual", "norm"]
 @method(
     "norm of each token's contribution: attention × transformed value",
     family="attention",
-    citation="Kobayashi et al., EMNLP 2020 and 2021; survey 1.5",
+    citation="Kobayashi et al., EMNLP 2020 and 2021",
     class_specific=False,
 )
 def norm_attention(

@@ -25,7 +25,7 @@ Distance = Literal["cosine", "euclidean", "dot"]
 @method(
     "change of each block's output when one token's values are zeroed",
     family="perturbation",
-    citation="Mohebbi et al.: Quantifying Context Mixing in Transformers, EACL 2023; survey 2.3",
+    citation="Mohebbi et al.: Quantifying Context Mixing in Transformers, EACL 2023",
     class_specific=False,
 )
 def value_zeroing(
@@ -57,8 +57,8 @@ def value_zeroing(
         MethodNotApplicable: attention in windows, in some blocks only, from several sequences in one block, or none.
         InputError: ``block`` or ``aggregation`` outside the model.
 
-    The survey's formula exchanges i and t; this is the order of the paper and its code. Differs from the code: padding
-    gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses no digits near 0.
+    Differs from the authors' code: padding gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses
+    no digits near 0.
     """
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads("value_zeroing", "zeroed all at once")
