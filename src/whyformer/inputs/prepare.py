@@ -194,7 +194,8 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
-    return Inputs((), {}, "text", name, mask, special, features, fill_ids=_fill_ids(tokenizer))
+    fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
+    return Inputs((), {}, "text", name, mask, special, features, fill_ids=fill)
 
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
@@ -300,9 +301,10 @@ def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
     )
 
 
-def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
-    """Return (name, id) of the tokens that can replace others as "nothing here" in perturbations."""
-    ids = {name: getattr(tokenizer, f"{token}_token_id", None) for name, token in TOKENS.items()}
+def _fill_ids(known: Any) -> tuple[tuple[str, int], ...]:
+    """Return (name, id) of the tokens of a tokenizer, or of a model's config, that can replace others as "nothing
+    here" in perturbations."""
+    ids = {name: getattr(known, f"{token}_token_id", None) for name, token in TOKENS.items()}
     return tuple((name, i) for name, i in ids.items() if isinstance(i, int))
 
 
