@@ -145,6 +145,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     scored = [*ids, *pictures, *vectors] if several_pictures or patches else [*pictures, *ids, *vectors]
     count = len(whole[scored[0]]) if scored else None
     scored += [n for n, t in content if n not in scored and is_table(t, count)]
+    if not (pictures or ids):  # such as the values of a time series, before features of their times
+        scored.sort(key=lambda n: names[n] != getattr(model, "main_input_name", None))
     if not scored:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(

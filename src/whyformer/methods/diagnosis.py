@@ -51,8 +51,8 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     name = inputs.name
     if heads:
         raise InputError(
-            f"the model's {heads[0]} [{batch}, {count}] has a logit for each of the {count} texts per sample of {name}, "
-            f"and its output holds other tensors: wrap the model in a module that returns {heads[0]} only"
+            f"the model's {heads[0]} [{batch}, {count}] has a logit for each of the {count} texts per sample of "
+            f"{name}, and its output holds other tensors: wrap the model in a module that returns {heads[0]} only"
         )
     raise InputError(
         f"{name} [{batch}, {count}, {length}] holds {count} texts per sample, and the model does not return one logit "
@@ -69,13 +69,17 @@ def _heads_of_texts(model: nn.Module, sample: Inputs, count: int) -> list[str]:
     others = reversed_ids if bool((reversed_ids != ids).any()) else _changed(ids)
     first = torch.arange(count, device=ids.device)[:, None] == 0
     variants = (ids, torch.where(first, others, ids), torch.where(first, ids, others))
-    outputs = [forward(model, *sample.with_tensor(v).feed) for v in variants]
-    rows, first_changed, others_changed = ({**o.named, "": o.logits} for o in outputs)
+
+    def rows(ids: Tensor) -> dict[str, Tensor]:
+        output = forward(model, *sample.with_tensor(ids).feed)
+        heads = output.named if output.logits is None else {**output.named, "": output.logits}
+        return {name: tensor[0] for name, tensor in heads.items() if tensor.shape == (1, count)}
+
+    heads, first_changed, others_changed = map(rows, variants)
     return [
         name
-        for name, row in rows.items()
-        if row is not None and row.shape == (1, count) and bool(_close(first_changed[name], row)[:, 1:].all())
-        and bool(_close(others_changed[name], row)[:, :1].all())
+        for name, logits in heads.items()
+        if bool(_close(first_changed[name], logits)[1:].all() & _close(others_changed[name], logits)[:1].all())
     ]
 
 

@@ -133,7 +133,7 @@ class Output:
 
     @property
     def depth(self) -> Tensor | None:
-        """``[B, h, w]`` values of pixels without classes: a depth, or a tensor of this shape; None for other outputs."""
+        """``[B, h, w]`` values of pixels without classes: a depth, or a tensor of this shape; None for others."""
         value = self.raw if isinstance(self.raw, Tensor) else self.named.get("predicted_depth")
         return value if value is not None and value.dim() == 3 else None
 

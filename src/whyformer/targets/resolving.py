@@ -291,7 +291,8 @@ class Resolver:
         """Return the names of a row's classes; regression outputs are named by the config, or "output 0" and so on."""
         known, outputs = self.labels or {}, logits.shape[-1]
         if self.activation(logits) == "identity":
-            return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | ({} if self.raw or self.numeric else known)
+            named = {} if self.raw or self.numeric else known
+            return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | named
         if outputs == 1 and len(known) == 2:  # the sigmoid of a single logit is the probability of the second class
             return {0: known.get(1, OUTPUT)}
         return self.labels
