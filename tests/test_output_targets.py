@@ -760,3 +760,15 @@ def test_output_with_further_key(method: str, target: Any) -> None:
     model, inputs = bert("BertForSequenceClassification", num_labels=3)()
     e = whyformer.explain(WithFurtherKey(model), inputs, method, target)
     torch.testing.assert_close(e.scores, whyformer.explain(model, inputs, method, target).scores, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_depth_has_no_class_whatever_the_config_names(count: int) -> None:
+    model, inputs = depth()
+    plain = whyformer.explain(model, inputs, "input_x_gradient", Pixel(31, 20))
+    model.config.id2label = {i: f"class {i}" for i in range(count)}
+    e = whyformer.explain(model, inputs, "input_x_gradient", Pixel(31, 20))
+    assert e.numeric and e.target_names == plain.target_names and torch.equal(e.scores, plain.scores)
+    assert not any("class" in name for name in e.target_names or [])
+    with pytest.raises(InputError, match="out of range"):
+        whyformer.explain(model, inputs, "input_x_gradient", Pixel(31, 20, 1))

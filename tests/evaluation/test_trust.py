@@ -100,6 +100,14 @@ def test_token_id_is_the_baseline(token: int) -> None:
     assert result.curves[0][-1] == pytest.approx(float(without[clean.argmax()]), abs=1e-6)
 
 
+def test_token_of_the_config_is_the_baseline_without_a_tokenizer() -> None:
+    model, inputs = zoo.build("bert")
+    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+        e = whyformer.explain(model, given, "input_x_gradient")
+        result, same = (whyformer.trust(e, model, given, baseline=b, steps=3, seeds=[0]) for b in (None, model.config.pad_token_id))
+        assert result.baseline == "pad" and np.array_equal(result.curves, same.curves)
+
+
 def test_area_between_chance_and_best_is_weak_evidence() -> None:
     model = Bag().eval()
     result = whyformer.trust(explanation_of(weights(model)), model, BAG, processor())

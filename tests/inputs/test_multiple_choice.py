@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -116,6 +118,27 @@ def test_several_texts_per_sample_are_no_multiple_choice(classes: int, shape: tu
     for i in range(len(ids)):
         alone = whyformer.explain(flat, ids[i : i + 1].flatten(1), "input_x_gradient", 1)
         assert torch.allclose(e.scores[i], alone.scores[0])
+
+
+class SecondHead(nn.Module):
+    """A model whose logits of texts are not its first output, such as GPT2DoubleHeadsModel."""
+
+    def __init__(self, only: bool) -> None:
+        super().__init__()
+        self.model, self.only = built()[0], only
+
+    def forward(self, input_ids: Tensor, **more: Tensor) -> Any:
+        logits = self.model(input_ids, **more).logits
+        other = logits.sum() + input_ids[..., None].double()
+        return logits if self.only else {"logits": other, "mc_logits": logits}
+
+
+def test_logits_of_texts_beside_other_outputs_name_the_way_out() -> None:
+    pairs = built()[1]
+    with pytest.raises(InputError, match="returns mc_logits only"):
+        whyformer.explain(SecondHead(only=False).eval(), pairs, "input_x_gradient", lambda output: output["mc_logits"][:, 1])
+    e = whyformer.explain(SecondHead(only=True).eval(), pairs, "input_x_gradient", 1)
+    assert torch.equal(e.scores, whyformer.explain(built()[0], pairs, "input_x_gradient", 1).scores)
 
 
 def test_multiple_choice_ids_by_position_equal_by_name() -> None:

@@ -303,7 +303,7 @@ def test_invalid_baseline_settings_raise() -> None:
     assert_refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
     assert_refused("token 3 is not for a picture", "hf_vit", fill_id=3)
     assert_refused("'blur' is not for text; its baselines are mask, unk, pad, delete", "bert", baseline="blur")
-    assert_refused("there is no tokenizer: choose another baseline", "bert", baseline="unk")
+    assert_refused("config has no unk token", "bert", baseline="unk")
     assert_refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
     assert_refused("outside the model's vocabulary of 50", "bert", fill_id=50)
     assert_refused("stride=3 must not exceed window=2", "hf_vit", window=2, stride=3)
@@ -325,10 +325,11 @@ def test_occlusion_without_tokenizer_and_mask_uses_pad_token_of_model() -> None:
 def test_mask_baseline_without_mask_token_raises() -> None:
     ids = torch.tensor([[4, 5, 6]])
     inputs = Inputs(
-        (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "text", "input_ids", fill_ids=(("unk", 1),)
-    )
+        (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "text", "input_ids", fill_ids=(("unk", 1),),
+        special=torch.zeros_like(ids, dtype=torch.bool),
+    )  # fmt: skip
     model, _ = zoo.build("bert")
-    with pytest.raises(InputError, match=r"the tokenizer has no mask token \(it has: unk\)"):
+    with pytest.raises(InputError, match=r"tokenizer has no mask token \(it has: unk\)"):
         whyformer.explain(model, inputs, "occlusion", baseline="mask")
     assert whyformer.explain(model, inputs, "occlusion").diagnostics["baseline"] == "unk"
 

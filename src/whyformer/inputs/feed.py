@@ -98,7 +98,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 _AUXILIARY = re.compile(
-    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
+    r"mask|type|segment|position|mc_token|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
 )
 
 

@@ -145,6 +145,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     scored = [*ids, *pictures, *vectors] if several_pictures or patches else [*pictures, *ids, *vectors]
     count = len(whole[scored[0]]) if scored else None
     scored += [n for n, t in content if n not in scored and is_table(t, count)]
+    if not (pictures or ids):  # such as the values of a time series, before features of their times
+        scored.sort(key=lambda n: names[n] != getattr(model, "main_input_name", None))
     if not scored:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(
@@ -194,7 +196,8 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
-    return Inputs((), {}, "text", name, mask, special, features, fill_ids=_fill_ids(tokenizer))
+    fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
+    return Inputs((), {}, "text", name, mask, special, features, fill_ids=fill)
 
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
@@ -305,9 +308,10 @@ def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
     )
 
 
-def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
-    """Return (name, id) of the tokens that can replace others as "nothing here" in perturbations."""
-    ids = {name: getattr(tokenizer, f"{token}_token_id", None) for name, token in TOKENS.items()}
+def _fill_ids(known: Any) -> tuple[tuple[str, int], ...]:
+    """Return (name, id) of the tokens of a tokenizer, or of a model's config, that can replace others as "nothing
+    here" in perturbations."""
+    ids = {name: getattr(known, f"{token}_token_id", None) for name, token in TOKENS.items()}
     return tuple((name, i) for name, i in ids.items() if isinstance(i, int))
 
 

@@ -235,10 +235,9 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         return "fill_id", fill_id
     if baseline is None:
         masked = ["delete"] if task.inputs.mask_name in task.inputs.kwargs and not in_place else []
-        if not known and not masked:  # without a tokenizer, look in the model's config
-            tokens = {name: getattr(config, f"{TOKENS[name]}_token_id", None) for name in prefer}
-            known = {name: token for name, token in tokens.items() if isinstance(token, int)}
-        baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
+        tokens = [name for name in prefer if name in known]
+        order = [*masked, *tokens] if task.inputs.special is None else [*tokens, *masked]
+        baseline = next(iter(order), None)
     if baseline == "delete":
         if task.inputs.choices is not None:
             raise InputError(f"{method}: baseline 'delete' does not work for multiple choice: choose a token")
@@ -256,7 +255,8 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
             f"{method}: baseline {baseline!r} is not for text; its baselines are {', '.join(names_for('text'))}"
         )
     if baseline not in known:
-        reason = f"the tokenizer has no {baseline} token (it has: {available})" if known else "there is no tokenizer"
+        owner = "config" if task.inputs.special is None else "tokenizer"
+        reason = f"the {owner} has no {baseline} token (it has: {available})" if known else "there is no tokenizer"
         raise InputError(f"{method}: {reason}: choose another baseline, or pass the token's id, baseline=...")
     return baseline, known[baseline]
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.task import Scores, Task
+from whyformer.models.ends import forward
 from whyformer.models.output import with_tensors
-from whyformer.models.readout import plain_logits, without_excluded
+from whyformer.models.readout import without_excluded
 from whyformer.tape.calls import every_tensor
 
 
@@ -41,14 +42,18 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     if inputs.choices is None:
         return
     try:
-        if _has_separate_logits(model, inputs.select(slice(0, 1)), inputs.choices):
-            return
-    except WhyformerError:  # the output has no row of logits
-        pass
+        heads = _heads_of_texts(model, inputs.select(slice(0, 1)), inputs.choices)
     except FOREIGN_ERRORS:  # the model fails again later, where the error is reported
+        return
+    if "" in heads:
         return
     batch, count, length = inputs.tensor.shape
     name = inputs.name
+    if heads:
+        raise InputError(
+            f"the model's {heads[0]} [{batch}, {count}] has a logit for each of the {count} texts per sample of "
+            f"{name}, and its output holds other tensors: wrap the model in a module that returns {heads[0]} only"
+        )
     raise InputError(
         f"{name} [{batch}, {count}, {length}] holds {count} texts per sample, and the model does not return one logit "
         "for each, as for multiple choice. To explain the texts as one, wrap the model in a module that takes "
@@ -57,16 +62,25 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     )
 
 
-def _has_separate_logits(model: nn.Module, sample: Inputs, count: int) -> bool:
-    """Return whether the first text of a sample affects the first logit only, and the other texts only the others."""
+def _heads_of_texts(model: nn.Module, sample: Inputs, count: int) -> list[str]:
+    """Return the names of outputs that have a logit for each text of a sample, "" for the model's logits: the first
+    text affects the first logit only, and the other texts only the others."""
     ids, reversed_ids = sample.tensor, sample.tensor.flip(2)
     others = reversed_ids if bool((reversed_ids != ids).any()) else _changed(ids)
     first = torch.arange(count, device=ids.device)[:, None] == 0
     variants = (ids, torch.where(first, others, ids), torch.where(first, ids, others))
-    logits, first_changed, others_changed = (plain_logits(model, *sample.with_tensor(v).feed)[0] for v in variants)
-    if len(logits) != count:
-        return False
-    return bool(_close(first_changed[1:], logits[1:]).all()) and bool(_close(others_changed[:1], logits[:1]).all())
+
+    def rows(ids: Tensor) -> dict[str, Tensor]:
+        output = forward(model, *sample.with_tensor(ids).feed)
+        heads = output.named if output.logits is None else {**output.named, "": output.logits}
+        return {name: tensor[0] for name, tensor in heads.items() if tensor.shape == (1, count)}
+
+    heads, first_changed, others_changed = map(rows, variants)
+    return [
+        name
+        for name, logits in heads.items()
+        if bool(_close(first_changed[name], logits)[1:].all() & _close(others_changed[name], logits)[:1].all())
+    ]
 
 
 def _close(a: Tensor, b: Tensor) -> Tensor:

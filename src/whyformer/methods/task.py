@@ -95,19 +95,27 @@ class Task(Sources):
         """Return ∂target/∂logits ``[B, C]``, the start of backward passes (one-hot for a logit).
 
         Raises:
-            InputError: the target does not depend on the logits, or its value is not finite, as for a class that the
-                model excludes by a logit of −∞.
+            InputError: the target does not depend on the logits; or as for :meth:`target`.
         """
         self.inputs.check_rows(logits)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
-            value = self.resolve(leaf.detach())(leaf)
+            value = self.target(leaf.detach())(leaf)
             (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True) if value.requires_grad else (None,)
         if seed is None:
             raise InputError("the target does not depend on the logits")
-        if not bool(value.isfinite().all()):
-            raise InputError("the target's value is not finite: choose a class with a finite logit")
         return seed
+
+    def target(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the target as a callable for these samples.
+
+        Raises:
+            InputError: its value is not finite, as for a class that the model excludes by a logit of −∞.
+        """
+        target = self.resolve(logits)
+        if not bool(target(logits).isfinite().all()):
+            raise InputError("the target's value is not finite: choose a class with a finite logit")
+        return target
 
     def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
         """Return the target's value ``[B]``. The predicted class is that of ``like``; of ``logits`` if None."""

@@ -131,6 +131,12 @@ class Output:
         """Whether the output belongs to queries, each with a class and a box or a mask (detectors, MaskFormer)."""
         return any(name in self.named for name in ("pred_boxes", "class_queries_logits"))
 
+    @property
+    def depth(self) -> Tensor | None:
+        """``[B, h, w]`` values of pixels without classes: a depth, or a tensor of this shape; None for others."""
+        value = self.raw if isinstance(self.raw, Tensor) else self.named.get("predicted_depth")
+        return value if value is not None and value.dim() == 3 else None
+
     @cached_property
     def dense(self) -> Tensor | None:
         """``[B, C, h, w]`` values of pixels; a depth ``[B, h, w]`` has one class. None for masks of queries, which are
@@ -139,8 +145,7 @@ class Output:
             return None
         listed = {"logits": self.logits, **{n: t for n, t in self.named.items() if not n.endswith(("embeds", "state"))}}
         dense = next((t for t in listed.values() if t is not None and t.dim() == 4 and t.is_floating_point()), None)
-        depth = self.named.get("predicted_depth")
-        return dense if dense is not None or depth is None or depth.dim() != 3 else depth[:, None]
+        return dense if dense is not None or "" in self.named or self.depth is None else self.depth[:, None]
 
     @cached_property
     def arguments(self) -> dict[str, Any]:

@@ -184,9 +184,7 @@ class Pixel:
 
     def read(self, output: Output) -> Tensor:
         """Return the row ``[B, C]`` at the pixel."""
-        dense = output.dense
-        if isinstance(output.raw, Tensor) and output.raw.dim() == 3:
-            dense = output.raw[:, None]
+        dense = output.dense if output.depth is None else output.depth[:, None]
         if dense is None:
             raise refusal(output, "has no value per pixel and class")
         line, column = (output.by_row(v).to(dense.device) for v in (self.row, self.column))

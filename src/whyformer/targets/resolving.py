@@ -45,6 +45,7 @@ class Resolver:
         reading: the target over the raw output, or the user's callable; None if the row of logits is read.
         target: the target within the row: None, a class, a list of one per sample, or a callable.
         raw: whether the row is the value itself instead of logits.
+        numeric: whether the row is one number without classes, such as a depth, once an output is read.
         pairs: whether text i belongs to picture i.
         counted: whether a token's index selects the row, so that it changes when other tokens are deleted; None if a
             user's function may do so, until an output is read.
@@ -83,6 +84,7 @@ class Resolver:
         elif callable(self.target) and not _is_target(self.target) and self.reading is None:
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
+        self.numeric = False
         self.pairs = isinstance(self.reading, Similarity)
         counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
         self.counted = None if callable(self.reading) and not isinstance(self.reading, _RAW) else counted
@@ -169,6 +171,7 @@ class Resolver:
             InputError: the output needs a target and has none, or the target is for another kind of output, such as the
                 text of a token for a row that is not over the vocabulary.
         """
+        self.numeric = isinstance(self.reading, Pixel) and output.depth is not None
         if isinstance(self.reading, _RAW):
             row: Tensor = self.reading.read(output)
             return row
@@ -216,7 +219,7 @@ class Resolver:
     def activation(self, logits: Tensor) -> str:
         """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
         returned = callable(self.reading) and not isinstance(self.reading, _RAW)
-        return "identity" if self.raw else self._activation(logits.shape[-1], returned)
+        return "identity" if self.raw or self.numeric else self._activation(logits.shape[-1], returned)
 
     def _with_activation(self, target: Any, logits: Tensor) -> Any:
         """Return a probability as that of the row's activation; raise for a softmax over a row that has none."""
@@ -288,7 +291,8 @@ class Resolver:
         """Return the names of a row's classes; regression outputs are named by the config, or "output 0" and so on."""
         known, outputs = self.labels or {}, logits.shape[-1]
         if self.activation(logits) == "identity":
-            return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | ({} if self.raw else known)
+            named = {} if self.raw or self.numeric else known
+            return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | named
         if outputs == 1 and len(known) == 2:  # the sigmoid of a single logit is the probability of the second class
             return {0: known.get(1, OUTPUT)}
         return self.labels

@@ -95,7 +95,7 @@ def _drops(
 ) -> tuple[Tensor, int]:
     """Return (mean drop ``[B, P]`` of the target over the windows that contain each feature, number of windows)."""
     jobs = [(b, w) for b in range(task.inputs.batch) for w in _windows(removed, b, window, stride)]
-    target = task.resolve(logits)
+    target = task.target(logits)
     clean = target(logits)
     total = torch.zeros(removed.features.shape, dtype=clean.dtype)
     count = torch.zeros_like(total)

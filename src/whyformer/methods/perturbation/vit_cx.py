@@ -110,7 +110,7 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Elements]:
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
     """Return the function evaluated on changed inputs: the target, or its probability if it is a class."""
-    target, activation = task.resolve(logits), task.activation(logits)
+    target, activation = task.target(logits), task.activation(logits)
     if output != "probability" or not isinstance(target, Logit) or activation == "identity":
         return target
     return Probability(target.index, activation == "sigmoid")
