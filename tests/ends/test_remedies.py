@@ -283,6 +283,26 @@ def test_model_on_meta_device_raises_and_loaded_weights_work() -> None:
 
 
 # -- baselines -----------------------------------------------------------------------------------------------------------
+class ReadsIntegers(nn.Module):
+    """A linear function of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3, dtype=torch.float64)
+
+    def forward(self, counts: Tensor) -> Tensor:
+        return self.layer(counts.to(self.layer.weight.dtype))
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "auto"])
+def test_integers_that_are_not_looked_up_are_explained_as_numbers(method: str) -> None:
+    model, counts = ReadsIntegers().eval(), torch.tensor([[3, 0, 7, 1, 2], [1, 1, 4, 0, 9]])
+    with pytest.raises(WhyformerError, match=re.escape("counts.float()")):
+        explain(model, counts, method, 1)
+    e = explain(model, counts.float(), method, 1)
+    torch.testing.assert_close(e.scores.double(), counts * model.layer.weight[1].detach())
+
+
 @pytest.mark.parametrize("method", ["integrated_gradients", "occlusion"])
 def test_baseline_without_tokenizer_is_a_token_id(method: str) -> None:
     model, inputs = build("bert")

@@ -180,3 +180,19 @@ def test_invalid_prompt_or_continuation_raises(story: tuple[Any, Any], given: di
     model, tokenizer = story
     with pytest.raises(InputError, match=message):
         whyformer.explain_generation(model, **{"prompt": PROMPT, **given}, processor=tokenizer)
+
+
+@pytest.mark.parametrize("settings", [{"stop_strings": ["."]}, {"num_return_sequences": 2, "do_sample": True}, {"num_return_sequences": 3, "num_beams": 3}])
+def test_generation_config_for_other_ways_to_generate(
+    settings: dict[str, Any], story: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language_model, tokenizer = story
+    greedy: Any = whyformer.explain_generation(language_model, PROMPT, None, "input_x_gradient", tokenizer, max_new_tokens=12)
+    for name, value in settings.items():
+        monkeypatch.setattr(language_model.generation_config, name, value)
+    g: Any = whyformer.explain_generation(language_model, PROMPT, None, "input_x_gradient", tokenizer, max_new_tokens=12)
+    expected = greedy.text[: greedy.text.index(".") + 1] if "stop_strings" in settings else greedy.text
+    assert g.text == expected
+    if "stop_strings" in settings:  # which generate cannot find in ids
+        with pytest.raises(InputError, match="processor"):
+            whyformer.explain_generation(language_model, g.ids[: g.start], max_new_tokens=2)

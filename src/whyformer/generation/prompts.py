@@ -214,7 +214,7 @@ def complete(
         generate = _generator(model)
         text = f"the prompt of {len(ids)} tokens and max_new_tokens={count}"
         _check_length(len(ids) + (0 if decoder else count), limit, text)
-        begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer)
+        begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
     elif isinstance(continuation, str) and prompt.text is not None:
@@ -302,17 +302,22 @@ def _generated(
     decoder: bool,
     extra: ExtraArguments,
     streamer: Streamer | None,
+    tokenizer: Any,
 ) -> tuple[list[int], list[int]]:
     """Return (start tokens of the decoder, tokens generated greedily)."""
     arguments = to_model(model, {"input_ids": torch.tensor([ids]), **extra.arguments(len(ids))})
     config = getattr(model, "generation_config", None)
-    padding = {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
+    settings = {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
+    if getattr(config, "stop_strings", None):
+        if tokenizer is None:
+            raise InputError("the model's generation config has stop_strings: pass its tokenizer as processor=")
+        settings["tokenizer"] = tokenizer
     streams = "streamer" in inspect.signature(generate).parameters and streamer is not None
     try:
         with torch.no_grad():
             rows = generate(
                 attention_mask=torch.ones_like(arguments["input_ids"]), max_new_tokens=count, do_sample=False,
-                num_beams=1, return_dict_in_generate=False, **padding,
+                num_beams=1, num_return_sequences=1, return_dict_in_generate=False, **settings,
                 **({"streamer": streamer} if streams else {}), **arguments,
             )  # fmt: skip
     finally:

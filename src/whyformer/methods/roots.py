@@ -118,7 +118,10 @@ def find_roots(
         fed = tape.number(argument_of(recording.feed, sources[name].scored)) if name in sources else None
         looked_up = () if fed is None else roots_of(tape, fed)
         if not looked_up:
-            raise ModelError(f"the look-up of the tokens of its input '{name}' was not recognized")
+            raise ModelError(
+                f"the look-up of tokens in its input '{name}' was not recognized: if the model computes with these "
+                f"numbers, pass {name}.float()"
+            )
         if len(looked_up) > 1:
             rows = None if layout is None else _rows_of(layout.rows, source, looked_up)
             if rows is None:
