@@ -23,6 +23,13 @@ PAIRS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects() -> None:
+    """Exempt the objects of other tests from garbage collection, which would take a second for each test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.part
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_graph_is_freed_after_explanation(method: str, name: str, runs: list[weakref.ref[Any]]) -> None:
