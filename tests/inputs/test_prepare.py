@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,47 @@ def sst2() -> Loaded:
 @cache
 def digits() -> Loaded:
     return load("bundled:digits")
+
+
+# -- modules of one's own ---------------------------------------------------------------------------------------------
+class Own(torch.nn.Module):
+    """A model inside a module with another forward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class Named(Own):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids, attention_mask=attention_mask).logits
+
+
+class First(Own):
+    def forward(self, x: Tensor, train: bool = False) -> Tensor:
+        return self.model(x).logits
+
+
+class Positional(Own):
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.model(*given).logits
+
+
+class AnyName(Own):
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        return self.model(*args, **kwargs).logits
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "gae", "occlusion"])
+@pytest.mark.parametrize("kind", [Named, First, Positional, AnyName])
+def test_module_of_ones_own_reads_what_a_tokenizer_or_processor_makes(kind: type[Own], method: str) -> None:
+    given: list[tuple[Loaded, list[Any]]] = [(sst2(), SENTENCES)]
+    if kind is not Named and method != "occlusion":  # whose squares depend on the patch size in the model's config
+        given.append((digits(), [Image.linear_gradient("L")]))
+    for loaded, inputs in given:
+        e = whyformer.explain(kind(loaded.model).eval(), inputs, method, 1, loaded.processor)
+        expected = whyformer.explain(loaded.model, inputs, method, 1, loaded.processor)
+        torch.testing.assert_close(e.scores, expected.scores)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

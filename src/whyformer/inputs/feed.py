@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,6 +52,25 @@ def corrected(
 
         args, kwargs = tuple(map(batched, args)), {n: batched(v) for n, v in kwargs.items()}
     return args, kwargs, notes
+
+
+def as_arguments(
+    model: nn.Module, encoded: Mapping[str, Any], main: str
+) -> tuple[tuple[Any, ...], dict[str, Any], str | int]:
+    """Return what a processor made as arguments of the model's forward: (args, kwargs, place of ``main``).
+
+    ``main`` is the first positional argument of a module of one's own whose forward has no parameter of that name. What
+    else its forward does not take, such as ``token_type_ids``, is left out.
+    """
+    known, kwargs = parameters(model), dict(encoded)
+    first = next(iter(known.values()), None)
+    takes_any = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    if not takes_any:
+        kwargs = {name: value for name, value in encoded.items() if name in (main, *known)}
+    unnamed = first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD)
+    if main in known or (takes_any and unnamed) or hasattr(model, "main_input_name"):
+        return (), kwargs, main
+    return (kwargs.pop(main),), kwargs, 0
 
 
 def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

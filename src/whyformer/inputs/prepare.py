@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import argument_name, corrected, device_of, is_auxiliary, is_table, mask_name, name_outputs
+from whyformer.inputs.feed import (
+    argument_name,
+    as_arguments,
+    corrected,
+    device_of,
+    is_auxiliary,
+    is_table,
+    mask_name,
+    name_outputs,
+)
 from whyformer.inputs.geometry import distortions, placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.normalize import normalized
@@ -66,7 +75,7 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
         texts, pairs = text_lists(inputs["text"], inputs["text_pair"])
         prepared = _from_texts(model, texts, processor, truncate, pairs)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
-        prepared = _from_pictures(list(inputs), processor)
+        prepared = _from_pictures(model, list(inputs), processor)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
         encoded, facts = encode_sounds(inputs, processor)
         prepared = with_sounds(_from_tensors((), encoded, model, None), facts, _notes_on_rates(inputs, processor))
@@ -268,8 +277,8 @@ def _from_texts(
         extent=extent, skipped=skipped, unknown=unknown(ids, special, tokenizer),
     )  # fmt: skip
     mask = None if mask is None else mask.bool()
-    fill = _fill_ids(tokenizer)
-    return Inputs((), dict(encoded), "text", "input_ids", mask, special, features, fill_ids=fill, name="input_ids")
+    fill, (args, kwargs, place) = _fill_ids(tokenizer), as_arguments(model, encoded, "input_ids")
+    return Inputs(args, kwargs, "text", place, mask, special, features, fill_ids=fill)
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
@@ -316,7 +325,7 @@ def _fill_ids(known: Any) -> tuple[tuple[str, int], ...]:
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------
-def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
+def _from_pictures(model: nn.Module, pictures: list[Image.Image], processor: Any) -> Inputs:
     if processor is None:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
     if hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor"):
@@ -330,13 +339,12 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     pixels = processed(processor, rgb)
     shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
     features = Features(pictures=shown, **({} if shown is None else placed(partial(processed, processor), rgb)))
-    named = hasattr(processor, "preprocess")
-    args: tuple[Any, ...] = () if named else (pixels,)
-    kwargs = {"pixel_values": pixels} if named else {}
+    args, kwargs, place = as_arguments(model, {"pixel_values": pixels}, "pixel_values")
+    if not hasattr(processor, "preprocess"):  # the transform of a model of timm or torchvision
+        args, kwargs, place = (pixels,), {}, 0
     size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     boxes = features.geometry or [None] * len(rgb)
     changes = [notes(p) + distortions(s, size, b) for p, s, b in zip(rgb, sizes, boxes, strict=True)]
-    place = "pixel_values" if named else 0
     black, white = black_of(processor), white_of(processor)
     return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)
 
