@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from whyformer.show.colours import array
 from whyformer.show.layout import Section, prepared_samples, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import Paper
+from whyformer.show.paper import FigurePart, Paper, stacked
 from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
     agnostic,
@@ -51,20 +52,26 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     """Return a figure of explanations: a row for each method (and input), columns for the picture and the classes.
 
     Texts are listed, with a line for each method under each class. Each map is scaled separately and has a colour bar.
+    Inputs of several kinds (a picture and a question) stand one below the other.
     ``picture=False`` leaves the picture out; ``look`` are the options of :func:`~whyformer.show.painting.overlay`.
     Warnings stand at the bottom.
     """
     chosen = Look.of(look)
-    parts = sections(explanations, chosen.smooth, alike=True)
-    if any(part.first.sounds is not None for part in parts):
-        return sound.figure(parts)
-    if any(part.first.level == "token" for part in parts):
-        return sentence.figure(parts)
-    return _grid(parts, picture, chosen, look)
+    kinds: dict[str, list[Section]] = {}
+    for part in sections(explanations, chosen.smooth):
+        kinds.setdefault(_kind(part.first), []).append(part)
+    draw = {"sound": sound.drawing, "text": sentence.drawing}
+    grid = partial(_grid, picture=picture, chosen=chosen, look=look)
+    return stacked([draw.get(kind, grid)(parts) for kind, parts in kinds.items()])
 
 
-def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """Draw a table for each input: picture and predictions at the left, rows of methods, columns of targets.
+def _kind(e: Explanation) -> str:
+    """Return how the input of an explanation is drawn: as "sound", "text" or "picture"."""
+    return "sound" if e.sounds is not None else "text" if e.level == "token" else "picture"
+
+
+def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> FigurePart:
+    """Return a table for each input: picture and predictions at the left, rows of methods, columns of targets.
 
     Wide pictures are larger, and stand above their maps, which stand one below the other.
     """
@@ -80,17 +87,20 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     listings = [_listing(part.first, high) if picture else 0.0 for part, high in zip(parts, highs, strict=True)]
     talls = [sum(_tall(table, high) for table in several) for several, high in zip(tables, highs, strict=True)]
     ends = [a + b if above else max(a, b) for a, b in zip(listings, talls, strict=True)]
+
+    def draw(paper: Paper, y: float) -> None:
+        y += _GAP / 2
+        for part, several, high, listing, end in zip(parts, tables, highs, listings, ends, strict=True):
+            if picture and base(part.first) is not None:
+                _input(paper, part.first, (_MARGIN, y, wide, high))
+            at = y + (listing if above else 0.0)
+            for table in several:
+                _rows(paper, table, (left, at, wide, high), chosen, look)
+                at += _tall(table, high)
+            y += end
+
     shown = [e for part in parts for e in part.explanations]
-    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(ends) + _GAP, notes(shown)), _GAP / 2
-    for part, several, high, listing, end in zip(parts, tables, highs, listings, ends, strict=True):
-        if picture and base(part.first) is not None:
-            _input(paper, part.first, (_MARGIN, y, wide, high))
-        at = y + (listing if above else 0.0)
-        for table in several:
-            _rows(paper, table, (left, at, wide, high), chosen, look)
-            at += _tall(table, high)
-        y += end
-    return paper.figure
+    return FigurePart(left + columns * (wide + _GAP) + _BAR, sum(ends) + _GAP, notes(shown), draw)
 
 
 def _tall(part: Section, high: float) -> float:
@@ -142,8 +152,10 @@ def _rows(
         _title(paper, heading(named, limit=int(wide * 13)), x + column * (wide + _GAP), y, wide)
     y += _TITLE
     for method, row in zip(part.methods, part.cells, strict=True):
-        name = short(method, int(len(row) * wide * 17.5))
-        paper.write(name, x, y + _NAME - 0.05, 7, va="bottom", color=colours.SOFT)
+        room = len(row) * (wide + _GAP) - _GAP
+        size = max(5.0, min(7.0, 7.0 * room / measure(visible(method), 7)))
+        name = short(method, int(room * 17.5 * 7 / size))
+        paper.write(name, x, y + _NAME - 0.05, size, va="bottom", color=colours.SOFT)
         barred = False
         for column, e in enumerate(row):
             if e is None:
@@ -222,7 +234,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     if not singles:
         raise InputError("there is no explanation to show")
     if singles[0].level == "token":
-        return sentence.figure(sections(singles, alike=True))
+        return figure(singles)
     ratio = max(high / wide for high, wide in map(drawn_size, singles))
     if columns is None:
         columns = math.ceil(math.sqrt(len(singles) * max(0.25, ratio)))

@@ -65,21 +65,18 @@ def sections(
     explanations: Explanation | Iterable[Explanation],
     smooth: float | None = None,
     *,
-    alike: bool = False,
     tolerance: float = 0.05,
 ) -> list[Section]:
     """Group explanations by input, method and target, each in order of appearance.
 
     Args:
-        alike: leave out inputs of a model that are of another kind than its first (pictures beside a text).
         tolerance: difference, in parts of the largest score of each map, up to which two maps of a text count as
             opposite and are drawn once. Below 0.05, the colours of lines that are scaled separately look opposite.
     """
     groups: dict[Hashable, list[Explanation]] = {}
     for sample in samples(explanations):
         for e in by_input(sample, smooth):
-            if not alike or (e.level == "token") == (sample.level == "token"):
-                groups.setdefault((e.input if words.is_part(e) else None, input_of(e)), []).append(e)
+            groups.setdefault((e.input if words.is_part(e) else None, input_of(e)), []).append(e)
     if not groups:
         raise InputError("there is no explanation to show")
     return [_section(group, tolerance) for group in groups.values()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +107,33 @@ class Paper:
         axes.tick_params(length=2, pad=1.5, width=0.5)
         for edge in axes.spines.values():
             edge.set_linewidth(0.5)
+
+
+@dataclass(frozen=True)
+class FigurePart:
+    """A part of a figure.
+
+    Attributes:
+        width, height: its size in inches.
+        notes: remarks for the bottom of the figure.
+        draw: function (paper, y) that draws it on paper below the height y.
+    """
+
+    width: float
+    height: float
+    notes: list[str]
+    draw: Callable[[Paper, float], None]
+
+
+def stacked(drawings: Sequence[FigurePart]) -> Figure:
+    """Return a figure of drawings, one below the other, and their remarks."""
+    remarks = dict.fromkeys(note for drawing in drawings for note in drawing.notes)
+    paper = Paper(max(drawing.width for drawing in drawings), sum(drawing.height for drawing in drawings), remarks)
+    y = 0.0
+    for drawing in drawings:
+        drawing.draw(paper, y)
+        y += drawing.height
+    return paper.figure
 
 
 def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.paper import Paper
+from whyformer.show.paper import FigurePart, Paper
 from whyformer.show.typeface import measure
 from whyformer.show.words import (
     Word,
@@ -26,8 +26,6 @@ from whyformer.show.words import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from whyformer.explanation.result import Explanation
 
 _WIDTH, _LEFT, _MARGIN, _KEY = 9.0, 2.1, 0.15, 4.3  # inches: page, left of the texts, edge, legend
@@ -58,8 +56,8 @@ class _Box:
         return _WIDTH - _LEFT - _MARGIN - self.x if self.mirrored else self.x + self.width
 
 
-def figure(parts: list[Section]) -> Figure:
-    """Draw each text under each target, a line for each method, words on their colours; then legend and warnings."""
+def drawing(parts: list[Section]) -> FigurePart:
+    """Return each text under each target, a line for each method, words on their colours; below them the legend."""
     blocks: list[tuple[str | None, str, list[_Box], float]] = []
     columns = [column for part in parts for column in part.columns]
     most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
@@ -73,21 +71,23 @@ def figure(parts: list[Section]) -> Figure:
     widest = max([_KEY, *(box.reach for *_, boxes, _ in blocks for box in boxes)])
     titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
     width = min(_WIDTH, max(_LEFT + widest, titles + _MARGIN) + _MARGIN)
-    paper = Paper(width, tall, notes(shown))
-    y = _MARGIN
-    for head, name, boxes, high in blocks:
-        if head is not None:
-            paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
-            y += _HEAD
-        label = [short(line, 30) for line in name.split(" · ")]
-        size = 8 if len(label) == 1 else 6.5
-        paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
-        for box in boxes:
-            _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
-        y += high
-    for i, draw in enumerate(legend):
-        draw(paper, y + 0.12 + i * _LEGEND)
-    return paper.figure
+
+    def draw(paper: Paper, y: float) -> None:
+        y += _MARGIN
+        for head, name, boxes, high in blocks:
+            if head is not None:
+                paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
+                y += _HEAD
+            label = [short(line, 30) for line in name.split(" · ")]
+            size = 8 if len(label) == 1 else 6.5
+            paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
+            for box in boxes:
+                _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
+            y += high
+        for i, line in enumerate(legend):
+            line(paper, y + 0.12 + i * _LEGEND)
+
+    return FigurePart(width, tall, notes(shown), draw)
 
 
 def _place(paper: Paper, box: _Box, x: float, y: float) -> None:

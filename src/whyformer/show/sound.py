@@ -9,12 +9,11 @@ import numpy as np
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
-from whyformer.show.paper import Paper
+from whyformer.show.paper import FigurePart, Paper
 from whyformer.show.words import heading, legend_labels, notes, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from whyformer.explanation.result import Explanation
 
@@ -23,37 +22,49 @@ _HEAD, _WAVE, _STRIP, _AXIS, _GAP = 0.36, 0.8, 0.3, 0.4, 0.12
 _POINTS = 1200  # columns of the wave's outline
 
 
-def figure(parts: list[Section]) -> Figure:
-    """Draw each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
+def drawing(parts: list[Section]) -> FigurePart:
+    """Return each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
     columns = [(part, *column) for part in parts for column in part.columns]
-    tall = sum(_HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS for _, _, rows in columns)
-    paper = Paper(_WIDTH, tall + 0.2, notes(e for part in parts for e in part.explanations))
-    y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
-    for part, named, rows in columns:
-        paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
-        y += _HEAD
-        length = rows[0][1].scores.shape[1] / (rows[0][1].rate or 1)
-        _wave(paper.axes(_LEFT, y, wide, _WAVE), part.first, length)
-        y += _WAVE
-        for i, (name, e) in enumerate(rows):
-            y += _GAP
-            scale = colours.scale_of(e)
-            paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=colours.SOFT)
-            axes = paper.axes(_LEFT, y, wide, _STRIP)
-            axes.set_axis_on()
-            painted = colours.paint(scale.unit(array(e.scores[0])), scale.signed, None)[None]
-            axes.imshow(painted, aspect="auto", interpolation="nearest", extent=(0, painted.shape[1] / e.rate, 0, 1))
-            axes.set_xlim(0, length)
-            axes.set_yticks([])
-            axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5, labelbottom=i == len(rows) - 1)
-            paper.bar(scale, None, (_LEFT + wide + 0.08, y, 0.08, _STRIP))
-            y += _STRIP
-        low, high = legend_labels(rows[0][1])
-        favour, against = colours.HUES["for"], colours.HUES["against"]
-        text = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
-        paper.write(short(text, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
-        y += _AXIS
-    return paper.figure
+
+    def draw(paper: Paper, y: float) -> None:
+        for part, named, rows in columns:
+            _column(paper, y, part, named, rows)
+            y += _tall(rows)
+
+    shown = notes(e for part in parts for e in part.explanations)
+    return FigurePart(_WIDTH, sum(_tall(rows) for _, _, rows in columns) + 0.2, shown, draw)
+
+
+def _tall(rows: list[tuple[str, Explanation]]) -> float:
+    """Return the height of a sound with a strip for each of these rows."""
+    return _HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS
+
+
+def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: list[tuple[str, Explanation]]) -> None:
+    """Draw a sound under one target."""
+    wide = _WIDTH - _LEFT - _RIGHT
+    paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
+    y += _HEAD
+    length = rows[0][1].scores.shape[1] / (rows[0][1].rate or 1)
+    _wave(paper.axes(_LEFT, y, wide, _WAVE), part.first, length)
+    y += _WAVE
+    for i, (name, e) in enumerate(rows):
+        y += _GAP
+        scale = colours.scale_of(e)
+        paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=colours.SOFT)
+        axes = paper.axes(_LEFT, y, wide, _STRIP)
+        axes.set_axis_on()
+        painted = colours.paint(scale.unit(array(e.scores[0])), scale.signed, None)[None]
+        axes.imshow(painted, aspect="auto", interpolation="nearest", extent=(0, painted.shape[1] / e.rate, 0, 1))
+        axes.set_xlim(0, length)
+        axes.set_yticks([])
+        axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5, labelbottom=i == len(rows) - 1)
+        paper.bar(scale, None, (_LEFT + wide + 0.08, y, 0.08, _STRIP))
+        y += _STRIP
+    low, high = legend_labels(rows[0][1])
+    favour, against = colours.HUES["for"], colours.HUES["against"]
+    text = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
+    paper.write(short(text, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
 
 
 def _wave(axes: Axes, e: Explanation, length: float) -> None:
