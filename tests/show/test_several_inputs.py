@@ -112,8 +112,10 @@ def test_classes_are_listed_once(explained: Any) -> None:
     assert show.page([explained]).count("The model says") == 1
 
 
-def test_figure_shows_all_inputs_with_their_shares(explained: Any) -> None:
-    figure = show.figure([explained])
+@pytest.mark.parametrize("method", ["transformer_attribution", "auto"])
+def test_figure_shows_all_inputs_with_their_shares(explained: Any, method: str) -> None:
+    chosen = {"auto": {"method": "attnlrp"}} if method == "auto" else {}
+    figure = show.figure([replace(explained, method=method, diagnostics={**explained.diagnostics, **chosen})])
     try:
         written = "".join(text.get_text() for text in figure.texts).replace("\n", "").replace(" ", "")
         assert all(label.replace(" ", "") in written for label in labels(explained))

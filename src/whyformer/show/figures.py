@@ -154,7 +154,7 @@ def _rows(
     for method, row in zip(part.methods, part.cells, strict=True):
         room = len(row) * (wide + _GAP) - _GAP
         size = max(5.0, min(7.0, 7.0 * room / measure(visible(method), 7)))
-        name = short(method, int(room * 17.5 * 7 / size))
+        name = short(method, round(len(method) * min(1.0, room / measure(visible(method), size))))
         paper.write(name, x, y + _NAME - 0.05, size, va="bottom", color=colours.SOFT)
         barred = False
         for column, e in enumerate(row):
