@@ -224,6 +224,22 @@ def test_softmax_of_one_number_and_a_constant_is_an_activation_but_not_with_a_si
     assert {"activation", "softmax"} & {u.kind for u in program.units} == {kind}
 
 
+def test_bias_outside_the_exponential_is_a_shift_of_the_softmax() -> None:
+    """exp(x) exp(b) / Σ exp(x) exp(b) is a softmax of x + b, which the model never computes; x + b and a mask are not part of a softmax."""
+    bias, mask = nn.Parameter(torch.randn(6)), torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)
+    functions: list[tuple[Callable[[Tensor], Tensor], str]] = [
+        (lambda x: F.normalize(x.exp() * bias.exp(), p=1, dim=-1), "shifted softmax"),
+        (lambda x: (e := (x + bias).exp()) / e.sum(-1, keepdim=True), "softmax"),
+        (lambda x: (x + bias).softmax(-1).masked_fill(mask, 0), "softmax"),
+    ]
+    for function, kind in functions:
+        _, program = read(function, torch.randn(4, 5, 6))
+        assert [u.kind for u in program.units if "softmax" in u.kind] == [kind]
+    for function in (lambda x: (x + x.square()).softmax(-1), lambda x: (e := (x + x.abs()).exp()) / e.sum(-1, keepdim=True)):
+        _, program = read(function, torch.randn(4, 5, 6))
+        assert "shifted softmax" not in {u.kind for u in program.units}
+
+
 def test_similar_formulas_are_not_norms() -> None:
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x * x.square().mean(-1, keepdim=True).sqrt(),

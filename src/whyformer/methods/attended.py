@@ -31,6 +31,7 @@ from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.tables import KINDS
+from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, by_sign, walk_back
 
@@ -136,8 +137,14 @@ class MapPass:
         return attention.arrange(*(self.recording.tape[n] for n in attention.maps))
 
     def scores(self, index: int) -> Tensor:
-        """Return the attention scores ``[B, H, Q, K]`` before the softmax."""
+        """Return the attention scores ``[B, H, Q, K]`` before the softmax.
+
+        Raises:
+            ModelError: the model multiplies exp(scores) by a bias, so that scores with their bias are not computed.
+        """
         attention = self.attentions[index]
+        if any(self.program.makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
+            raise ModelError("the attention scores of the model are not computed: it multiplies exp(q·k) by a bias")
         return attention.arrange(*(self.recording.tape[p.scores] for p in attention.pieces))
 
     # -- names of rows

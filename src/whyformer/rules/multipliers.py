@@ -17,7 +17,8 @@ from whyformer.rules.linear import identity
 from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
-from whyformer.tape.units import Unit
+from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.units import UNNORMALIZED, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
 
@@ -127,13 +128,19 @@ def _at_temperature(p: Tensor, temperature: float, axis: int) -> Tensor:
 _HELD = Rule(hold=(0,), name="constant")
 _HALF = Rule(share=0.5)
 
+LATE_SUM = Rule(
+    refuse="a product of exp(scores) and values, which the model divides by the sum of exp(scores) afterwards, so that "
+    "its attention map is not computed: write softmax(scores) @ values, or use a gradient method, such as "
+    "input_x_gradient, or occlusion"
+)
 # the grid of a sampling and the matrix of a linear system are held constant; "identity" is for custom operations
 _COMMON = {
     "sampling": Rule(hold=(1,), name="adjoint, places constant"),
     "solve": Rule(hold=(0,), name="adjoint, matrix constant"),
     "identity": Rule(back=identity, name="identity"),
+    UNNORMALIZED: LATE_SUM,
 }
-AH = {"softmax": _HELD, "logsumexp": _HELD}
+AH = {"softmax": _HELD, SHIFTED_SOFTMAX: _HELD, "logsumexp": _HELD}
 LN = {
     "norm": Rule(hold=("statistics",), back=detached_norm, name="deviation constant"),
     "statistic": _HELD,
@@ -142,7 +149,8 @@ LN = {
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
 HALVES = dict.fromkeys(("product", "gate", "activated gate"), _HALF)
 CONSTANT_GATE = {"activated gate": Rule(hold=(0,), name="adjoint, activated branch constant")}
-WARM = {"softmax": Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")}
+_WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
+WARM = {"softmax": _WARM, SHIFTED_SOFTMAX: _WARM}
 
 
 def _composite(name: str, *tables: dict[str, Rule]) -> Composite:

@@ -38,9 +38,12 @@ from whyformer.rules.linear import (
     wide,
     without_constant,
 )
+from whyformer.rules.multipliers import LATE_SUM
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
 from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.units import UNNORMALIZED
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
 
 __all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
@@ -198,6 +201,7 @@ _REFUSED = {
     "power": "a power, which has no rule for relevance",
     "statistic": "a statistic that is no part of a norm, which has no rule for relevance",
     "moments": "a deviation that is no part of a norm, which has no rule for relevance",
+    SHIFTED_SOFTMAX: "a softmax whose scores and bias are never added, so that no rule divides relevance between them",
     "log softmax": "log-probabilities, which have no rule for relevance (the logits have)",
 }
 
@@ -244,6 +248,7 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
     held = {
         "sampling": Rule(hold=(1,), back=z_rule, name="z, places constant"),
         "solve": Rule(hold=(0,), back=z_rule, name="z, matrix constant"),
+        UNNORMALIZED: LATE_SUM,
     }
     return {kind: Rule(back=back, name=title) for kind, (back, title) in backs.items()} | refused | held
 

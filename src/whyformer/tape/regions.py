@@ -33,6 +33,7 @@ from whyformer.tape.tables import (
 from whyformer.tape.trials import (
     REPEATABLE,
     ROOTS,
+    SHIFTED_SOFTMAX,
     SPREADING,
     Draws,
     Origins,
@@ -197,6 +198,8 @@ class Regions:
             may_activate = not kind and can_end and (best is None or best.kind == "activation")
             if may_activate and self.is_activation(entry, end, fresh, calls):
                 kind, axes = "activation", (-1,)
+            if kind == SHIFTED_SOFTMAX and best is not None:
+                break  # a bias that is added before a softmax is a separate unit
             if kind:
                 statistics = self.statistics(entry, calls) if kind == "norm" else frozenset[int]()
                 numbers = tuple(c.number for c in calls)
@@ -397,7 +400,7 @@ class Regions:
             return self.fits(n, calls, axis)
         if bias[-1:] != after[-1:]:
             return False
-        return bias.numel() == bias[-1] or (bool(self.origins.repeats(n)) and self.fits(n, calls, axis))
+        return bias.numel() == bias[-1] or (bool(self.origins.derivation(n)) and self.fits(n, calls, axis))
 
     def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
         """Return True if value ``n`` depends only on the output feature."""

@@ -9,7 +9,7 @@ All values from outside the region, such as weights and masks, are random number
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from whyformer.tape.values import Tape
 __all__ = [
     "REPEATABLE",
     "ROOTS",
+    "SHIFTED_SOFTMAX",
     "SPREADING",
     "Draws",
     "Origins",
@@ -33,11 +34,15 @@ __all__ = [
     "repeat",
 ]
 
+SHIFTED_SOFTMAX = "shifted softmax"
+"""The kind of exp(x) b / Σ exp(x) b, the softmax of x + log b, with b computed from weights."""
+
 _LEAST_ROWS, _FEW = 12, 6
 
 ROOTS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
 REPEATABLE = frozenset(KINDS) | ELEMENTWISE | COMPARISONS
 SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
+_POSITIVE = name_set("exp exp2 softplus sigmoid square abs")
 _SIZELESS = ELEMENTWISE | COPIES | COMPARISONS | SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
 """Calls whose arguments do not depend on the sizes of the axes along which they do not reduce."""
 
@@ -62,15 +67,19 @@ class Origins:
             for r in call.results:
                 self.follows[r], self.fixed[r] = self.follows[r] or dependent, constant
 
-    def repeats(self, n: int) -> list[Call]:
-        """Return the views that expand a smaller value to value ``n``, in order; empty if no element is repeated."""
-        views, shapes, v = list[Call](), self.tape.shapes, n
-        while (call := self.tape.maker.get(v)) and len(call.operands) == 1 and KINDS.get(call.name) == "view":
-            views.append(call)
+    def derivation(self, n: int) -> list[Call]:
+        """Return the calls, in order, that expand a smaller value to value ``n``, or restrict its range, as exp does;
+        empty if the elements of ``n`` are independent and of any size."""
+        calls, shapes, v = list[Call](), self.tape.shapes, n
+        while (call := self.tape.maker.get(v)) and len(call.operands) == 1 and not self.carry[v]:
+            if KINDS.get(call.name) != "view" and call.name not in _POSITIVE:
+                break
+            calls.append(call)
             v = call.operands[0]
-        while views and shapes[views[-1].operands[0]].numel() == shapes[views[-1].results[0]].numel():
-            views.pop()
-        return views[::-1] if views and shapes[views[-1].operands[0]].numel() < shapes[n].numel() else []
+        while calls and calls[-1].name not in _POSITIVE and shapes[v].numel() == shapes[calls[-1].results[0]].numel():
+            v = calls.pop().results[0]
+        restricted = any(c.name in _POSITIVE for c in calls)
+        return calls[::-1] if restricted or shapes[v].numel() < shapes[n].numel() else []
 
 
 class Draws:
@@ -101,10 +110,10 @@ class Draws:
         tape, shape = self.tape, self.shape(n)
         if self.origins.fixed[n]:
             return wide(tape[n][tuple(map(slice, shape))])
-        views = self.origins.repeats(n)
-        if views:
-            t = self[views[0].operands[0]]
-            for call in views:
+        calls = self.origins.derivation(n)
+        if calls:
+            t = self[calls[0].operands[0]]
+            for call in calls:
                 t = t.expand(shape) if self.short else repeat(call, tape, [t])[0]
             return t
         if tape.dtypes[n] == torch.bool:
@@ -169,7 +178,7 @@ class RegionTrial:
     def short_axes(self) -> frozenset[int]:
         """Return the (negative) axes along which no call reduces or depends on the size: few elements suffice."""
         dims, reduced = len(self.tape.shapes[self.entry]), set[int]()
-        views = [[c.name for c in self.origins.repeats(o)] for o in self.outside]
+        views = [[c.name for c in self.origins.derivation(o)] for o in self.outside]
         if not all(c.name in _SIZELESS for c in self.calls) or any(v not in ([], ["expand"]) for v in views):
             return frozenset()
         for c in self.calls:
@@ -194,8 +203,8 @@ class RegionTrial:
                 places[r] = len(places)
         for o in self.outside:
             if o not in places:
-                views = tuple((c.name, str(c.args), shapes[c.operands[0]]) for c in self.origins.repeats(o))
-                places[o] = ("fixed", o) if fixed[o] else (shapes[o], dtypes[o].is_floating_point, views)  # type: ignore[assignment]
+                calls = tuple((c.name, str(c.args), shapes[c.operands[0]]) for c in self.origins.derivation(o))
+                places[o] = ("fixed", o) if fixed[o] else (shapes[o], dtypes[o].is_floating_point, calls)  # type: ignore[assignment]
         rows = [(c.name, str(c.args), str(c.kwargs), *(places[o] for o in c.operands)) for c in self.calls]
         return shapes[self.entry], tuple(rows)
 
@@ -230,18 +239,24 @@ def norm_or_softmax(trial: RegionTrial) -> tuple[str, tuple[int, ...]] | None:
     axes = _mixed_axes(trial, x, y) if y.shape == x.shape else ()
     if not axes:
         return None
-    drawn = [(x, y, trial(-x))]
-    while sum(len(rows_along(x, axes)) for x, _, _ in drawn) < _LEAST_ROWS:
-        x = trial.rows()
-        drawn.append((x, trial(x), trial(-x)))
-    a, plus, minus = (torch.cat([rows_along(t, axes) for t in part])[:64] for part in zip(*drawn, strict=True))
+    drawn = [x]
+    while sum(len(rows_along(x, axes)) for x in drawn) < _LEAST_ROWS:
+        drawn.append(trial.rows())
+
+    def rows(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([rows_along(t, axes) for t in tensors])[:64]
+
+    a, plus = rows(drawn), rows(map(trial, drawn))
     if names & EXPONENTIALS:
         sink = not names & {"_softmax", "_safe_softmax", "_log_softmax"}
         if is_softmax(a, plus, sink):
             return "softmax", axes
         if is_softmax(a, plus.exp(), False):
             return "log softmax", axes
-    return ("norm", axes) if names & ROOTS and is_norm(a, plus, minus) else None
+        ratio = (plus / rows(trial(x / 2) for x in drawn)).nan_to_num(0, 0, 0)
+        if is_softmax(a / 2, ratio, sums=False) and is_softmax(plus.log(), plus, sink):
+            return SHIFTED_SOFTMAX, axes
+    return ("norm", axes) if names & ROOTS and is_norm(a, plus, rows(trial(-x) for x in drawn)) else None
 
 
 def _mixed_axes(trial: RegionTrial, x: Tensor, y: Tensor) -> tuple[int, ...]:
@@ -257,9 +272,9 @@ def _mixed_axes(trial: RegionTrial, x: Tensor, y: Tensor) -> tuple[int, ...]:
     return tuple(a - x.dim() for a, (low, high) in enumerate(zip(*places.aminmax(dim=0), strict=True)) if low < high)
 
 
-def is_softmax(x: Tensor, y: Tensor, sink: bool) -> bool:
+def is_softmax(x: Tensor, y: Tensor, sink: bool = False, sums: bool = True) -> bool:
     """Return True if y = exp(x) / Σ exp(x) for each row, where elements with y = 0 are masked. With ``sink``, the
-    denominator may have a further term, the same for all rows."""
+    denominator may have a further term, the same for all rows; without ``sums``, it is any number."""
     total = y.sum(-1, keepdim=True)
     live = (total.isfinite() & (total > 1e-9))[:, 0]
     x, y, total = x[live], y[live], total[live]
@@ -268,7 +283,8 @@ def is_softmax(x: Tensor, y: Tensor, sink: bool) -> bool:
         return False
     sums_to_one = close(total, torch.ones_like(total), 1e-5)
     has_sink = sink and len(total) > 2 and float(total.max()) < 1 and float(total.std()) > 1e-3
-    return (sums_to_one or has_sink) and close(x.masked_fill(~unmasked, -math.inf).softmax(-1), y / total, 1e-4)
+    is_sum = not sums or sums_to_one or has_sink
+    return is_sum and close(x.masked_fill(~unmasked, -math.inf).softmax(-1), y / total, 1e-4)
 
 
 def is_norm(x: Tensor, plus: Tensor, minus: Tensor) -> bool:

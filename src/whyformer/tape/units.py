@@ -13,7 +13,21 @@ from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "is_diagonal", "reach", "reduced_axes", "roots_of", "scales", "weights"]
+__all__ = [
+    "UNNORMALIZED",
+    "CallReader",
+    "Unit",
+    "dominators",
+    "is_diagonal",
+    "reach",
+    "reduced_axes",
+    "roots_of",
+    "scales",
+    "weights",
+]
+
+UNNORMALIZED = "unnormalized attention"
+"""The kind of a product exp(S) v of scores S = q kᵀ, which the model divides by Σ exp(S) afterwards."""
 
 _KEEP_DIAGONAL = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
 """Calls that keep a matrix diagonal."""
@@ -62,6 +76,8 @@ class CallReader:
         self.activated = {u.exit: True for u in regions if u.kind == "activation"}
         self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
         self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
+        self.scores: set[int] = set()  # products of two branches, also scaled, shifted or masked
+        self.exponentials: set[int] = set()  # of scores
 
     def unit(self, call: Call) -> Unit:
         """Return the unit of a call of which at least one operand carries."""
@@ -84,6 +100,7 @@ class CallReader:
             constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # integers index weights
             kind = "product" if several else "layer" if constants else "weighted sum"
             kind = "scale" if kind == "layer" and scales(call, self.tape) else kind
+            kind = UNNORMALIZED if several and self.exponentials.intersection(call.operands) else kind
         elif kind == "add":
             kind = "add" if several else "shift"
         elif kind == "mul":
@@ -102,8 +119,8 @@ class CallReader:
         return "power" if kind == "statistic" and not is_statistic else kind, places
 
     def note(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
-        """Record whether the results of a call are activated, reduced or scaling. ``passing`` is True for a view,
-        shift or scale of a single branch, which preserves these properties."""
+        """Record whether the results of a call are activated, reduced, scaling or scores. ``passing`` is True for a
+        view, shift or scale of a single branch, which preserves these properties."""
         first = next(o for o in call.operands if self.carry[o])
         if kind in ("activation", "rectifier"):
             self.activated.update(dict.fromkeys(exits, True))
@@ -111,6 +128,13 @@ class CallReader:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
         if call.name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
             self.reduced.update(exits)
+        for values in (self.scores, self.exponentials):
+            if kind in ("view", "shift", "scale", "add") and not values.isdisjoint(call.operands):
+                values.update(exits)
+        if kind == "product":
+            self.scores.update(exits)
+        elif call.name in ("exp", "exp2") and first in self.scores:
+            self.exponentials.update(exits)
         if kind == "statistic" or (first in self.scaling and (passing or kind == "clip")):
             self.scaling.update(exits)
 
