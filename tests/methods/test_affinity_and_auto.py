@@ -87,6 +87,18 @@ def test_auto_distinguishes_language_model_and_classifier():
     assert whyformer.explain(*build("bert"), "auto").diagnostics["auto"]["method"] == "libragrad"
 
 
+@pytest.mark.parametrize("name", ["bert", "timm_vit", "hf_swin", "llama_lm"])
+def test_auto_runs_the_model_once(name):
+    """The choice of a method, the method, and the layout of its scores read one pass; facts of the model are measured at the first use."""
+    model, inputs = build(name)
+    whyformer.explain(model, inputs)
+    runs = []
+    handle = model.register_forward_pre_hook(lambda *_: runs.append(1))
+    whyformer.explain(model, inputs)
+    handle.remove()
+    assert len(runs) == 1
+
+
 def test_auto_without_applicable_method_raises(vit, monkeypatch):
     model, pixels = vit
     monkeypatch.setitem(CHOICES, ("image", "faithful"), [])

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor, nn
 
 import whyformer
+import zoo
 from whyformer.errors import ModelError
 from whyformer.explaining import open_model
 from whyformer.methods import METHODS
@@ -20,6 +22,7 @@ from whyformer.methods.task import Scores, Task
 from whyformer.tape.walking import Composite, Rule
 
 WIDTH, HEADS = 8, 2
+BERT = {"vocab_size": 20, "hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": 16}
 LAYOUTS = ["samples first", "tokens first", "one row a token", "tokens last"]
 
 
@@ -97,6 +100,20 @@ def test_integrated_gradients_sum_to_difference(layout: str) -> None:
     model, inputs = build_model(layout)
     figure = whyformer.explain(model, inputs, "integrated_gradients", 1, steps=60).diagnostics["completeness"]
     assert figure["sum"] == pytest.approx(figure["difference"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("method", "setting"), [("integrated_gradients", "steps"), ("smoothgrad", "samples")])
+def test_each_chunk_of_points_is_one_pass_of_the_model(method: str, setting: str) -> None:
+    """One more point in a chunk of its own costs one more pass, also if the model looks up tokens."""
+    model = zoo.randomise(hf.BertForSequenceClassification(hf.BertConfig(**BERT)))
+    counts = []
+    for points in (4, 5, 6):
+        runs: list[int] = []
+        handle = model.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        whyformer.explain(model, torch.arange(4, 12)[None], method, 1, batch_size=1, **{setting: points})
+        handle.remove()
+        counts.append(len(runs))
+    assert counts[1:] == [counts[0] + 1, counts[0] + 2]
 
 
 def test_user_composite_with_built_in_name_uses_its_own_rules() -> None:

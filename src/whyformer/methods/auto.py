@@ -59,7 +59,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     reads_text = any(side.modality != "image" for side in task.scored_inputs.values())
-    if reads_text and is_generative(task.model, task.forward):
+    if reads_text and is_generative(task.model, lambda: task.forward_pass().logits(task.read_logits)):
         kind = "language model" if task.structure.is_plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]

@@ -87,6 +87,10 @@ class SharedPasses:
         self.uses += 1
         return cached[2]
 
+    def known_pass(self, inputs: Inputs) -> ForwardPass | None:
+        """Return a recorded pass of these inputs; None if there is none."""
+        return next((passed for known, _, passed in self._passed.values() if known is inputs), None)
+
     def release(self) -> None:
         """Drop the pass."""
         self._passed.clear()

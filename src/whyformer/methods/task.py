@@ -131,7 +131,9 @@ class Task(Sources):
             return torch.stack([target(part) for part in rounds], 1).flatten()
 
         repeated = self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(times, 0))
-        return replace(self, inputs=repeated, resolve=lambda _: value)
+        copied = replace(self, inputs=repeated, resolve=lambda _: value)
+        vars(copied)["derived"] = self.derived  # the same for copies, which would need a pass to find it
+        return copied
 
     def depends_on(self, logits: Tensor) -> Tensor:
         """Return ``[B, C]`` True at logits on which the target depends, where ∂target/∂logits is not 0."""
@@ -277,7 +279,7 @@ class Task(Sources):
         """
         passed = next(iter(self._passes.values()), None)
         if passed is None and self.shared is not None:
-            passed = self.forward_pass()
+            passed = self.shared.known_pass(self.inputs)
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
             passed = passed or record_pass(self.model, self.feed(inputs), inputs.samples)

@@ -135,11 +135,11 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 
 
 # -- averages over many copies -----------------------------------------------------------------------------------
-def root_values(task: Task) -> tuple[Values, Tensor]:
-    """Return (values of the roots, logits) of a plain pass."""
+def root_values(task: Task) -> tuple[Values, Tensor, Roots]:
+    """Return (values of the roots, logits, roots) of a plain pass."""
     recorded = task.rooted_pass(GRADIENT)
     values = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.root_values.items()}
-    return values, recorded.logits.detach()
+    return values, recorded.logits.detach(), recorded.roots
 
 
 def gradients_at(
@@ -209,7 +209,7 @@ def smoothgrad(
         batch_size: copies × samples in one pass; changes only speed and memory.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    x, logits = root_values(task)
+    x, logits, _ = root_values(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
     axes = {name: 1 + task.has_several_texts(name) for name in x}
     sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
@@ -299,10 +299,10 @@ def integrated_gradients(
     ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and from eight
     steps on the difference when using every other point.
     """
-    x, logits = root_values(task)
+    x, logits, roots = root_values(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
-    at_baseline = _logits_at(task, start) if composite == "plain" else None
+    at_baseline = _logits_at(task, start, roots) if composite == "plain" else None
     nodes, weights, fewer = _quadrature(steps)
     total, coarse = ({name: torch.zeros_like(value) for name, value in x.items()} for _ in range(2))
 
@@ -329,10 +329,11 @@ def integrated_gradients(
     return of_roots(task, logits, products, norm, {"completeness": {name: v.tolist() for name, v in figure.items()}})
 
 
-def _logits_at(task: Task, start: Values) -> Tensor:
+def _logits_at(task: Task, start: Values, roots: Roots) -> Tensor:
     """Return the logits at the baseline."""
+    values = {name: task.packed(name, v) for name, v in start.items()}
     try:
-        return task.rooted_pass(GRADIENT, {name: task.packed(name, v) for name, v in start.items()}).logits.detach()
+        return task.rooted_pass(GRADIENT, values, roots).logits.detach()
     except InputError as error:  # such as from a model that treats pictures of zeros as padding
         rows = (row for row in BASELINES.values() if (row.fill or row.token) and task.inputs.modality in row.kinds)
         raise InputError(
