@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
+from whyformer.models.adapters import find_adapter
 from whyformer.models.cache import once
 from whyformer.models.structure import refuse_unfit, unwrapped
 
@@ -56,7 +57,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
 
     Args:
         name: ``"bundled:digits"``, ``"bundled:sst2"``, ``"bundled:reader"``, a folder written by ``save_pretrained``,
-            or a hub id (``"owner/model"``; from the local cache if there is no network).
+            or a hub id (``"owner/model"``; from the local cache if there is no network). It may hold an adapter of
+            peft, such as LoRA, which is merged into its base model.
         device: "cpu" (default) or "cuda".
         dtype: float32 (default), float64, bfloat16 ...
 
@@ -68,15 +70,21 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
 
     precision = _dtype(dtype)
     place = _place(name)
-    local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
     try:
-        config = transformers.AutoConfig.from_pretrained(place, **local)
+        adapter = find_adapter(place)
+        base = place if adapter is None else _place(adapter.base)
+        local: Any = {"trust_remote_code": False, "local_files_only": Path(base).is_dir()}
+        config = transformers.AutoConfig.from_pretrained(base, **local)
         _check_depth(config.to_dict())
+        kind, labels = _class_of(config), dict[str, int]()
+        if adapter is not None:
+            kind = adapter.class_of(config, kind)
+            labels = adapter.labels(kind, config)
         with _quietly():
-            model, report = _class_of(config).from_pretrained(
-                place, dtype=precision, use_safetensors=True, output_loading_info=True, **local
+            model, report = kind.from_pretrained(
+                base, dtype=precision, use_safetensors=True, output_loading_info=True, **labels, **local
             )
-        missing = sorted(report.get("missing_keys", ()))
+        missing = sorted(set(report.get("missing_keys", ())) - (adapter.shapes.keys() if adapter else set()))
         if missing:
             raise LoadError(
                 f"'{name}' is not a trained {type(model).__name__}: its weights lack {', '.join(missing[:3])}"
@@ -84,7 +92,9 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
                 "first, or load it yourself and pass the module"
             )
         modality = _modality(model)
-        processor = None if _has_weights_only(Path(place)) else _processor(place, modality, local)
+        beside = place if adapter is None or adapter.has_processor else base
+        processor = None if _has_weights_only(Path(beside)) else _processor(beside, modality, local)
+        model = model if adapter is None else adapter.applied(model)
     except LoadError:
         raise
     except Exception as error:  # a damaged config or tokenizer may raise any error
@@ -298,7 +308,7 @@ def _place(name: str) -> str:
         return str(resources.files("whyformer") / "bundled" / short)
     path = Path(name).expanduser()
     if name.strip() and path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
             raise LoadError(f"the folder {name} has no config.json: pass a folder written by save_pretrained")
         if not any(path.glob("*.safetensors")):
             raise LoadError(
