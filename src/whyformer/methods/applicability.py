@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import WhyformerError
 from whyformer.methods.registry import METHODS
+from whyformer.methods.sharing import SharedPasses
 from whyformer.models.cache import measured
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def applicable(task: Task) -> list[str]:
 
 
 def _tried(task: Task) -> list[str]:
+    task = replace(task, shared=SharedPasses())
     if not _applies(task, "input_x_gradient"):
         gradients = {"input_x_gradient", "saliency", "integrated_gradients", "smoothgrad"}
     else:
@@ -66,7 +68,7 @@ def _tried(task: Task) -> list[str]:
 
 def _applies(task: Task, name: str) -> bool:
     """Return True if a method succeeds up to its first step."""
-    tried = replace(task, method=name, progress=_first, shared=None)
+    tried = replace(task, method=name, progress=_first)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
     except FirstStep:
