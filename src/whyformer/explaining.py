@@ -47,8 +47,8 @@ def explain(
 
     Args:
         model: any unmodified ``torch.nn.Module`` in eval mode; or a name (a hub id, a local folder,
-            ``"bundled:digits"`` or ``"bundled:sst2"``), which is loaded once; or a pipeline of transformers; or an
-            :class:`~whyformer.Explainer`.
+            ``"bundled:digits"`` or ``"bundled:sst2"``), which is loaded once; or a pipeline or ``Trainer`` of
+            transformers; or an :class:`~whyformer.Explainer`.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
             ``[B, N]``); or a tuple of forward's positional arguments; or a list of samples, in which token ids of
             different lengths are padded. With ``processor`` also a picture, a string, or a list of either, which is

@@ -23,6 +23,7 @@ from whyformer.models.cache import once
 from whyformer.models.structure import refuse_unfit, unwrapped
 
 _MOST_LAYERS = 10_000
+_PROCESSORS = ("processor", "processing_class", "image_processor", "tokenizer")  # attributes of pipelines and trainers
 BUNDLED = ("digits", "sst2", "reader")
 
 
@@ -196,7 +197,7 @@ def opened(
     """Return (module, processor) of a user's model.
 
     A model loaded by name is cached until another one is loaded (:func:`unload`), and its processor is used unless one
-    is passed. A pipeline of transformers has both. Compiled and data-parallel models are unwrapped.
+    is passed. A pipeline and a trainer of transformers have both. Compiled and data-parallel models are unwrapped.
 
     Raises:
         InputError: device or dtype is passed with a module.
@@ -210,8 +211,8 @@ def opened(
         raise InputError(
             "device and dtype are only for models loaded by name: move a module yourself with model.to(...)"
         )
-    if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):  # a pipeline
-        candidates = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
+    if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):
+        candidates = (getattr(model, name, None) for name in _PROCESSORS)
         model, processor = model.model, processor or next((c for c in candidates if c is not None), None)
     model = unwrapped(model)
     refuse_unfit(model)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 import whyformer
@@ -79,12 +80,15 @@ def test_input_of_another_kind_than_the_processor_reads_names_the_right_kind(nam
             whyformer.explain(name, wrong, processor=processor)
 
 
-def test_pipeline_equals_its_model_and_tokenizer():
-    import transformers
-
+@pytest.mark.parametrize("kind", ["pipeline", "Trainer"])
+def test_pipelines_and_trainers_equal_their_model_and_tokenizer(kind, tmp_path):
     loaded = loading.load("bundled:sst2")
-    pipeline = transformers.pipeline("text-classification", model=loaded.model, tokenizer=loaded.processor, device="cpu")
-    e = whyformer.explain(pipeline, SENTENCE, target="positive")
+    if kind == "pipeline":
+        holder = transformers.pipeline("text-classification", model=loaded.model, tokenizer=loaded.processor, device="cpu")
+    else:
+        arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+        holder = transformers.Trainer(loaded.model, arguments, processing_class=loaded.processor)
+    e = whyformer.explain(holder, SENTENCE, target="positive")
     assert e.model == "bundled:sst2"
     assert torch.equal(e.scores, whyformer.explain("bundled:sst2", SENTENCE, target="positive").scores)
 
