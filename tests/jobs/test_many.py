@@ -7,7 +7,6 @@ import hashlib
 import io
 import itertools
 import json
-from functools import partial
 
 import fsspec
 import numpy as np
@@ -225,16 +224,26 @@ def test_word_summary_has_shares_intervals_and_examples(bert, tmp_path):
         maps.mean_map()
 
 
-def test_folder_of_another_processor_is_refused(tmp_path):
+@pytest.mark.parametrize("change", [lambda t: t.add_tokens(["anotherword"]), lambda t: setattr(t, "model_max_length", 5)])
+@pytest.mark.parametrize("saved", [False, True])
+def test_folder_of_another_processor_is_refused(change, saved, tmp_path):
     model, tokenizer = tiny_bert()
     words = [word for word in tokenizer.get_vocab() if word.isalpha()][:3]
-    run = partial(whyformer.explain_many, model, words, "input_x_gradient", out=tmp_path / "out")
-    first = run(processor=tokenizer).table()
-    assert run(processor=copy.deepcopy(tokenizer)).table().equals(first)
+
+    def run(processor):
+        named = tmp_path / "model"
+        if saved:
+            model.save_pretrained(named)
+            processor.save_pretrained(named)
+        opened = {"model": str(named)} if saved else {"model": model, "processor": processor}
+        return whyformer.explain_many(data=words, method="input_x_gradient", out=tmp_path / "out", **opened)
+
+    first = run(tokenizer).table()
+    assert run(copy.deepcopy(tokenizer)).table().equals(first)
     other = copy.deepcopy(tokenizer)
-    other.add_tokens(["anotherword"])
+    change(other)
     with pytest.raises(InputError, match="processor was"):
-        run(processor=other)
+        run(other)
 
 
 def test_mean_map_of_videos_has_their_time_steps(monkeypatch):

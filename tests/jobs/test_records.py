@@ -185,7 +185,8 @@ def test_records_of_another_processor_are_ignored(tmp_path: Path) -> None:
     run = partial(run_benchmark, "segmentation", tiny_vit(), data, tmp_path / "out", methods="rollout")
     run(processor=tool)
     assert run(processor=SimpleNamespace(**vars(tool))).measured == 0  # equal settings
-    assert run(processor=SimpleNamespace(**{**vars(tool), "image_mean": [0.1, 0.2, 0.3]})).resumed == 0
+    for change in ({"image_mean": [0.1, 0.2, 0.3]}, {"rescale_factor": 0.5}):
+        assert run(processor=SimpleNamespace(**{**vars(tool), **change})).resumed == 0
 
 
 def test_records_of_another_split_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

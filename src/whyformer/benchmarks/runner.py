@@ -25,7 +25,8 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerErr
 from whyformer.evaluation.registry import check_count
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
-from whyformer.jobs.description import check_values, processor_name
+from whyformer.inputs.settings import settings_of
+from whyformer.jobs.description import check_values
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -125,7 +126,7 @@ def run_benchmark(
         "model": fingerprint(study.model),
         "data": f"{study.reader}:{study.data_name}" + (f":{split}" if split else ""),
         "seed": seed,
-        **({} if processor is None else {"processor": processor_name(processor)}),
+        "processor": settings_of(study.processor),
     }
     keys = {c.label: c.key(common) for c in study.configurations}
     total = len(study.samples) * len(study.configurations)
