@@ -65,7 +65,7 @@ def test_stream_is_lazy_over_infinite_input(bert):
     first = list(itertools.islice(stream, 40))
     assert [len(e.tokens[0]) - 4 for e in first] == [i % 5 for i in range(60) if i % 3 != 2][:40]
     assert [f.row for f in stream.failures[:19]] == list(range(2, 59, 3))
-    with pytest.raises(InputError, match=r"input 2 \(2\): the text is empty"):
+    with pytest.raises(InputError, match="input 2: the text is empty"):
         list(whyformer.explain_many(bert.model, endless(), "gae", processor=bert.processor, on_error="raise"))
 
 
@@ -168,6 +168,12 @@ def test_exception_of_a_row_is_recorded_as_its_failure(vit, tmp_path):
 
     with pytest.raises(RuntimeError, match="the line is dead"):  # a generator ends with its exception
         list(whyformer.explain_many(vit.model, torn(), "gae", processor=vit.processor))
+
+
+@pytest.mark.parametrize(("row", "place"), [("", "input 0: "), ({"id": "first", "text": ""}, r"input 0 \(first\): ")])
+def test_error_of_a_row_names_it_once(bert, row, place):
+    with pytest.raises(InputError, match=place):
+        list(whyformer.explain_many(bert.model, [row], "gae", processor=bert.processor))
 
 
 def test_several_methods_and_targets_equal_explain(bert):

@@ -183,7 +183,7 @@ def _differing(whole: str, marked: str) -> tuple[int, int] | None:
 
 
 def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return [int(i) for i in tokenizer(text, add_special_tokens=special)["input_ids"]]
+    return [int(i) for i in tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def _continuation_ids(continuation: Any, tokenizer: Any, *, target: bool = False
         if tokenizer is None:
             raise InputError(_NO_TOKENIZER)
         if target:
-            return [int(i) for i in tokenizer(text_target=continuation)["input_ids"]]
+            return [int(i) for i in tokenizer(text_target=continuation, verbose=False)["input_ids"]]
         return continuation_ids(tokenizer, continuation)
     try:
         rows = _rows(continuation)
@@ -340,7 +340,7 @@ def _turns(prompt: Prompt, ids: list[int], answer: list[int], tokenizer: Any) ->
     """
     if not prompt.turns or prompt.text is None or not getattr(tokenizer, "is_fast", False):
         return [], set()
-    encoded = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True)
+    encoded = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True, verbose=False)
     offsets = encoded["offset_mapping"][: len(ids)]
     turns: list[Turn] = []
     for role, begin, end in prompt.turns:

@@ -50,6 +50,12 @@ class Failure:
     kind: str
     reason: str
 
+    @property
+    def place(self) -> str:
+        """The row, and in parentheses its id, unless this is the row's number, and the method."""
+        details = [text for text in (self.id, self.method) if text not in (None, str(self.row))]
+        return f"{self.row} ({', '.join(details)})" if details else str(self.row)
+
 
 @dataclass(frozen=True)
 class RowContent:
@@ -152,7 +158,7 @@ class Session:
         if texts and len(reads) > 1 and callable(tokenizer):
             with suppress(*FOREIGN_ERRORS):  # errors are reported when the text is explained
                 contents = [c if isinstance(c := reads[i].content, str) else " ".join(c.values()) for i in texts]
-                for i, ids in zip(texts, tokenizer(contents)["input_ids"], strict=True):
+                for i, ids in zip(texts, tokenizer(contents, verbose=False)["input_ids"], strict=True):
                     keys[i] = (keys[i][0], len(ids))
         order = sorted(range(len(reads)), key=lambda i: (repr(keys[i][:1]), keys[i][1], i))
         for _, alike in groupby(order, key=lambda i: keys[i] if keys[i][0] == "tensors" else keys[i][0]):

@@ -301,7 +301,7 @@ class Run(ExitStack):
         self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
         for failure in part.rows.failures:
             if failure.kind == ProcessEnded.__name__:
-                self.say(f"row {failure.row} ({failure.id}) is skipped: {failure.reason}")
+                self.say(f"row {failure.place} is skipped: {failure.reason}")
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
         return bool(part.facts.rows) or part.facts.part == 0
 

@@ -114,8 +114,7 @@ def _checked(maps: Maps) -> Maps:
 
 
 def _sentence(failure: Failure) -> str:
-    by = "" if failure.method is None else f", {failure.method}"
-    return f"input {failure.row} ({failure.id}{by}): {failure.reason}"
+    return f"input {failure.place}: {failure.reason}"
 
 
 class ExplanationStream(Iterator[Explanation]):
