@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers as hf
 from job_builders import picture_model, pictures, sentences, text_model, text_table
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -126,6 +127,23 @@ def test_token_ids_of_different_lengths_equal_explain(bert):
     assert_same_explanations(list(whyformer.explain_many(bert.model, ids, "gae", batch_size=4)), expected)
     flat = [{k: v[0] for k, v in encoding.items()} for encoding in ids]
     assert_same_explanations(list(whyformer.explain_many(bert.model, flat, "gae", batch_size=4)), expected)
+
+
+@pytest.mark.parametrize("pictures", [False, True])
+@pytest.mark.parametrize("axis", [False, True])
+def test_tensors_of_several_kinds_equal_explain(axis, pictures):
+    """A sample may have a batch axis or none, also if its tensors have different numbers of axes."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = hf.LayoutLMv3Config(vocab_size=30, coordinate_size=5, shape_size=6, input_size=32, patch_size=8, **sizes)
+    model, rows = hf.LayoutLMv3ForSequenceClassification(config).eval(), []
+    for count in (4, 4, 6):
+        ids = torch.randint(5, 20, (1, count))
+        row = {"input_ids": ids, "bbox": torch.tensor([0, 0, 50, 60]).expand(1, count, 4), "attention_mask": torch.ones(1, count)}
+        rows.append(row | ({"pixel_values": torch.randn(1, 3, 32, 32)} if pictures else {}))
+    expected = [whyformer.explain(model, row, "gae", target=1) for row in rows]
+    data = rows if axis else [{name: value[0] for name, value in row.items()} for row in rows]
+    for size in (1, 3):
+        assert_same_explanations(list(whyformer.explain_many(model, data, "gae", [1], batch_size=size)), expected)
 
 
 def test_pictures_from_any_source_equal_explain(vit, tmp_path):
