@@ -146,6 +146,21 @@ def test_tensors_of_several_kinds_equal_explain(axis, pictures):
         assert_same_explanations(list(whyformer.explain_many(model, data, "gae", [1], batch_size=size)), expected)
 
 
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("axis", [False, True])
+def test_each_picture_is_compared_with_the_texts_of_its_row(axis, texts):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {"vocab_size": 40, "max_position_embeddings": 8, "eos_token_id": 1, **sizes}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={"image_size": 32, "patch_size": 8, **sizes}, projection_dim=16)).eval()
+    rows = [{"input_ids": torch.cat([torch.randint(2, 40, (texts, 4)), torch.ones(texts, 1).long()], 1), "pixel_values": torch.randn(1, 3, 32, 32)} for _ in range(3)]
+    expected = [whyformer.explain(model, row, "gae", target=texts - 1) for row in rows]
+    data = rows if axis else [{**row, "input_ids": row["input_ids"].squeeze(0), "pixel_values": row["pixel_values"][0]} for row in rows]
+    results = list(whyformer.explain_many(model, data, "gae", [texts - 1]))
+    for e, same in zip(results, expected, strict=True):
+        assert e.inputs == same.inputs and e.probability(texts - 1) == pytest.approx(same.probability(texts - 1), abs=1e-5)
+        assert all(torch.allclose(e.part(name).scores, same.part(name).scores, atol=1e-6) for name in e.inputs)
+
+
 def test_pictures_from_any_source_equal_explain(vit, tmp_path):
     folder = pictures(tmp_path / "in", 4)
     files = sorted(folder.glob("*.png"))

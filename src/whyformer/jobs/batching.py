@@ -152,7 +152,7 @@ class Session:
 
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
-        keys = [_shape(read.content) for read in reads]
+        keys = [_shape(read.content, i) for i, read in enumerate(reads)]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
@@ -185,6 +185,8 @@ class Session:
         if ready.singles:
             pairs = zip(reads, ready.singles, strict=True)
             return [result for read, single in pairs for result in self._explained([read], single)]
+        if len(reads) > 1 and ready.task().inputs.shared:  # each row has texts of its own to compare with
+            return [result for read in reads for result in self._one_pass([read])]
         return self._explained(reads, ready)
 
     def _explained(self, reads: Sequence[RowContent], ready: Prepared) -> list[RowResult]:
@@ -287,8 +289,9 @@ def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, m
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
-def _shape(content: Any) -> tuple[str, Any]:
-    """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them."""
+def _shape(content: Any, number: int) -> tuple[str, Any]:
+    """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them. A row
+    is alone if one of its tensors has another first axis than that of samples."""
     if isinstance(content, str):
         return "text", len(content)
     if isinstance(content, Image.Image):
@@ -297,6 +300,8 @@ def _shape(content: Any) -> tuple[str, Any]:
         return "pair", sum(map(len, content.values()))
     if isinstance(content, Sound):
         return "tensors", f"sound of {len(content.wave)}"
+    if any(isinstance(v, Tensor) and len(v) != 1 for v in content.values()):
+        return "tensors", f"row {number}"
     return "tensors", repr([(k, v.shape if isinstance(v, Tensor) else v) for k, v in sorted(content.items())])
 
 

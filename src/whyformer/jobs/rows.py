@@ -281,10 +281,10 @@ def _content(item: Any) -> Any:
 
 
 def _is_batch(tensors: list[Tensor]) -> bool:
-    """Return whether the tensors of a sample have a batch axis of 1: ids have two axes then, or pictures alone four. A
-    packed picture beside ids has an axis of its patches instead."""
+    """Return whether the tensors of a sample have a batch axis of 1: ids have two axes then, or pictures alone four.
+    Others may have an axis of patches or of texts instead, if a picture is packed or compared with several texts."""
     ids = [t for t in tensors if not t.is_floating_point()]
-    return min(t.dim() for t in ids or tensors) >= (2 if ids else 4) and any(len(t) == 1 for t in ids or tensors)
+    return min(t.dim() for t in ids or tensors) >= (2 if ids else 4) and any(len(t) == 1 for t in tensors)
 
 
 def digest_of(content: Any) -> str:
