@@ -397,6 +397,9 @@ class Explanation(Displayable):
     def plot(self, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
         """Draw one sample on matplotlib axes: a map over its picture, or bars for the top words of a text or sound.
 
+        Of several inputs the first is drawn, and the title names the others: ``e.part(name).plot()`` draws one of them,
+        and :func:`whyformer.show.figure` all.
+
         Args:
             ax: axes to draw on; pyplot's current axes by default.
             sample: index of the sample.
