@@ -89,11 +89,14 @@ def test_text_without_tokens_raises() -> None:
         text("\u200b")  # a zero-width space: not white space for Python, no token for the tokenizer
 
 
-def test_too_long_text_raises_or_is_truncated() -> None:
+def test_too_long_text_raises_or_is_truncated(capfd: pytest.CaptureFixture[str]) -> None:
     limit = sst2().model.config.max_position_embeddings
     long = "very good " * limit
     with refused(InputError, f"at most {limit}", "truncate=True", "--truncate"):
         text(long)
+    with refused(InputError, f"at most {limit}"):
+        list(whyformer.explain_many(sst2().model, [long, long], "raw_attention", processor=sst2().processor))
+    assert "longer than" not in capfd.readouterr().err  # the tokenizer's own note, which names no way out
     cut = text(long, truncate=True)
     assert cut.scores.shape == (1, limit)
     assert text(["fine", long], truncate=True).scores.shape == (2, limit)

@@ -439,6 +439,8 @@ WRONG = [
     ("masked", Span(1, 2), "neither a question-answering model nor a language model"),
     ("masked", Query(1, 2), "has no logits of queries"),
     ("classifier", Token(1, 2), "has no logits of single tokens"),
+    ("classifier", Token(1, "a"), "logits of each token"),
+    ("classifier", Token(1, 99), "logits of each token"),
     ("classifier", Pixel(1, 2, 0), "has no value per pixel and class"),
     ("masked", Similarity(), "has no similarities"),
     ("answers", Span(4, 2), "ends at 2, before its start at 4"),

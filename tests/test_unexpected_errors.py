@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from zoo import build
+from zoo_evaluate import tiny_bert
 
 
 class FailingModel(nn.Module):
@@ -32,6 +36,32 @@ def test_error_in_perturbed_batch_is_not_supported_yet() -> None:
 def test_error_of_model_is_passed_on() -> None:
     with pytest.raises(TypeError, match=r"^no such thing$"):
         whyformer.explain(FailingModel(True).eval(), torch.randn(2, 3, 4, 4), method="input_x_gradient")
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+@pytest.mark.parametrize("texts", [False, True])
+def test_classifier_without_padding_token_names_ways_out(kind: str, texts: bool) -> None:
+    _, tokenizer = tiny_bert()
+    sizes = {"hidden_size": 32, "intermediate_size": 48} if kind == "Llama" else {"n_embd": 32}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer), num_hidden_layers=1, num_attention_heads=4, bos_token_id=None, eos_token_id=None, pad_token_id=None, **sizes
+    )
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    batch = ["a good", "a bad"] if texts else torch.tensor([[5, 6, 7], [8, 6, 7]])
+    explained = partial(whyformer.explain, model, method="input_x_gradient", target=1, processor=tokenizer if texts else None)
+    with pytest.raises(InputError, match=r"one by one, .*pad_token_id"):
+        explained(batch)
+    singles = [explained(batch[i : i + 1]) for i in range(2)]
+    many = list(whyformer.explain_many(model, batch if texts else list(batch), "input_x_gradient", [1], tokenizer if texts else None))
+    model.config.pad_token_id = tokenizer.pad_token_id
+    expected = torch.cat([e.scores for e in singles])
+    assert torch.allclose(explained(batch).scores, expected, atol=1e-6)
+    assert torch.allclose(torch.cat([e.scores for e in many]), expected, atol=1e-6)
+
+
+def test_model_that_takes_few_samples_says_so() -> None:
+    with pytest.raises(InputError, match="3 samples together"):
+        whyformer.explain(FailingModel(False).eval(), torch.randn(3, 3, 4, 4), method="input_x_gradient")
 
 
 def test_error_of_target_is_passed_on() -> None:

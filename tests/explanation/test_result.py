@@ -86,6 +86,17 @@ def test_indexing_selects_a_sample():
         e[3]
 
 
+@pytest.mark.parametrize("sample", [1, -2, 1.5, "a", None])
+@pytest.mark.parametrize("read", ["top", "words", "placed", "boxes", "logit", "probability", "column"])
+def test_sample_that_does_not_exist_is_named(read, sample):
+    e = sentence() if read == "words" else picture()
+    arguments = (0,) if read in ("logit", "probability", "column") else ()
+    with pytest.raises(IndexError if isinstance(sample, int) else TypeError, match="k=" if read == "top" and isinstance(sample, int) else "sample|integer"):
+        getattr(e, read)(*arguments, sample=sample)
+    first, last = (getattr(e, read)(*arguments, sample=s) for s in (0, -1))
+    assert str(first) == str(last)
+
+
 def test_explanation_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         picture().level = "token"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,19 @@ def test_invalid_arguments_raise(given: dict[str, Any], message: str) -> None:
     arguments = {"prompt": PROMPT, "continuation": None, "method": "lrp_ah_ln", "max_new_tokens": 4, **given}
     with pytest.raises(InputError, match=message):
         whyformer.explain_generation(model("llama_lm"), **arguments)
+
+
+@pytest.mark.parametrize("continuation", [None, [3, 4, 5]])
+@pytest.mark.parametrize("name", ["llama_lm", "bart"])
+def test_prompt_that_is_too_long_names_the_tokens_that_fit(name: str, continuation: Any) -> None:
+    explained = partial(whyformer.explain_generation, model(name), continuation=continuation, method="input_x_gradient", max_new_tokens=3)
+    long = [4 + i % 7 for i in range(model(name).config.max_position_embeddings + 9)]
+    with pytest.raises(InputError, match="truncate=") as error:
+        explained(long, truncate=True)
+    room = int(re.findall(r"last (\d+) tokens", str(error.value))[0])
+    assert explained(long[-room:]).start >= room
+    with pytest.raises(InputError, match="too long"):
+        explained(long[-room - 1 :])
 
 
 def test_model_that_is_no_language_model_raises() -> None:

@@ -170,8 +170,8 @@ def test_token_target_out_of_range_raises(story: tuple[Any, Any], target: Any, m
     ("given", "message"),
     [
         ({"prompt": "   "}, "the prompt is empty"),
-        ({"prompt": PROMPT * 200}, "the model takes at most 512: shorten them"),
-        ({"continuation": " girl" * 600}, "the model takes at most 512: shorten them"),
+        ({"prompt": PROMPT * 200}, "takes at most 512 tokens. Shorten the prompt"),
+        ({"continuation": " girl" * 600}, "takes at most 512 tokens, so shorten the answer"),
         ({"continuation": ""}, "the continuation is empty"),
         ({"continuation": [3], "target": targets.Contrast(3, 600)}, "token 600 is out of range"),
     ],

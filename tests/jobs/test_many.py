@@ -7,7 +7,6 @@ import hashlib
 import io
 import itertools
 import json
-from functools import partial
 
 import fsspec
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers as hf
 from job_builders import picture_model, pictures, sentences, text_model, text_table
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -66,7 +66,7 @@ def test_stream_is_lazy_over_infinite_input(bert):
     first = list(itertools.islice(stream, 40))
     assert [len(e.tokens[0]) - 4 for e in first] == [i % 5 for i in range(60) if i % 3 != 2][:40]
     assert [f.row for f in stream.failures[:19]] == list(range(2, 59, 3))
-    with pytest.raises(InputError, match=r"input 2 \(2\): the text is empty"):
+    with pytest.raises(InputError, match="input 2: the text is empty"):
         list(whyformer.explain_many(bert.model, endless(), "gae", processor=bert.processor, on_error="raise"))
 
 
@@ -129,6 +129,38 @@ def test_token_ids_of_different_lengths_equal_explain(bert):
     assert_same_explanations(list(whyformer.explain_many(bert.model, flat, "gae", batch_size=4)), expected)
 
 
+@pytest.mark.parametrize("pictures", [False, True])
+@pytest.mark.parametrize("axis", [False, True])
+def test_tensors_of_several_kinds_equal_explain(axis, pictures):
+    """A sample may have a batch axis or none, also if its tensors have different numbers of axes."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = hf.LayoutLMv3Config(vocab_size=30, coordinate_size=5, shape_size=6, input_size=32, patch_size=8, **sizes)
+    model, rows = hf.LayoutLMv3ForSequenceClassification(config).eval(), []
+    for count in (4, 4, 6):
+        ids = torch.randint(5, 20, (1, count))
+        row = {"input_ids": ids, "bbox": torch.tensor([0, 0, 50, 60]).expand(1, count, 4), "attention_mask": torch.ones(1, count)}
+        rows.append(row | ({"pixel_values": torch.randn(1, 3, 32, 32)} if pictures else {}))
+    expected = [whyformer.explain(model, row, "gae", target=1) for row in rows]
+    data = rows if axis else [{name: value[0] for name, value in row.items()} for row in rows]
+    for size in (1, 3):
+        assert_same_explanations(list(whyformer.explain_many(model, data, "gae", [1], batch_size=size)), expected)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("axis", [False, True])
+def test_each_picture_is_compared_with_the_texts_of_its_row(axis, texts):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {"vocab_size": 40, "max_position_embeddings": 8, "eos_token_id": 1, **sizes}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={"image_size": 32, "patch_size": 8, **sizes}, projection_dim=16)).eval()
+    rows = [{"input_ids": torch.cat([torch.randint(2, 40, (texts, 4)), torch.ones(texts, 1).long()], 1), "pixel_values": torch.randn(1, 3, 32, 32)} for _ in range(3)]
+    expected = [whyformer.explain(model, row, "gae", target=texts - 1) for row in rows]
+    data = rows if axis else [{**row, "input_ids": row["input_ids"].squeeze(0), "pixel_values": row["pixel_values"][0]} for row in rows]
+    results = list(whyformer.explain_many(model, data, "gae", [texts - 1]))
+    for e, same in zip(results, expected, strict=True):
+        assert e.inputs == same.inputs and e.probability(texts - 1) == pytest.approx(same.probability(texts - 1), abs=1e-5)
+        assert all(torch.allclose(e.part(name).scores, same.part(name).scores, atol=1e-6) for name in e.inputs)
+
+
 def test_pictures_from_any_source_equal_explain(vit, tmp_path):
     folder = pictures(tmp_path / "in", 4)
     files = sorted(folder.glob("*.png"))
@@ -169,6 +201,12 @@ def test_exception_of_a_row_is_recorded_as_its_failure(vit, tmp_path):
 
     with pytest.raises(RuntimeError, match="the line is dead"):  # a generator ends with its exception
         list(whyformer.explain_many(vit.model, torn(), "gae", processor=vit.processor))
+
+
+@pytest.mark.parametrize(("row", "place"), [("", "input 0: "), ({"id": "first", "text": ""}, r"input 0 \(first\): ")])
+def test_error_of_a_row_names_it_once(bert, row, place):
+    with pytest.raises(InputError, match=place):
+        list(whyformer.explain_many(bert.model, [row], "gae", processor=bert.processor))
 
 
 def test_several_methods_and_targets_equal_explain(bert):
@@ -225,16 +263,26 @@ def test_word_summary_has_shares_intervals_and_examples(bert, tmp_path):
         maps.mean_map()
 
 
-def test_folder_of_another_processor_is_refused(tmp_path):
+@pytest.mark.parametrize("change", [lambda t: t.add_tokens(["anotherword"]), lambda t: setattr(t, "model_max_length", 5)])
+@pytest.mark.parametrize("saved", [False, True])
+def test_folder_of_another_processor_is_refused(change, saved, tmp_path):
     model, tokenizer = tiny_bert()
     words = [word for word in tokenizer.get_vocab() if word.isalpha()][:3]
-    run = partial(whyformer.explain_many, model, words, "input_x_gradient", out=tmp_path / "out")
-    first = run(processor=tokenizer).table()
-    assert run(processor=copy.deepcopy(tokenizer)).table().equals(first)
+
+    def run(processor):
+        named = tmp_path / "model"
+        if saved:
+            model.save_pretrained(named)
+            processor.save_pretrained(named)
+        opened = {"model": str(named)} if saved else {"model": model, "processor": processor}
+        return whyformer.explain_many(data=words, method="input_x_gradient", out=tmp_path / "out", **opened)
+
+    first = run(tokenizer).table()
+    assert run(copy.deepcopy(tokenizer)).table().equals(first)
     other = copy.deepcopy(tokenizer)
-    other.add_tokens(["anotherword"])
+    change(other)
     with pytest.raises(InputError, match="processor was"):
-        run(processor=other)
+        run(other)
 
 
 def test_mean_map_of_videos_has_their_time_steps(monkeypatch):

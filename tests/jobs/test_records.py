@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from waiting import wait_for
 from whyformer.benchmarks.runner import run_benchmark
@@ -185,7 +187,27 @@ def test_records_of_another_processor_are_ignored(tmp_path: Path) -> None:
     run = partial(run_benchmark, "segmentation", tiny_vit(), data, tmp_path / "out", methods="rollout")
     run(processor=tool)
     assert run(processor=SimpleNamespace(**vars(tool))).measured == 0  # equal settings
-    assert run(processor=SimpleNamespace(**{**vars(tool), "image_mean": [0.1, 0.2, 0.3]})).resumed == 0
+    for change in ({"image_mean": [0.1, 0.2, 0.3]}, {"rescale_factor": 0.5}):
+        assert run(processor=SimpleNamespace(**{**vars(tool), **change})).resumed == 0
+
+
+def test_records_of_changed_samples_are_ignored(tmp_path: Path) -> None:
+    """A picture, a mask or a text that changed under the same id is measured again, and no other."""
+    data, rows, read = picture_folder(tmp_path / "data", count=3), tmp_path / "rows", {"methods": "rollout"}
+    run = partial(run_benchmark, "segmentation", tiny_vit(), data, tmp_path / "out", processor=processor(), **read)
+    count = run().measured // 3
+    for number, folder in enumerate(("images", "masks")):
+        path = sorted((data / folder).glob("*"))[number]
+        noise = np.random.default_rng(0).integers(0, 255, (40, 36), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+        assert run().measured == count and run().measured == 0
+    model, tokenizer = tiny_bert()
+    rows.mkdir()
+    for text in ("good", "bad"):  # as long
+        (rows / "dev.tsv").write_text(f"sentence\tlabel\na {text:4} film\t1\na plot\t0\n")
+        run = partial(run_benchmark, "activation", model, rows, tmp_path / "texts", processor=tokenizer, **read)
+        last = run()
+    assert last.measured == last.resumed > 0
 
 
 def test_records_of_another_split_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import whyformer
 from whyformer.explanation.views import resize
 from whyformer.methods.gradients.gradcam import BlockList
-from zoo import IMAGES, WINDOWED, build
+from zoo import IMAGES, WINDOWED, build, randomise
 
 # the first norm of each block, and the number of rows that are not patches
 NORMS: dict[str, tuple[Callable[[Any, int], nn.Module], int]] = {
@@ -86,3 +87,17 @@ def test_gradcam_of_swin_uses_last_block_of_last_stage(name: str) -> None:
 def test_valid_values_of_blocks(blocks: Any, allowed: bool) -> None:
     _, check = get_args(BlockList)[1]
     assert check(blocks) is allowed
+
+
+@pytest.mark.parametrize("length", [3, 8, 11])
+def test_gradcam_leaves_out_padding_that_the_model_adds(length: int) -> None:
+    """Longformer pads a text to a multiple of its window: gradients are averaged over the tokens alone, with a mask or without."""
+    config = transformers.LongformerConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, attention_window=[8, 8], max_position_embeddings=40
+    )
+    model = randomise(transformers.LongformerForSequenceClassification(config).eval()).double()
+    ids = torch.randint(3, 50, (2, length))
+    alone = whyformer.explain(model, {"input_ids": ids}, "gradcam", target=1)
+    masked = whyformer.explain(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "gradcam", target=1)
+    assert masked.scores.abs().max() > 0
+    assert torch.allclose(alone.scores, masked.scores, atol=1e-12)

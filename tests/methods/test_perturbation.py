@@ -100,6 +100,13 @@ def test_patch_size_is_read_from_model(name: str, size: int) -> None:
     assert patch_size(zoo.build(name)[0]) == (size, size)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "cell"), [(4, 4, (4, 4)), ((8, 4), (8, 4), (8, 4)), (7, 2, (16, 16)), (1, 1, (16, 16))])
+def test_patches_of_own_modules_are_those_of_their_convolution(kernel: Any, stride: Any, cell: tuple[int, int]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, kernel, stride), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)).eval()
+    e = whyformer.explain(model, torch.randn(1, 3, 32, 32), "occlusion", target=1)
+    assert e.grid == (32 // cell[0], 32 // cell[1])
+
+
 def test_occlusion_with_probability_and_contrast_targets() -> None:
     model, x = zoo.build("hf_vit")
     clean = zoo.call(model, x).softmax(-1)

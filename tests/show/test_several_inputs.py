@@ -62,6 +62,15 @@ def test_each_input_is_labelled_with_its_share(explained: Any) -> None:
     assert [words.is_further(e) for e in parts] == [False, True]
 
 
+def test_plot_of_one_input_names_the_others(explained: Any) -> None:
+    title = explained.plot(pyplot.figure().subplots()).get_title()
+    assert all(label in title for label in labels(explained))
+    for name in explained.inputs:
+        title = explained.part(name).plot(pyplot.figure().subplots()).get_title()
+        assert "not drawn" not in title
+    pyplot.close("all")
+
+
 def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
     stream = io.StringIO()
     Console(file=stream, width=100, color_system=None).print(terminal.render(explained))

@@ -65,11 +65,15 @@ def pieces_of(study: Study, lacking: dict[str, list[Configuration]], size: int) 
 
 @dataclass(frozen=True, eq=False)
 class Measurer:
-    """Reads and measures the samples of pieces for a study with a loaded model."""
+    """Reads and measures the samples of pieces for a study with a loaded model.
+
+    Attributes:
+        keys: key of the record of each (sample, label of a configuration).
+    """
 
     benchmark: Benchmark
     study: Study
-    keys: dict[str, str]
+    keys: dict[tuple[str, str], str]
 
     def read(self, piece: Piece) -> list[Read]:
         """Read each sample of a piece, or return the error of reading it."""
@@ -110,7 +114,7 @@ class Measurer:
 
     def _record(self, identity: str, configuration: Configuration, values: Any) -> Record:
         label = configuration.label
-        record: Record = {"sample": identity, "configuration": label, "key": self.keys[label]}
+        record: Record = {"sample": identity, "configuration": label, "key": self.keys[identity, label]}
         if isinstance(values, Exclusion):
             return record | {"error": values.message, "kind": values.kind}
         return record | {"values": values}

@@ -21,11 +21,13 @@ from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
+from whyformer.datasets.samples import content_digest
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
 from whyformer.evaluation.registry import check_count
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
-from whyformer.jobs.description import check_values, processor_name
+from whyformer.inputs.settings import settings_of
+from whyformer.jobs.description import check_values
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -125,13 +127,15 @@ def run_benchmark(
         "model": fingerprint(study.model),
         "data": f"{study.reader}:{study.data_name}" + (f":{split}" if split else ""),
         "seed": seed,
-        **({} if processor is None else {"processor": processor_name(processor)}),
+        "processor": settings_of(study.processor),
     }
-    keys = {c.label: c.key(common) for c in study.configurations}
+    labels = {c.label: c.key(common) for c in study.configurations}
+    contents = {s.id: content_digest(s) for s in study.samples}
+    keys = {(s, label): f"{key}-{content}" for label, key in labels.items() for s, content in contents.items()}
     total = len(study.samples) * len(study.configurations)
     folder = Path(out)
     with RecordFile(folder / "records.jsonl") as store:
-        lacking = {s.id: [c for c in study.configurations if (s.id, keys[c.label]) not in store] for s in study.samples}
+        lacking = {s: [c for c in study.configurations if (s, keys[s, c.label]) not in store] for s in contents}
         todo = {s: missing for s, missing in lacking.items() if missing}
         missing = sum(map(len, todo.values()))
         if store.dropped:
@@ -145,8 +149,8 @@ def run_benchmark(
             measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
             _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
         by_label = {
-            label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
-            for label, key in keys.items()
+            label: {s: store.records[s, key] for s in sorted(contents) if (s, key := keys[s, label]) in store.records}
+            for label in labels
         }
     report = _report(benchmark, study, by_label)
     return Outcome(report, report.write(folder), total - missing, missing)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,19 @@ class Texts(Sequence[Text]):
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int -> Text, slice -> tuple
         return self.items[index]
+
+
+def content_digest(sample: Any) -> str:
+    """Return a digest of a sample: its text, or the sizes of its picture's files as for jobs, and its label, words and
+    rationale."""
+    facts = [getattr(sample, name, None) for name in ("text", "label", "words", "rationale")]
+    for read in (getattr(sample, "load", None), getattr(sample, "mask", None)):
+        for part in getattr(read, "args", ()):  # of functools.partial
+            if isinstance(part, Path):
+                facts.append(part.stat().st_size if part.is_file() else None)
+            elif isinstance(part, np.ndarray):
+                facts.append(part.tobytes())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def require_folder(path: str | Path, expected: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation import storage, views
+from whyformer.explanation.counts import amount
 from whyformer.explanation.display import Displayable
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box, Geometry
@@ -112,15 +114,20 @@ class Explanation(Displayable):
 
     def __getitem__(self, index: int) -> Explanation:
         """Return the explanation of one sample, with a batch axis of 1."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is out of range for an explanation of {len(self)} samples")
-        i = index % len(self)
+        i = self._sample(index)
         tensors: dict[str, Any] = {n: tensor[i : i + 1] for n, tensor in storage.result_tensors(self).items()}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = of_sample(self.diagnostics, i)
         parts = {name: part[i] for name, part in self.parts.items()}
         features = self.features.sample(i)
         return replace(self, **tensors, target_names=names, features=features, diagnostics=diagnostics, parts=parts)
+
+    def _sample(self, index: int, more: str = "") -> int:
+        """Return the index of a sample counted from the first; ``more`` ends the message of the error."""
+        if not -len(self) <= operator.index(index) < len(self):
+            count = amount(len(self), "sample")
+            raise IndexError(f"sample {index} is out of range for an explanation of {count}{more}")
+        return index % len(self)
 
     def __iter__(self) -> Iterator[Explanation]:
         return (self[i] for i in range(len(self)))
@@ -199,6 +206,7 @@ class Explanation(Displayable):
 
     def column(self, index: int, sample: int = 0) -> int | None:
         """Return the column of a class in a sample's row of :attr:`logits`; None if its logit is not stored."""
+        sample = self._sample(sample)
         if self.classes is None:
             return index if 0 <= index < self.logits.shape[-1] else None
         return next(iter((self.classes[sample] == index).nonzero()[:, 0].tolist()), None)
@@ -219,6 +227,7 @@ class Explanation(Displayable):
 
     def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float | None]]:
         """Return (index, name, logit, probability) of a sample's k highest logits; regression has no probability."""
+        sample = self._sample(sample, "; the number of classes is k=")
         shares = None if self.numeric else self.probabilities()[sample].tolist()
         logits = self.logits[sample]
         best = logits.argsort(descending=True, stable=True)[:k].tolist()
@@ -238,7 +247,7 @@ class Explanation(Displayable):
 
         if self.level != "token":
             raise InputError("words() is for texts; for pictures use .heatmap() or .placed()")
-        return [(word.text, word.score) for word in words(self, sample)[0]]
+        return [(word.text, word.score) for word in words(self, self._sample(sample))[0]]
 
     def heatmap(self, size: tuple[int, int] | None = None, *, nearest: bool = False) -> Tensor:
         """Return a map over the model's input, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
@@ -315,7 +324,7 @@ class Explanation(Displayable):
         if maps.dim() == 4:
             raise InputError("a video has a map for each time step: choose one with .frame(i)")
         cells, read = self.boxes(sample, size)
-        return views.place(maps[sample], cells, self._geometry(sample, size).size, read)
+        return views.place(maps[self._sample(sample)], cells, self._geometry(sample, size).size, read)
 
     def boxes(self, sample: int = 0, size: tuple[int, int] | None = None) -> tuple[Box, Box]:
         """Return two boxes on the original picture of a sample: that of its map and that of the part the model read.
@@ -333,6 +342,7 @@ class Explanation(Displayable):
 
     def _geometry(self, sample: int, size: tuple[int, int] | None) -> Geometry:
         """Return the position of the model's input on the original picture, scaled to a drawing size."""
+        sample = self._sample(sample)
         geometry = self.geometry[sample] if self.geometry is not None else None
         if geometry is None:
             maps = self._maps()
@@ -386,6 +396,9 @@ class Explanation(Displayable):
     # -- showing ---------------------------------------------------------------------------------------------
     def plot(self, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
         """Draw one sample on matplotlib axes: a map over its picture, or bars for the top words of a text or sound.
+
+        Of several inputs the first is drawn, and the title names the others: ``e.part(name).plot()`` draws one of them,
+        and :func:`whyformer.show.figure` all.
 
         Args:
             ax: axes to draw on; pyplot's current axes by default.

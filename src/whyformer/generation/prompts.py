@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
 from whyformer.generation.pictures import ExtraArguments, to_model
 from whyformer.generation.streamer import Streamer
 from whyformer.inputs.prepare import check_vocabulary, longest_text, named_special
@@ -183,7 +184,7 @@ def _differing(whole: str, marked: str) -> tuple[int, int] | None:
 
 
 def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return [int(i) for i in tokenizer(text, add_special_tokens=special)["input_ids"]]
+    return [int(i) for i in tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -212,8 +213,7 @@ def complete(
     check_vocabulary(torch.tensor(ids), model)
     if continuation is None:
         generate = _generator(model)
-        text = f"the prompt of {len(ids)} tokens and max_new_tokens={count}"
-        _check_length(len(ids) + (0 if decoder else count), limit, text)
+        _check_length(len(ids), 0 if decoder else count, f"max_new_tokens={count}", limit, decoder)
         begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
@@ -236,15 +236,26 @@ def complete(
     if not answer:
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)
-    _check_length(len(answer) if decoder else len(ids) + len(answer), limit, "prompt and continuation together")
+    _check_length(len(ids), len(answer), f"the continuation of {amount(len(answer), 'token')}", limit, decoder)
     turns, template = _turns(prompt, ids, answer, tokenizer)
     special = None if tokenizer is None else _special([*ids, *begin, *answer], template, tokenizer)
     return Completion(ids, answer, begin, turns, special, notes, prompt.extra)
 
 
-def _check_length(tokens: int, limit: int | None, text: str) -> None:
-    if limit is not None and tokens > limit:
-        raise InputError(f"{text} have {tokens} tokens and the model takes at most {limit}: shorten them")
+def _check_length(prompt: int, answer: int, named: str, limit: int | None, decoder: bool) -> None:
+    """Raise if the prompt and the answer, each if the model has a decoder, have more tokens than the model takes."""
+    if limit is None:
+        return
+    room = limit if decoder else limit - answer
+    if prompt <= room and answer <= limit:
+        return
+    too_long = f"the prompt of {amount(prompt, 'token')} and {named} are too long: the model takes at most {limit}"
+    if room < 1 or answer > limit:
+        raise InputError(f"{too_long} tokens, so shorten the answer")
+    raise InputError(
+        f"{too_long} tokens. Shorten the prompt, or pass its last {amount(room, 'token')} as a list of ids; truncate= "
+        "does not cut prompts, as their start may matter as much as their end"
+    )
 
 
 def _without_end(ids: list[int], text: str, tokenizer: Any) -> list[int]:
@@ -260,7 +271,7 @@ def _continuation_ids(continuation: Any, tokenizer: Any, *, target: bool = False
         if tokenizer is None:
             raise InputError(_NO_TOKENIZER)
         if target:
-            return [int(i) for i in tokenizer(text_target=continuation)["input_ids"]]
+            return [int(i) for i in tokenizer(text_target=continuation, verbose=False)["input_ids"]]
         return continuation_ids(tokenizer, continuation)
     try:
         rows = _rows(continuation)
@@ -340,7 +351,7 @@ def _turns(prompt: Prompt, ids: list[int], answer: list[int], tokenizer: Any) ->
     """
     if not prompt.turns or prompt.text is None or not getattr(tokenizer, "is_fast", False):
         return [], set()
-    encoded = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True)
+    encoded = tokenizer(prompt.text, add_special_tokens=prompt.special, return_offsets_mapping=True, verbose=False)
     offsets = encoded["offset_mapping"][: len(ids)]
     turns: list[Turn] = []
     for role, begin, end in prompt.turns:

@@ -18,7 +18,7 @@ from whyformer.models.output import parameters
 def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     """Return a sentence on why the inputs do not fit the model; None if unknown."""
     reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _no_decoder(model, inputs, error)
-    return reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs)
+    return reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs) or _alone(model, inputs, error)
 
 
 def no_table(inputs: Inputs, error: Exception) -> str | None:
@@ -105,6 +105,29 @@ def _multiple_choice(model: nn.Module, inputs: Inputs) -> str | None:
                 "return_tensors='pt').items()}"
             )
     return None
+
+
+def _alone(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
+    """Return why a model may fail on a batch: it takes one sample at a time, such as a language model that classifies
+    texts and has no padding token to find the last word by. Costs two plain forward passes."""
+    if inputs.batch == 1 or inputs.samples is not None:
+        return None
+    if not _runs(model, inputs) and _runs(model, inputs.of_samples([0])):
+        message = " ".join(str(error).split())[:160]
+        pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
+        way = ", or set model.config.pad_token_id to the id of the tokenizer's padding token" if pad is None else ""
+        return (
+            f"the model fails on these {inputs.batch} samples together and not on the first alone ({message}): explain "
+            f"them one by one, as explain_many does{way}"
+        )
+    return None
+
+
+def _runs(model: nn.Module, inputs: Inputs) -> bool:
+    with suppress(*FOREIGN_ERRORS), torch.no_grad():
+        model(*inputs.args, **inputs.kwargs)
+        return True
+    return False
 
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:

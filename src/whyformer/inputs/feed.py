@@ -87,9 +87,15 @@ def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def channels(model: nn.Module) -> int | None:
     """Return the number of picture channels the model takes, if it begins with a 2D convolution."""
+    first = first_convolution(model)
+    return None if first is None else first.in_channels
+
+
+def first_convolution(model: nn.Module) -> nn.Conv2d | None:
+    """Return the 2D convolution that the model begins with, if it does."""
     leaves = (m for m in model.modules() if next(m.children(), None) is None)
     first = next((m for m in leaves if next(m.parameters(), None) is not None), None)
-    return first.in_channels if isinstance(first, nn.Conv2d) else None
+    return first if isinstance(first, nn.Conv2d) else None
 
 
 def _is_unbatched(model: nn.Module, name: str | int, value: Tensor) -> bool:

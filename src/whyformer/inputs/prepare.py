@@ -259,6 +259,7 @@ def _from_texts(
         truncation=truncate,
         **({"max_length": limit} if truncate else {}) | padding,
         return_offsets_mapping=bool(tokenizer.is_fast),
+        verbose=False,  # our own error names a text that is too long
     )
     offsets = encoded.pop("offset_mapping", None)
     ids = encoded["input_ids"]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
+from whyformer.inputs.feed import first_convolution
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
@@ -262,8 +263,8 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
 
 
 def patch_size(model: nn.Module) -> tuple[int, int]:
-    """Return (height, width) of a patch in pixels from the config (Hugging Face) or the model (timm, torchvision); 16
-    by default."""
+    """Return (height, width) of a patch in pixels from the config (Hugging Face), the model (timm, torchvision), or
+    the convolution that it begins with, if its windows do not overlap; 16 by default."""
     config = getattr(model, "config", None)
     for owner in (config, getattr(config, "vision_config", None), getattr(model, "patch_embed", None), model):
         size = getattr(owner, "patch_size", None)
@@ -271,6 +272,9 @@ def patch_size(model: nn.Module) -> tuple[int, int]:
             return size, size
         if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(s, int) for s in size):
             return size[-2], size[-1]
+    first = first_convolution(model)
+    if first is not None and first.kernel_size == first.stride != (1, 1):
+        return first.kernel_size[0], first.kernel_size[1]
     return 16, 16
 
 

@@ -50,6 +50,12 @@ class Failure:
     kind: str
     reason: str
 
+    @property
+    def place(self) -> str:
+        """The row, and in parentheses its id, unless this is the row's number, and the method."""
+        details = [text for text in (self.id, self.method) if text not in (None, str(self.row))]
+        return f"{self.row} ({', '.join(details)})" if details else str(self.row)
+
 
 @dataclass(frozen=True)
 class RowContent:
@@ -146,13 +152,13 @@ class Session:
 
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
-        keys = [_shape(read.content) for read in reads]
+        keys = [_shape(read.content, i) for i, read in enumerate(reads)]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
             with suppress(*FOREIGN_ERRORS):  # errors are reported when the text is explained
                 contents = [c if isinstance(c := reads[i].content, str) else " ".join(c.values()) for i in texts]
-                for i, ids in zip(texts, tokenizer(contents)["input_ids"], strict=True):
+                for i, ids in zip(texts, tokenizer(contents, verbose=False)["input_ids"], strict=True):
                     keys[i] = (keys[i][0], len(ids))
         order = sorted(range(len(reads)), key=lambda i: (repr(keys[i][:1]), keys[i][1], i))
         for _, alike in groupby(order, key=lambda i: keys[i] if keys[i][0] == "tensors" else keys[i][0]):
@@ -179,6 +185,8 @@ class Session:
         if ready.singles:
             pairs = zip(reads, ready.singles, strict=True)
             return [result for read, single in pairs for result in self._explained([read], single)]
+        if len(reads) > 1 and ready.task().inputs.shared:  # each row has texts of its own to compare with
+            return [result for read in reads for result in self._one_pass([read])]
         return self._explained(reads, ready)
 
     def _explained(self, reads: Sequence[RowContent], ready: Prepared) -> list[RowResult]:
@@ -281,8 +289,9 @@ def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, m
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
-def _shape(content: Any) -> tuple[str, Any]:
-    """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them."""
+def _shape(content: Any, number: int) -> tuple[str, Any]:
+    """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them. A row
+    is alone if one of its tensors has another first axis than that of samples."""
     if isinstance(content, str):
         return "text", len(content)
     if isinstance(content, Image.Image):
@@ -291,6 +300,8 @@ def _shape(content: Any) -> tuple[str, Any]:
         return "pair", sum(map(len, content.values()))
     if isinstance(content, Sound):
         return "tensors", f"sound of {len(content.wave)}"
+    if any(isinstance(v, Tensor) and len(v) != 1 for v in content.values()):
+        return "tensors", f"row {number}"
     return "tensors", repr([(k, v.shape if isinstance(v, Tensor) else v) for k, v in sorted(content.items())])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -99,9 +97,6 @@ class Job:
         return plain(facts)
 
 
-_PICTURE_SETTINGS = (
-    "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_normalize", "image_mean", "image_std"
-)
 _EXAMPLES = {"model": '"bundled:sst2"', "input": '"pictures/" or "reviews.jsonl"', "out": '"maps/"'}
 _TYPES = ("float32", "float64", "bfloat16", "float16")
 _FLAG, _TEXT = (StrictBool, "true or false"), (StrictStr | None, "a string")
@@ -154,17 +149,6 @@ def listed(targets: Any) -> Any:
         return [written_target(target) for target in targets]
     written = written_target(targets)
     return targets if written is targets else [written]
-
-
-def processor_name(processor: Any) -> str | None:
-    """Return the name of a processor; of an object, a name that depends on its vocabulary and its picture settings."""
-    if processor is None or isinstance(processor, str):
-        return processor
-    pictures, words = (getattr(processor, name, processor) for name in ("image_processor", "tokenizer"))
-    facts = {name: getattr(pictures, name, None) for name in _PICTURE_SETTINGS}
-    facts["vocabulary"] = words.get_vocab() if hasattr(words, "get_vocab") else None
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return f"{type(processor).__name__} {digest}"
 
 
 def top_count(value: str) -> int:

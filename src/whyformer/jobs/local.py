@@ -15,6 +15,7 @@ import torch
 
 from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount
+from whyformer.inputs.settings import settings_of
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, ahead, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
@@ -125,10 +126,11 @@ class OpenedJob:
         labels, multi_label = class_names(model)
         config = getattr(model, "config", None)
         description = {"name": session.name, "fingerprint": fingerprint(model), "multi_label": multi_label,
+                 "processor": settings_of(session.processor),
                  "revision": getattr(config, "_commit_hash", None),
                  "labels": None if labels is None else {str(k): v for k, v in labels.items()}}  # fmt: skip
         # without paths: a job may resume after its files were moved
-        job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input")}
+        job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input", "processor")}
         source = {"rows": self.count, "sha256": self.source.digest}
         return job_facts(job, description, source)
 
@@ -299,7 +301,7 @@ class Run(ExitStack):
         self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
         for failure in part.rows.failures:
             if failure.kind == ProcessEnded.__name__:
-                self.say(f"row {failure.row} ({failure.id}) is skipped: {failure.reason}")
+                self.say(f"row {failure.place} is skipped: {failure.reason}")
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
         return bool(part.facts.rows) or part.facts.part == 0
 

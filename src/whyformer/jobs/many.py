@@ -11,7 +11,7 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, ahead, open_session, read_one
-from whyformer.jobs.description import check_values, make_job, processor_name
+from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
@@ -88,7 +88,7 @@ def explain_many(
 
         if isinstance(data, Iterator):  # check the columns of its first row before a folder is created
             next(source.rows(0), None)
-        return _checked(explain_into(session, source, out, processor=processor_name(processor), **more))
+        return _checked(explain_into(session, source, out, **more))
     if keys:
         raise InputError(f"{', '.join(keys)}: these settings need out=, the output folder")
     return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
@@ -114,8 +114,7 @@ def _checked(maps: Maps) -> Maps:
 
 
 def _sentence(failure: Failure) -> str:
-    by = "" if failure.method is None else f", {failure.method}"
-    return f"input {failure.row} ({failure.id}{by}): {failure.reason}"
+    return f"input {failure.place}: {failure.reason}"
 
 
 class ExplanationStream(Iterator[Explanation]):

@@ -261,14 +261,14 @@ def _content(item: Any) -> Any:
     if isinstance(item, np.ndarray):
         item = torch.from_numpy(np.ascontiguousarray(item))
     if isinstance(item, Tensor):
-        return {"": _with_batch(item, item.dim())}
+        return {"": item if _is_batch([item]) else item[None]}
     if isinstance(item, Mapping) and PAIR in item:
         if not all(isinstance(v, str) and v.strip() for v in item.values()):
             raise InputError(f"text or {PAIR} is empty")
         return dict(item)
     if isinstance(item, Mapping):
-        dims = [v.dim() for k, v in item.items() if isinstance(v, Tensor)]
-        return {k: _with_batch(v, min(dims)) if isinstance(v, Tensor) else v for k, v in item.items()}
+        is_batch = _is_batch([v for v in item.values() if isinstance(v, Tensor)])
+        return {k: v[None] if isinstance(v, Tensor) and not is_batch else v for k, v in item.items()}
     if isinstance(item, str):
         if not item.strip():
             raise InputError("the text is empty")
@@ -280,10 +280,11 @@ def _content(item: Any) -> Any:
     raise InputError(f"a row must be a picture, a file, a text or tensors, not {type(item).__name__}")
 
 
-def _with_batch(value: Tensor, least: int) -> Tensor:
-    """Add a batch axis of 1, unless the tensor has one (a picture of four axes, ids of two)."""
-    has = value.dim() > 0 and len(value) == 1 and least >= (4 if value.is_floating_point() else 2)
-    return value if has else value[None]
+def _is_batch(tensors: list[Tensor]) -> bool:
+    """Return whether the tensors of a sample have a batch axis of 1: ids have two axes then, or pictures alone four.
+    Others may have an axis of patches or of texts instead, if a picture is packed or compared with several texts."""
+    ids = [t for t in tensors if not t.is_floating_point()]
+    return min(t.dim() for t in ids or tensors) >= (2 if ids else 4) and any(len(t) == 1 for t in tensors)
 
 
 def digest_of(content: Any) -> str:

@@ -264,12 +264,13 @@ class Sources:
         The key is that of :meth:`only_rows` by default."""
         key, real = self.only_rows() if key is None else key, torch.ones(*shape, dtype=torch.bool)
         for name, side in self.sources.items():
-            if name not in key or side.mask is None:
+            if name not in key or (side.mask is None and side.modality != "text"):
                 continue
+            known = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
             count, elements = self.located(name, key)
             if count != shape[1]:
                 raise self.refuse(f"it has {shape[1]} rows, but {count} enter its first block")
-            rows, mask = elements.rows.cpu().expand(len(real), -1), side.mask.flatten(0, -2).cpu()
+            rows, mask = elements.rows.cpu().expand(len(real), -1), known.flatten(0, -2).cpu()
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)

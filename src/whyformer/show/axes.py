@@ -8,10 +8,10 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.bars import strongest
-from whyformer.show.layout import prepared
+from whyformer.show.layout import by_input
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.typeface import families, printable
-from whyformer.show.words import heading, short
+from whyformer.show.words import heading, input_share, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +25,11 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    e = prepared(e[sample], look.get("smooth"))
-    ax.set_title(printable(heading(e, limit=48)), fontsize=10, parse_math=False, family=families())
+    e, *others = by_input(e[sample], look.get("smooth"))
+    lines = [heading(e, limit=48)]
+    if others:
+        lines.append(f"{input_share(e)} · not drawn: {', '.join(map(input_share, others))}")
+    ax.set_title("\n".join(map(printable, lines)), fontsize=10, parse_math=False, family=families())
     if drawable(e):
         ax.imshow(overlay(e, **look), interpolation="antialiased")
         ax.set_axis_off()

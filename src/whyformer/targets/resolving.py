@@ -22,6 +22,7 @@ Raw = Token | Span | Query | Pixel | Similarity
 Target = None | int | str | Sequence[int | str | Raw] | Raw | Callable[[Any], Tensor]
 _RAW = (Token, Span, Query, Pixel, Similarity)
 _SHOWN = 20
+_OF_TOKENS = "Token is for outputs with logits of each token; a class of the whole input is a target by itself."
 OUTPUT = "the output"
 """Name of a regression model's single output."""
 
@@ -141,7 +142,13 @@ class Resolver:
     def _index(self, wanted: Any, sample: int) -> int:
         read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)
         if not isinstance(wanted, str) or not read_off or self.classes is not None:
-            return class_index(wanted, self.labels, None if isinstance(self.reading, Query | Pixel) else self.classes)
+            classes = None if isinstance(self.reading, Query | Pixel) else self.classes
+            try:
+                return class_index(wanted, self.labels, classes)
+            except InputError as error:
+                if not isinstance(self.reading, Token):
+                    raise
+                raise InputError(f"{error} {_OF_TOKENS}") from None
         texts = self._texts() if self.reading is None else None
         if texts is not None:
             return text_index(wanted, texts[sample], self.tokenizer)

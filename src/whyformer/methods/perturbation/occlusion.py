@@ -55,8 +55,9 @@ def occlusion(
             end-of-text tokens) and padding are never replaced.
         stride: patches or tokens from one window to the next, at most ``window``; default ``window``.
         batch_size: forward passes at once.
-        patch: side of a patch in pixels; default: the patch size in the model's config, or 16, doubled until there are
-            at most 2048 patches (Swin's are 4 pixels wide).
+        patch: side of a patch in pixels; default: the patch size in the model's config, that of the convolution that
+            cuts the picture into patches, or 16, doubled until there are at most 2048 patches (Swin's are 4 pixels
+            wide).
         fill_id: same as passing an id as ``baseline``.
 
     Raises:
