@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from whyformer.show import colours
-from whyformer.show.bars import strongest
+from whyformer.show.bars import draw_rows, strongest
 from whyformer.show.layout import prepared
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.typeface import families, printable
-from whyformer.show.words import heading, short
+from whyformer.show.words import heading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +29,5 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         ax.imshow(overlay(e, **look), interpolation="antialiased")
         ax.set_axis_off()
         return ax
-    rows, signed = strongest(e)[:k], colours.scale_of(e).signed
-    scores = [score for _, score in rows]
-    ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.colour_of(s, signed)) for s in scores])
-    ax.tick_params(labelfontfamily=families())
-    names = [printable(short(name, 28)) for name, _ in rows]
-    ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False)
-    ax.invert_yaxis()
+    draw_rows(ax, strongest(e)[:k], colours.scale_of(e).signed)
     return ax

@@ -209,17 +209,6 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     paper.write(label, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
-def _legend(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
-    """Write the meanings of the colours in these colours, the low end at the left, the high end at the right."""
-    against, favour = legend_labels(e)
-    inks = (colours.NEGATIVE, colours.POSITIVE) if against else (colours.MATTERED, colours.MATTERED)
-    room = int(wide * 21) - len(against)
-    if against:
-        paper.write(against, x, y, 6.5, va="top", color=colours.code(inks[0]))
-    at, side = (x + wide, "right") if against else (x + wide / 2, "center")
-    paper.write(short(favour, room), at, y, 6.5, va="top", ha=side, color=colours.code(inks[1]))
-
-
 # -- panels ------------------------------------------------------------------------------------------------------
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
     """Return a figure with a small map for each explanation, titled by the settings that differ and its largest score.
@@ -252,9 +241,9 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         full = f"{title}  max {format_score(float(colours.largest(e)))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
-    different = list({legend_labels(e): e for e in singles}.values())[:2]
-    for i, e in enumerate(different):
-        _legend(paper, e, gap + i * width / 2, tall, width / len(different) - 2 * gap)
+    different = list(dict.fromkeys(map(legend_labels, singles)))[:2]
+    for i, labels in enumerate(different):
+        paper.legend(labels, gap + i * width / 2, tall, width / len(different) - 2 * gap)
     return paper.figure
 
 
