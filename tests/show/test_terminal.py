@@ -24,6 +24,13 @@ def test_format_of_top_classes():
     assert lines[3] == "  2 : emu           value = -1.000  prob =   1.7%"
 
 
+@pytest.mark.parametrize("e", [picture(), sentence(), sentence(activation="identity", logits=torch.tensor([[0.3]]), target=0, target_names=None, labels={0: "output"})])
+def test_no_classes_are_listed_if_none_are_wanted(e):
+    text = terminal.plain(e, 0)
+    assert not any(line.startswith(("Top", "Class", "Value")) for line in text.splitlines())
+    assert text in terminal.plain(e, 1)
+
+
 def test_top_patches_have_row_and_column():
     assert "2  ████████████████  patch in row 1, column 4" in terminal.plain(picture())
     assert "patch 10" in terminal.plain(picture(grid=None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
@@ -49,7 +49,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     Raises:
         InputError: k is not at least 1.
     """
-    _check_count(k)
+    check_count("k", k)
     e = prepared(e[sample], smooth=0)
     rows, signed = _with_rest(strongest(e), k), colours.scale_of(e).signed
     return _from_zero(f"{heading(e)} · {method_name(e)}", rows, signed, legend_labels(e), notes([e]))
@@ -99,7 +99,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     Raises:
         InputError: the scores have no sign; the target is not a single output of the model; k is not at least 1.
     """
-    _check_count(k)
+    check_count("k", k)
     e = prepared(e[sample], smooth=0)
     if not colours.scale_of(e).signed:
         raise InputError(f"the scores of {e.method} have no sign, so they do not add up to the output: see bars()")
@@ -121,11 +121,6 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         text = f"{word} at {format_score(value)}"
         axes.text(value, y, text, ha="center", va=side, fontsize=7, family=families())
     return paper.figure
-
-
-def _check_count(k: int) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(f"k must be a whole number of at least 1, not {k!r}")
 
 
 def strongest(e: Explanation) -> list[Row]:

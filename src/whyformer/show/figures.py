@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show import colours, sentence, sound
 from whyformer.show.colours import array
 from whyformer.show.layout import Section, prepared_samples, sections
@@ -227,8 +227,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     ratio = max(high / wide for high, wide in map(drawn_size, singles))
     if columns is None:
         columns = math.ceil(math.sqrt(len(singles) * max(0.25, ratio)))
-    if columns < 1:
-        raise InputError(f"columns must be at least 1, not {columns}")
+    check_count("columns", columns)
     rows, gap, top = math.ceil(len(singles) / columns), 0.06, 0.2
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio

@@ -55,13 +55,13 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
 # -- plain text --------------------------------------------------------------------------------------------------
 def plain(e: Explanation, top: int = 5) -> str:
-    """Return each sample as text: its top classes, then its strongest features with their scores, in order."""
+    """Return each sample as text: its top classes (none if 0), then its strongest features with their scores, in order."""
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
         for part in by_input(sample):
             title = f"{heading(part)} ({visible(method_name(part))}):"
-            above = [] if is_further(part) else [*head, top_classes(part, top), ""]
+            above = [] if is_further(part) else [*head, *([top_classes(part, top), ""] if top else [])]
             parts.append("\n".join([*above, title, *_listing(part), *notes([part])]))
     return "\n\n".join(parts)
 
