@@ -55,7 +55,7 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
 # -- plain text --------------------------------------------------------------------------------------------------
 def plain(e: Explanation, top: int = 5) -> str:
-    """Return each sample as text: its top classes (none if 0), then its strongest features with their scores, in order."""
+    """Return each sample as text: its top classes (if any), then its strongest features with scores, in order."""
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []

@@ -195,7 +195,7 @@ def _files_in(source: str, more: Sequence[str]) -> list[str] | None:
             files.append(name)
         else:
             raise InputError(
-                f"several inputs are folders, pictures, .wav and .txt files, and '{name[:60]}' is none; quote a sentence"
+                f"several inputs are folders, pictures, .wav or .txt files; '{name[:60]}' is none (quote a sentence)"
             )
     return files
 
