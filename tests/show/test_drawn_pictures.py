@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,18 @@ def test_overlay_keeps_aspect_ratio(size, grid):
     height, width, _ = overlay(picture(torch.rand(grid), grid=grid, size=size)).shape
     assert height * size[1] == width * size[0]
     assert min(height, width) >= 224
+
+
+def test_samples_of_a_batch_are_drawn_as_alone():
+    maps = torch.rand(3, 24)
+    pictures = torch.randint(0, 255, (3, 32, 48, 3), dtype=torch.uint8)
+    singles = [picture(scores, pictures=pictures[i : i + 1]) for i, scores in enumerate(maps)]
+    e = replace(singles[0], scores=maps, logits=singles[0].logits.expand(3, -1), target=torch.tensor([1, 1, 1]), target_names=["dog"] * 3)
+    e = e.with_features(pictures=pictures)
+    for i in (0, 1, 2, -1):
+        assert np.array_equal(overlay(e, i), overlay(singles[i]))
+    with pytest.raises(IndexError, match="out of range"):
+        overlay(e, 3)
 
 
 def test_zero_opacity_gives_grey_picture():

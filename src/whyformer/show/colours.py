@@ -135,30 +135,30 @@ def has_sign(e: Explanation) -> bool:
     return e.diagnostics.get("signed") is True or bool((e.scores < -_NOISE * e.scores.abs().amax()).any())
 
 
-def scale_of(e: Explanation, sample: int = 0) -> Scale:
-    """Return the scale of the map of a sample; for a text the limit is that of its words, without special tokens.
+def scale_of(e: Explanation) -> Scale:
+    """Return the scale of the map of a single sample; of a text its words, without special tokens, set the limit.
 
     The limit of one of several inputs (:func:`whyformer.show.layout.by_input`) is higher if another has higher scores:
     up to ten times, so that weak maps stay visible.
     """
-    scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
+    scores, signed = array(e.scores[0]), e.diagnostics.get("signed") is True
     if e.level != "token":
         own = scale(scores, QUANTILE, signed)
     else:
-        own = Scale(float(np.abs(_words(e, scores, sample)).max(initial=0.0)), scale(scores, signed=signed).signed)
+        own = Scale(float(np.abs(_words(e, scores)).max(initial=0.0)), scale(scores, signed=signed).signed)
     limit = own.limit * min(10.0, e.diagnostics.get(PALER, 1.0))
     return Scale(limit, own.signed, own.clipped and bool(np.abs(scores).max() > limit))
 
 
-def _words(e: Explanation, scores: Array, sample: int) -> Array:
-    places = [tokens for _, _, tokens in shown_groups(e.features, len(scores), sample)]
+def _words(e: Explanation, scores: Array) -> Array:
+    places = [tokens for _, _, tokens in shown_groups(e.features, len(scores), 0)]
     return np.array(unit_scores(scores, places))
 
 
 def strongest(e: Explanation) -> float:
     """Return the largest |score| of a word or of a patch of a single sample."""
     scores = array(e.scores[0])
-    units = _words(e, scores, 0) if e.level == "token" else patch_sums(scores)
+    units = _words(e, scores) if e.level == "token" else patch_sums(scores)
     return float(np.abs(np.nan_to_num(units)).max(initial=0.0))
 
 

@@ -62,7 +62,7 @@ class Paper:
 
     def plain(self, e: Explanation, longest: int, x: float, y: float, wide: float, high: float) -> None:
         """Draw the picture of an explanation without its map, if it has a picture."""
-        picture = painting.plain(e, 0, longest)
+        picture = painting.plain(e, longest)
         if picture is not None:
             self.picture(picture, x, y, wide, high)
 

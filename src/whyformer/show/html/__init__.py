@@ -89,7 +89,7 @@ def digest(script: str) -> Markup:
 
 def plain(e: Explanation) -> Markup | None:
     """Return the address of the picture without its map."""
-    picture = painting.plain(e, 0, PIXELS)
+    picture = painting.plain(e, PIXELS)
     return None if picture is None else data_uri(painting.encoded(picture))
 
 

@@ -94,7 +94,7 @@ def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | 
             choice = WHOLE if t is None else g.start + t
             label = _WHOLE_NAME if t is None else answers.one_line(g.pieces[g.start + t])
             maps.append((choice, label, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e)))
-        plain = painting.plain(first, 0, _LONGEST)
+        plain = painting.plain(first, _LONGEST)
         pictures.append((None if plain is None else _compressed(np.asarray(plain.convert("RGB"))), maps))
     return pictures
 
