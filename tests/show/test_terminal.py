@@ -88,10 +88,17 @@ def test_colourless_terminal_shows_bars_and_shades():
     assert "-" in print_to_terminal(picture(-torch.eye(4), grid=(4, 4)))
 
 
-def test_ascii_console_receives_ascii():
+@pytest.mark.parametrize("system", ["truecolor", None])
+@pytest.mark.parametrize(
+    "e",
+    [picture(), sentence(), sentence("Un film énorme 字 😀"), picture(torch.randn(64, 64), level="pixel", size=(64, 64)), picture(grid=None), picture(labels={0: "chien", 1: "épagneul", 2: "emu"})],
+    ids=["picture", "sentence", "other letters", "smoothed pixels", "no grid", "label"],
+)
+def test_ascii_console_receives_ascii(e, system):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    Console(file=stream, width=80, color_system=None).print(terminal.render([picture(), sentence()]))
+    Console(file=stream, width=80, color_system=system, force_terminal=system is not None).print(terminal.render(e))
     stream.flush()
+    assert stream.buffer.getvalue().strip()
 
 
 @pytest.mark.parametrize("system", ["truecolor", None])
