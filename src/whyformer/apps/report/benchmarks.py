@@ -84,7 +84,7 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
         lines = dict.fromkeys(line for panel in report.curves.values() for line in panel)
         drawn["curves"] = {"picture": drawing(curves.read_bytes()), "panels": list(report.curves), "lines": list(lines)}
     errors = _errors(records) if in_folder and records.is_file() else []
-    incomplete = any(count.get(kind) for count in report.counts.values() for kind in _COUNTS[1:])
+    incomplete = any(count.failed or count.constant or count.nan for count in report.counts.values())
     return section(
         "benchmark", file, report.conventions, tables, report.remarks,
         name=report.benchmark, counts=report.counts if incomplete else {}, errors=errors, **drawn,
