@@ -201,7 +201,7 @@ class _Pixels:
 
 
 def _shades(e: Explanation, room: int) -> RenderableType:
-    """Return a map as shades, at most ``room`` cells wide, with "-" before negative scores; list patches without a grid."""
+    """Return a map as shades, at most ``room`` cells wide, "-" before negative scores; list patches without a grid."""
     if not drawable(e):
         return Line("\n".join(_listing(e)), "")
     cells = array(e.scores[0]).reshape(e.grid or e.scores.shape[-2:])
