@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from whyformer.errors import check_count
 from whyformer.show import colours
 from whyformer.show.bars import draw_rows, strongest
 from whyformer.show.layout import prepared
+from whyformer.show.look import Look
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.typeface import families, printable
 from whyformer.show.words import heading
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
 
 def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
     """Draw the map of one sample on axes, see :meth:`whyformer.Explanation.plot`."""
+    check_count("k", k)
+    chosen = Look.of(look)
     if ax is None:
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    e = prepared(e[sample], look.get("smooth"))
+    e = prepared(e[sample], chosen.smooth)
     ax.set_title(printable(heading(e, limit=48)), fontsize=10, parse_math=False, family=families())
     if drawable(e):
         ax.imshow(overlay(e, **look), interpolation="antialiased")

@@ -64,8 +64,9 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
         least: leave out words that occur less often.
 
     Raises:
-        InputError: pictures, several methods or several classes.
+        InputError: pictures, several methods or several classes; k is not at least 1.
     """
+    check_count("k", k)
     singles = prepared_samples(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary needs explanations of texts")

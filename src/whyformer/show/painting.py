@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import prepared
@@ -43,6 +43,8 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above, smooth.
     """
     chosen = Look.of(look)
+    if longest is not None:
+        check_count("longest", longest)
     e = prepared(e[sample], chosen.smooth)
     height, width = size = drawn_size(e, longest)
     unit = unit_map(e, size)
