@@ -24,10 +24,11 @@ from whyformer.show.words import (
     heading,
     legend_labels,
     notes,
+    percent,
+    predictions,
     short,
     target_name,
     trust_figures,
-    values,
     visible,
 )
 
@@ -110,20 +111,12 @@ def _tall(part: Section, high: float) -> float:
 
 def _listing(e: Explanation, high: float) -> float:
     """Return the height of the picture and the predictions below it."""
-    return _TITLE + _NAME + high + _LINE * (len(_predictions(e)) + 1)
+    return _TITLE + _NAME + high + _LINE * (len(predictions(e)) + 1)
 
 
 def _below(part: Section) -> float:
     """Return the height below maps: for the bar of faithfulness, if it was measured."""
     return 0.24 if any(map(trust_figures, part.explanations)) else 0.0
-
-
-def _predictions(e: Explanation) -> list[tuple[str, str]]:
-    """Return (name, formatted value) of the five likeliest classes, or of the first outputs of a regression model."""
-    if e.numeric:
-        return [(name, format_score(number)) for name, number in values(e)[:5]]
-    best = [(visible(name), share) for _, name, _, share in e.top(0, 5)]
-    return [(name, f"{100 * share:.1f} %") for name, share in best if share is not None]
 
 
 def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
@@ -132,7 +125,7 @@ def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]
     _title(paper, "Input", x, y, wide)
     y += _TITLE + _NAME
     paper.plain(e, _PIXELS, x, y, wide, high)
-    for i, (name, value) in enumerate(_predictions(e)):
+    for i, (name, value, _) in enumerate(predictions(e)):
         at = y + high + 0.08 + i * _LINE
         paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
         paper.write(value, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
@@ -330,7 +323,7 @@ def strip(made: Strip) -> Figure:
             bars = ((1.0, "#e4e4e4"), (share, colours.code(colours.POSITIVE)))
             for filled, colour in () if made.numeric else bars:
                 paper.box(x, below + 0.03, filled * cell, 0.05, colour)
-            value = format_score(share) if made.numeric else f"{100 * share:.1f}%"
+            value = format_score(share) if made.numeric else percent(share)
             paper.write(value, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
                 label = short(visible(predicted), 13)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from whyformer.show import answers, colours
 from whyformer.show.terminal import Line, colourless, fitted, on_background
-from whyformer.show.words import format_score, visible
+from whyformer.show.words import format_score, percent, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -115,7 +115,7 @@ class _Answer:
             cells: list[RenderableType] = [Line(_name(g, t), "")]
             if g.unit == "token":
                 else_ = "  ".join(f"{visible(name)} {100 * share:.0f} %" for name, share in answers.alternatives(g, t))
-                cells += [f"{100 * g.probability(t):.1f} %", Line(else_, "dim")]
+                cells += [percent(g.probability(t)), Line(else_, "dim")]
             table.add_row(*cells, Line(because.plain, "") if bare else because)
         yield table
         if len(g) > _STEPS:

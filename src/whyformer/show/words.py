@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -338,10 +339,24 @@ def values(e: Explanation) -> list[tuple[str, float]]:
     return [(visible(name), float(e.logits[0, i])) for i, name in names.items()]
 
 
+def predictions(e: Explanation, k: int = 5) -> list[tuple[str, str, float | None]]:
+    """Return (name, formatted number, probability) of the k likeliest classes, or of the first k outputs of a regression
+    model, which have no probability."""
+    if e.numeric:
+        return [(name, format_score(number), None) for name, number in values(e)[:k]]
+    best = [(visible(name), share) for _, name, _, share in e.top(0, k)]
+    return [(name, percent(share), share) for name, share in best if share is not None]
+
+
 def value(e: Explanation) -> float | None:
     """Return the output that is explained; None for a class, and for a target that is not an output of the model."""
     index = int(e.target[0])
     return float(e.logits[0, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
+
+
+def model_title(name: str) -> str:
+    """Return the name of a model in a file that others may read: of the path of a folder its last part."""
+    return visible(Path(name).name if Path(name).is_absolute() else name)
 
 
 def measured_target(e: Explanation, figures: Mapping[str, Any]) -> str:
@@ -367,7 +382,7 @@ def heading(e: Explanation, limit: int | None = None) -> str:
     """
     share, number = probability(e), None if agnostic(e) else value(e)
     after = "" if number is None else f" {format_score(number)}"
-    after = after if share is None else f" {100 * share:.1f} %"
+    after = after if share is None else f" {percent(share)}"
     name = target_name(e)
     if agnostic(e):
         return name if limit is None else short(name, limit)
@@ -377,6 +392,11 @@ def heading(e: Explanation, limit: int | None = None) -> str:
 def short(text: str, limit: int) -> str:
     """Cut text to at most ``limit`` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def percent(share: float) -> str:
+    """Format a share (0 to 1), ``83.1 %``."""
+    return f"{100 * share:.1f} %"
 
 
 def format_score(number: float) -> str:
