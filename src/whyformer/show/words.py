@@ -340,8 +340,8 @@ def values(e: Explanation) -> list[tuple[str, float]]:
 
 
 def predictions(e: Explanation, k: int = 5) -> list[tuple[str, str, float | None]]:
-    """Return (name, formatted number, probability) of the k likeliest classes, or of the first k outputs of a regression
-    model, which have no probability."""
+    """Return (name, formatted number, probability) of the k likeliest classes, or of the first k outputs of a
+    regression, which have no probability."""
     if e.numeric:
         return [(name, format_score(number), None) for name, number in values(e)[:k]]
     best = [(visible(name), share) for _, name, _, share in e.top(0, k)]

@@ -147,7 +147,7 @@ _FUNCTIONS = (
     gradient, layout.format_settings, minimap, overlaid, painting.base, painting.drawable, plain, variables,
     words.agnostic, words.format_score, words.heading, words.input_notes, words.is_further, words.legend_labels,
     words.measured_target, words.method_name, words.method_notes, words.opposites, words.percent, words.predictions,
-    words.probability, words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value, words.values,
+    words.probability, words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value,
     words.warnings_of, words.words,
 )  # fmt: skip
 
