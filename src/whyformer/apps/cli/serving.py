@@ -9,7 +9,7 @@ from typer import Option
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import Printer
-from whyformer.apps.server.serving import Limits
+from whyformer.apps.server.limits import Limits
 from whyformer.explanation.versions import record
 from whyformer.options import Options
 

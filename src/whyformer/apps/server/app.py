@@ -19,8 +19,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 import whyformer
 from whyformer.apps.http import LOCAL
 from whyformer.apps.server.batching import Batcher, PendingRequest
+from whyformer.apps.server.limits import Limits
 from whyformer.apps.server.middleware import RequestGate
-from whyformer.apps.server.serving import Limits
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.result import Explanation

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from whyformer.apps.server.serving import Limits
+from whyformer.apps.server.limits import Limits
 from whyformer.errors import TooLarge
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import RowContent, RowResult, Session

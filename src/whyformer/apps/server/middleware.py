@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from whyformer.apps.http import is_foreign, read_body
-from whyformer.apps.server.serving import Limits
+from whyformer.apps.server.limits import Limits
 
 NO_KEY = ("/health", "/ready")
 """Paths that need no key: their answers do not depend on anybody's inputs."""
