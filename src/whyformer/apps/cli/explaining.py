@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from whyformer.prepared import Prepared
 
 _More = Annotated[list[str] | None, typer.Argument(
-    metavar="[MORE]...", help="Further pictures, .wav and .txt files, or folders."
+    metavar="MORE", help="Further pictures, .wav and .txt files, or folders."
 )]
 _Methods = Annotated[str | None, Option(
     metavar="NAMES", autocompletion=completion.methods,
