@@ -99,6 +99,12 @@ def on_changed_inputs(error: Exception, who: str = "") -> InputError:
     return InputError(f"{who}the model fails on changed inputs ({message})")
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} must be an integer of at least 1, not {value!r}")
+
+
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
     """Return the error for an unknown name: "<start> '<name>'. Did you mean '...'? <listing>"."""
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # matching a long text takes minutes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whyformer.errors import ModelError
+from whyformer.errors import ModelError, check_count
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
 from whyformer.tape.structure import Attention
@@ -86,6 +86,7 @@ class Inside:
 
     def top_neurons(self, k: int = 10, sample: int = 0) -> list[Neuron]:
         """Return the k neurons of all MLPs with the largest |relevance|, in descending order."""
+        check_count("k", k)
         neurons: list[Neuron] = []
         for block, module, values in zip(self.mlp_blocks, self.modules, self.neurons, strict=True):
             relevance = values[sample]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError, check_count
 from whyformer.explanation.joining import joined, without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
@@ -196,8 +196,7 @@ class Prepared:
 
     def likeliest(self, count: int) -> list[Target]:
         """Return ``count`` targets in descending order of logits, each one class per sample; [None] for 1."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"likeliest must be a whole number of at least 1, not {count!r}")
+        check_count("likeliest", count)
         if count == 1:
             return [None]
         best = self.logits().argsort(dim=-1, descending=True, stable=True)[:, :count]

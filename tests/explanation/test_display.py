@@ -78,7 +78,7 @@ def test_plot_draws_on_given_axes(e):
 
 def test_waterfall_begins_at_the_baseline_and_ends_at_the_logit(text):
     drawing = show.waterfall(text, 4)
-    labels = [t.get_text() for t in drawing.texts]
+    labels = [t.get_text() for t in drawing.axes[0].texts]
     ends = {line.split(" at ")[0]: float(line.split(" at ")[1]) for line in labels if " at " in line}
     logit = text.logit(int(text.target[0]))
     assert ends["ends"] == pytest.approx(logit, abs=1e-3)

@@ -83,7 +83,7 @@ def test_pair_is_shown_as_one_text(model: Any, sst2: Loaded) -> None:
     e = whyformer.explain(model, PAIRS, "rollout", processor=sst2.processor)
     assert e.texts == ["A fine film, truly. | It is good", "Dull | One may well sleep in it"]
     for i, (first, second) in enumerate(zip(PAIRS["text"], PAIRS["text_pair"], strict=True)):
-        shown, _ = words(e, i)
+        shown, _ = words(e[i])
         both = "".join(first.split()) + "".join(second.split())
         assert "".join(word.text for word in shown) == both
         assert [word.text for word in shown if word.text.isalpha()][-1] == second.split()[-1]

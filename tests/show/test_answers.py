@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 
@@ -346,3 +347,12 @@ def test_encoder_and_decoder_texts_are_separate_messages() -> None:
     assert [m.label for m in answers.conversation(g).messages] == ["Prompt", "", "Answer"]
     assert "Hallo" in answer.page(g)
     assert re.search(r"Answer +Hallo du", str(g))
+
+
+@pytest.mark.parametrize("system", ["truecolor", None])
+def test_answer_on_ascii_console_is_ascii(system: str | None) -> None:
+    for g in (generation(), generation(["Ä", " двa", " 三", "…", "\n"]), chat_generation()):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+        Console(file=stream, width=100, color_system=system, force_terminal=system is not None).print(terminal_answer.render(g))
+        stream.flush()
+        assert b"attnlrp" in stream.buffer.getvalue()

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from PIL import Image
 
 from show.builders import ATTACK, picture, sentence
 from whyformer.errors import InputError
-from whyformer.show import Look, colours, encode, figure, html, overlay
+from whyformer.show import Look, bars, colours, encode, figure, files, html, overlay, summary
 
 
 def test_most_colourful_pixel_of_overlay_is_in_patch_of_highest_score():
@@ -24,6 +25,18 @@ def test_overlay_keeps_aspect_ratio(size, grid):
     height, width, _ = overlay(picture(torch.rand(grid), grid=grid, size=size)).shape
     assert height * size[1] == width * size[0]
     assert min(height, width) >= 224
+
+
+def test_samples_of_a_batch_are_drawn_as_alone():
+    maps = torch.rand(3, 24)
+    pictures = torch.randint(0, 255, (3, 32, 48, 3), dtype=torch.uint8)
+    singles = [picture(scores, pictures=pictures[i : i + 1]) for i, scores in enumerate(maps)]
+    e = replace(singles[0], scores=maps, logits=singles[0].logits.expand(3, -1), target=torch.tensor([1, 1, 1]), target_names=["dog"] * 3)
+    e = e.with_features(pictures=pictures)
+    for i in (0, 1, 2, -1):
+        assert np.array_equal(overlay(e, i), overlay(singles[i]))
+    with pytest.raises(IndexError, match="out of range"):
+        overlay(e, 3)
 
 
 def test_zero_opacity_gives_grey_picture():
@@ -65,12 +78,27 @@ def test_opacity_out_of_range_raises(opacity):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"contours": 10}, "contours must be"), ({"contours": 1.5}, "contours must be"), ({"keep": 0}, "keep must be"), ({"above": 1.1}, "above must be"),
+    ({"opacity": "x"}, "opacity must be"), ({"opacity": None}, "opacity must be"), ({"keep": True}, "keep must be"), ({"smooth": "a"}, "smooth must be"),
     ({"keep": 0.5, "above": 0.5}, "exclude each other"), ({"alpha": 1}, "no option 'alpha'; its options: opacity, cmap"),
 ])  # fmt: skip
 def test_invalid_style_raises(options, message):
-    for draw in (overlay, figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o)):
+    for draw in (overlay, figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o), lambda e, **o: e.plot(**o), lambda e, **o: sentence().plot(**o)):
         with pytest.raises(InputError, match=message):
             draw(picture(), **options)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_invalid_counts_raise(count):
+    for draw in (lambda: overlay(picture(), longest=count), lambda: sentence().plot(k=count), lambda: bars(picture(), count), lambda: summary(sentence(), count)):
+        with pytest.raises(InputError, match="must be an integer of at least 1"):
+            draw()
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "字", "𠀀"])
+def test_file_names_of_any_letters_can_be_written(tmp_path, letter):
+    names = [f"{files.slug(letter * n, 'method', letter * 200)}.safetensors" for n in (1, 40)]
+    assert files.write_all(tmp_path, dict.fromkeys(names, b"x")) == [tmp_path / name for name in names]
+    assert all(letter in name for name in names)
 
 
 def test_keep_shows_highest_scores_unchanged():

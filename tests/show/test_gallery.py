@@ -35,5 +35,5 @@ def test_invalid_arguments_raise():
     with pytest.raises(InputError, match="no picture to show"):
         show.gallery([])
     for columns in (0, 1.5, True):
-        with pytest.raises(InputError, match="columns must be a whole number of at least 1"):
+        with pytest.raises(InputError, match="columns must be an integer of at least 1"):
             show.gallery([maximized("a", 1)], columns=columns)

@@ -65,8 +65,9 @@ def test_wide_pictures_are_stacked_and_texts_do_not_overlap(shape):
 def test_options_are_used_by_panels_and_invalid_options_raise():
     with pytest.raises(InputError, match="no option 'alpha'"):
         panels(many_maps(), alpha=1)
-    with pytest.raises(InputError, match="columns must be at least 1"):
-        panels(many_maps(), columns=0)
+    for columns in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="columns must be an integer of at least 1"):
+            panels(many_maps(), columns=columns)
     with pytest.raises(InputError, match="no explanation"):
         panels([])
     plain, masked = (np.asarray(panels(many_maps(1), **o).axes[0].images[0].get_array()) for o in ({}, {"keep": 0.2}))

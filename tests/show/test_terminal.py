@@ -24,6 +24,13 @@ def test_format_of_top_classes():
     assert lines[3] == "  2 : emu           value = -1.000  prob =   1.7%"
 
 
+@pytest.mark.parametrize("e", [picture(), sentence(), sentence(activation="identity", logits=torch.tensor([[0.3]]), target=0, target_names=None, labels={0: "output"})])
+def test_no_classes_are_listed_if_none_are_wanted(e):
+    text = terminal.plain(e, 0)
+    assert not any(line.startswith(("Top", "Class", "Value")) for line in text.splitlines())
+    assert text in terminal.plain(e, 1)
+
+
 def test_top_patches_have_row_and_column():
     assert "2  ████████████████  patch in row 1, column 4" in terminal.plain(picture())
     assert "patch 10" in terminal.plain(picture(grid=None))
@@ -81,10 +88,17 @@ def test_colourless_terminal_shows_bars_and_shades():
     assert "-" in print_to_terminal(picture(-torch.eye(4), grid=(4, 4)))
 
 
-def test_ascii_console_receives_ascii():
+@pytest.mark.parametrize("system", ["truecolor", None])
+@pytest.mark.parametrize(
+    "e",
+    [picture(), sentence(), sentence("Un film énorme 字 😀"), picture(torch.randn(64, 64), level="pixel", size=(64, 64)), picture(grid=None), picture(labels={0: "chien", 1: "épagneul", 2: "emu"})],
+    ids=["picture", "sentence", "other letters", "smoothed pixels", "no grid", "label"],
+)
+def test_ascii_console_receives_ascii(e, system):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    Console(file=stream, width=80, color_system=None).print(terminal.render([picture(), sentence()]))
+    Console(file=stream, width=80, color_system=system, force_terminal=system is not None).print(terminal.render(e))
     stream.flush()
+    assert stream.buffer.getvalue().strip()
 
 
 @pytest.mark.parametrize("system", ["truecolor", None])

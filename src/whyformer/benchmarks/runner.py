@@ -22,8 +22,7 @@ from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.datasets.samples import content_digest
-from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
-from whyformer.evaluation.registry import check_count
+from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError, check_count
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.inputs.settings import settings_of

@@ -91,12 +91,6 @@ class Metric:
         return {**self.settings, **chosen}
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be an integer of at least 1, not {value!r}")
-
-
 METRICS: dict[str, Metric] = {}
 
 

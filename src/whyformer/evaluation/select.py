@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
-from whyformer.errors import InputError, ModelError
-from whyformer.evaluation.registry import METRICS, Plan, check_count
+from whyformer.errors import InputError, ModelError, check_count
+from whyformer.evaluation.registry import METRICS, Plan
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of

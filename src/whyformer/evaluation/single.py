@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import Case, read_case, read_target
-from whyformer.evaluation.registry import Metric, check_count, find_metric
+from whyformer.evaluation.registry import Metric, find_metric
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split

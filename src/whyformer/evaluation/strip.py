@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from whyformer.baselines import Filling, names_for
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
-from whyformer.evaluation.registry import check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.display import actual_method
 from whyformer.explanation.result import Explanation

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from whyformer.baselines import TOKENS
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
-from whyformer.evaluation.registry import check_count
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_input, of_map

@@ -247,7 +247,7 @@ class Explanation(Displayable):
 
         if self.level != "token":
             raise InputError("words() is for texts; for pictures use .heatmap() or .placed()")
-        return [(word.text, word.score) for word in words(self, self._sample(sample))[0]]
+        return [(word.text, word.score) for word in words(self[sample])[0]]
 
     def heatmap(self, size: tuple[int, int] | None = None, *, nearest: bool = False) -> Tensor:
         """Return a map over the model's input, bilinear from the patch grid (Chefer et al. 2021, section 3.4).

@@ -93,36 +93,57 @@ class GenerationSchema(StoredValues):
     source: StrictInt
 
 
-class _Figure(BaseModel):
+class BenchmarkFigure(BaseModel):
+    """A cell of a table."""
+
     table: StrictStr
     row: StrictStr
     column: StrictStr
     measured: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
+    low: Number | None = Field(None, description="Lower end of the 95 % interval.")
+    high: Number | None = Field(None, description="Upper end of this interval.")
+    samples: StrictInt | None = None
     published: Number | None = None
 
 
-class _Table(BaseModel):
+class BenchmarkTable(BaseModel):
+    """A table without its figures."""
+
     table: StrictStr
     title: StrictStr
-    corner: StrictStr = ""
+    corner: StrictStr = Field("", description="Heading of the column of row names.")
     rows: list[StrictStr]
     columns: list[StrictStr]
-    digits: StrictInt | None = None
+    digits: StrictInt | None = Field(None, description="Number of digits after the decimal point.")
     note: StrictStr = ""
+
+
+class BenchmarkCounts(BaseModel):
+    """Numbers of samples of one configuration, by outcome."""
+
+    scored: StrictInt = 0
+    failed: StrictInt = 0
+    constant: StrictInt = 0
+    nan: StrictInt = 0
+
+
+class BenchmarkCurve(BaseModel):
+    """The points of a curve."""
+
+    x: list[Number | None]
+    y: list[Number | None]
 
 
 class BenchmarkSchema(BaseModel):
     """The report of a benchmark; additional fields are allowed."""
 
-    benchmark: StrictStr
-    conventions: dict[str, Any]
-    counts: dict[str, dict[str, StrictInt]]
-    remarks: list[StrictStr]
-    tables: list[_Table]
-    figures: list[_Figure]
-    curves: dict[str, Any]
+    benchmark: StrictStr = Field(description="Name of the benchmark.")
+    conventions: dict[str, Any] = Field(description="Every convention that the figures depend on, in words.")
+    counts: dict[str, BenchmarkCounts] = Field(description="Configuration -> number of samples.")
+    remarks: list[StrictStr] = Field(description="Remarks on the results.")
+    tables: list[BenchmarkTable] = Field(description="The tables without their figures.")
+    figures: list[BenchmarkFigure] = Field(description="One for each cell of a table.")
+    curves: dict[str, dict[str, BenchmarkCurve]] = Field(description="Panel -> name of the curve -> points.")
 
 
 Kind = TypeVar("Kind")

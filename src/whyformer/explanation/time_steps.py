@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -48,8 +48,7 @@ def unrolled(e: Explanation, columns: int | None = None) -> Explanation:
     if e.frames is None:
         raise InputError("unrolled() is for videos: these scores have no time steps")
     columns = math.ceil(math.sqrt(2 * e.frames)) if columns is None else columns
-    if columns < 1:
-        raise InputError(f"columns must be at least 1, not {columns}")
+    check_count("columns", columns)
     frames = [e.frame(i) for i in range(e.frames)]
     maps = e.heatmap()
     pictures = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
@@ -74,8 +74,7 @@ def explain_generation(
     """
     options, settings = split(options_and_settings)
     find(method).complete(settings)
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
+    check_count("max_new_tokens", max_new_tokens)
     opened = open_model(model, processor, **options)
     opened, processor = _with_tokenizer(opened), opened.processor
     model, tokenizer = opened.model, opened.processor

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from whyformer.errors import check_count
 from whyformer.show import colours
-from whyformer.show.bars import strongest
+from whyformer.show.bars import draw_rows, strongest
 from whyformer.show.layout import by_input
+from whyformer.show.look import Look
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.typeface import families, printable
-from whyformer.show.words import heading, input_share, short
+from whyformer.show.words import heading, input_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
     """Draw the map of one sample on axes, see :meth:`whyformer.Explanation.plot`."""
+    check_count("k", k)
+    chosen = Look.of(look)
     if ax is None:
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    e, *others = by_input(e[sample], look.get("smooth"))
+    e, *others = by_input(e[sample], chosen.smooth)
     lines = [heading(e, limit=48)]
     if others:
         lines.append(f"{input_share(e)} · not drawn: {', '.join(map(input_share, others))}")
@@ -34,11 +36,5 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         ax.imshow(overlay(e, **look), interpolation="antialiased")
         ax.set_axis_off()
         return ax
-    rows, signed = strongest(e)[:k], colours.scale_of(e).signed
-    scores = [score for _, score in rows]
-    ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.colour_of(s, signed)) for s in scores])
-    ax.tick_params(labelfontfamily=families())
-    names = [printable(short(name, 28)) for name, _ in rows]
-    ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False)
-    ax.invert_yaxis()
+    draw_rows(ax, strongest(e)[:k], colours.scale_of(e).signed)
     return ax

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import prepared, prepared_samples
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import measure
+from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
     agnostic,
     format_score,
@@ -30,6 +30,8 @@ from whyformer.show.words import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
     from matplotlib.figure import Figure
 
     from whyformer.explanation.result import Explanation
@@ -47,12 +49,10 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     Raises:
         InputError: k is not at least 1.
     """
-    _check_count(k)
+    check_count("k", k)
     e = prepared(e[sample], smooth=0)
-    best = strongest(e)
-    shown, rest = best[:k], best[k:]
-    title = f"{heading(e)} · {method_name(e)}"
-    return _drawn(title, shown, rest, colours.scale_of(e).signed, legend_labels(e), [e])
+    rows, signed = _with_rest(strongest(e), k), colours.scale_of(e).signed
+    return _from_zero(f"{heading(e)} · {method_name(e)}", rows, signed, legend_labels(e), notes([e]))
 
 
 def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, least: int = 1) -> Figure:
@@ -64,8 +64,9 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
         least: leave out words that occur less often.
 
     Raises:
-        InputError: pictures, several methods or several classes.
+        InputError: pictures, several methods or several classes; k is not at least 1.
     """
+    check_count("k", k)
     singles = prepared_samples(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary needs explanations of texts")
@@ -86,7 +87,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     signed = any(colours.scale_of(e).signed for e in singles)
     title = f"{method}: {target}, mean over {amount(len(singles), 'text')}"
     labels = ("against", f"for {target}") if signed and not agnostic(singles[0]) else legend_labels(singles[0])
-    return _drawn(title, best[:k], [], signed, labels, [])
+    return _from_zero(title, best[:k], signed, labels, [])
 
 
 def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
@@ -99,7 +100,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     Raises:
         InputError: the scores have no sign; the target is not a single output of the model; k is not at least 1.
     """
-    _check_count(k)
+    check_count("k", k)
     e = prepared(e[sample], smooth=0)
     if not colours.scale_of(e).signed:
         raise InputError(f"the scores of {e.method} have no sign, so they do not add up to the output: see bars()")
@@ -113,37 +114,14 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     shown_sum = sum(score for _, score in rows)
     if abs(total - shown_sum) > 1e-6 * max(1.0, float(e.scores.abs().sum())):
         rows.append(("special tokens", total - shown_sum))
-    shown, rest = rows[:k], rows[k:]
-    if rest:
-        shown = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))]
-    return _steps(f"{heading(e)} · {method_name(e)}", shown[::-1], end - total, e)
-
-
-def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
-    """Draw bars of which each starts at the end of the previous bar, the first at ``start``."""
-    ends = np.cumsum([start, *(score for _, score in rows)])
-    low, high = float(ends.min()), float(ends.max())
-    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + (len(rows) + 1) * _LINE + 0.2, notes([e]))
-    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
-
-    def at(value: float) -> float:
-        return _LEFT + _RIGHT + (value - low) / ((high - low) or 1.0) * _WIDE
-
-    y = _TOP
-    paper.write(f"begins at {format_score(float(ends[0]))}", at(float(ends[0])), y - 0.08, 7, ha="center", va="bottom")
-    for (name, score), begin in zip(rows, ends.tolist(), strict=False):
-        left, right = sorted((at(begin), at(begin + score)))
-        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(colours.colour_of(score, True)))
-        paper.write(_cut(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=colours.INK)
-        paper.write(f"{score:+.3g}", right + 0.05, y + _LINE / 2, 7, va="center")
-        y += _LINE
-    paper.write(f"ends at {format_score(float(ends[-1]))}", at(float(ends[-1])), y + 0.06, 7, ha="center", va="top")
+    rows = _with_rest(rows, k)[::-1]
+    ends = np.cumsum([end - total, *(score for _, score in rows)]).tolist()
+    paper, axes = _chart(f"{heading(e)} · {method_name(e)}", rows, "{:+.3g}", True, notes([e]), ends[:-1])
+    axes.set_xlim(min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1)
+    for word, value, y, side in (("begins", ends[0], -0.6, "bottom"), ("ends", ends[-1], len(rows) - 0.4, "top")):
+        text = f"{word} at {format_score(value)}"
+        axes.text(value, y, text, ha="center", va=side, fontsize=7, family=families())
     return paper.figure
-
-
-def _check_count(k: int) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(f"k must be a whole number of at least 1, not {k!r}")
 
 
 def strongest(e: Explanation) -> list[Row]:
@@ -156,39 +134,54 @@ def strongest(e: Explanation) -> list[Row]:
     return sorted(rows, key=lambda row: -abs(row[1]))
 
 
+def _with_rest(rows: list[Row], k: int) -> list[Row]:
+    """Return the first k rows, and a row for the sum of all others."""
+    shown, rest = rows[:k], rows[k:]
+    return [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
+
+
+def _from_zero(title: str, rows: list[Row], signed: bool, labels: tuple[str, str], remarks: list[str]) -> Figure:
+    """Draw bars that start at 0, and below them the meanings of their colours."""
+    paper, axes = _chart(title, rows, "{:.4g}", signed, remarks)
+    limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
+    axes.set_xlim(-limit if signed else 0, limit)
+    axes.axvline(0, color="#888888", linewidth=0.8, clip_on=False)
+    paper.legend(labels, _LEFT + _RIGHT, _TOP + len(rows) * _LINE + 0.12, _WIDE)
+    return paper.figure
+
+
+def _chart(
+    title: str, rows: list[Row], form: str, signed: bool, remarks: list[str], starts: Sequence[float] = (0.0,)
+) -> tuple[Paper, Axes]:
+    """Draw the rows below a title, each bar between its name and its score in the format ``form``."""
+    high = len(rows) * _LINE
+    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + high + 0.3, remarks)
+    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
+    axes = paper.axes(_LEFT + _RIGHT, _TOP, _WIDE, high)
+    axes.set_axis_on()
+    axes.set_frame_on(False)
+    axes.set_xticks([])
+    drawn = draw_rows(axes, rows, signed, starts)
+    axes.tick_params(left=False, pad=72 * (_RIGHT + 0.1))
+    texts = [form.format(score) for _, score in rows]
+    axes.bar_label(drawn, texts, padding=3, fontsize=7, family=families())
+    return paper, axes
+
+
+def draw_rows(axes: Axes, rows: Sequence[Row], signed: bool, starts: Sequence[float] = (0.0,)) -> BarContainer:
+    """Draw a horizontal bar for each row on axes, the first at the top, beside its name."""
+    scores = [score for _, score in rows]
+    inks = [colours.code(colours.colour_of(score, signed)) for score in scores]
+    drawn = axes.barh(range(len(rows)), scores, 0.67, starts, color=inks)
+    axes.set_yticks(range(len(rows)), [_cut(name) for name, _ in rows], fontsize=8, parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(labelfontfamily=families())
+    return drawn
+
+
 def _cut(name: str) -> str:
     """Cut a name to the width of its column."""
     letters = 34
     while letters > 4 and measure(short(name, letters), 8) > _LEFT - 0.2:
         letters -= 1
-    return short(name, letters)
-
-
-def _drawn(
-    title: str, shown: list[Row], rest: list[Row], signed: bool, labels: tuple[str, str], explained: list[Explanation]
-) -> Figure:
-    rows = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
-    limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
-    start = _LEFT + (_RIGHT if any(score < 0 for _, score in rows) else 0)  # their figures stand left of the bars
-    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, notes(explained))
-    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
-    middle = start + (_WIDE / 2 if signed else 0)
-    reach = _WIDE / 2 if signed else _WIDE
-    for i, (name, score) in enumerate(rows):
-        y, long = _TOP + i * _LINE, abs(score) / limit * reach
-        is_rest = bool(rest) and i == len(rows) - 1
-        colour = "#b9bec6" if is_rest else colours.code(colours.colour_of(score, signed))
-        left = middle - long if score < 0 else middle
-        paper.box(left, y + 0.04, long, _LINE - 0.08, colour)
-        tone = colours.SOFT if is_rest else colours.INK
-        paper.write(_cut(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
-        side = "right" if score < 0 else "left"
-        at = left - 0.05 if score < 0 else left + long + 0.05
-        paper.write(format_score(score), at, y + _LINE / 2, 7, ha=side, va="center")
-    paper.box(middle - 0.005, _TOP - 0.03, 0.01, len(rows) * _LINE + 0.06, "#888888")
-    foot = _TOP + len(rows) * _LINE + 0.12
-    if labels[0]:
-        paper.write(labels[0], start, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
-    ink = colours.code(colours.colour_of(1.0, signed))
-    paper.write(short(labels[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=ink)
-    return paper.figure
+    return printable(short(name, letters))

@@ -63,7 +63,6 @@ TONES = {
 POSITIVE, NEGATIVE, MATTERED = (hue.light for hue in HUES.values())
 LIGHT = {name: light for name, (light, _) in TONES.items()}
 INK, SOFT, PAGE, WARN, ERROR = (LIGHT[name] for name in ("ink", "soft", "paper", "warn", "error"))
-PAPER = (255, 255, 255)
 PALER = "paler than another input"
 """Key of ``diagnostics`` while several inputs are drawn: how much higher the scores of the strongest input are."""
 ALL_ZERO = "all scores are 0"
@@ -136,30 +135,30 @@ def has_sign(e: Explanation) -> bool:
     return e.diagnostics.get("signed") is True or bool((e.scores < -_NOISE * e.scores.abs().amax()).any())
 
 
-def scale_of(e: Explanation, sample: int = 0) -> Scale:
-    """Return the scale of the map of a sample; for a text the limit is that of its words, without special tokens.
+def scale_of(e: Explanation) -> Scale:
+    """Return the scale of the map of a single sample; of a text its words, without special tokens, set the limit.
 
     The limit of one of several inputs (:func:`whyformer.show.layout.by_input`) is higher if another has higher scores:
     up to ten times, so that weak maps stay visible.
     """
-    scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
+    scores, signed = array(e.scores[0]), e.diagnostics.get("signed") is True
     if e.level != "token":
         own = scale(scores, QUANTILE, signed)
     else:
-        own = Scale(float(np.abs(_words(e, scores, sample)).max(initial=0.0)), scale(scores, signed=signed).signed)
+        own = Scale(float(np.abs(_words(e, scores)).max(initial=0.0)), scale(scores, signed=signed).signed)
     limit = own.limit * min(10.0, e.diagnostics.get(PALER, 1.0))
     return Scale(limit, own.signed, own.clipped and bool(np.abs(scores).max() > limit))
 
 
-def _words(e: Explanation, scores: Array, sample: int) -> Array:
-    places = [tokens for _, _, tokens in shown_groups(e.features, len(scores), sample)]
+def _words(e: Explanation, scores: Array) -> Array:
+    places = [tokens for _, _, tokens in shown_groups(e.features, len(scores), 0)]
     return np.array(unit_scores(scores, places))
 
 
 def strongest(e: Explanation) -> float:
     """Return the largest |score| of a word or of a patch of a single sample."""
     scores = array(e.scores[0])
-    units = _words(e, scores, 0) if e.level == "token" else patch_sums(scores)
+    units = _words(e, scores) if e.level == "token" else patch_sums(scores)
     return float(np.abs(np.nan_to_num(units)).max(initial=0.0))
 
 
@@ -198,9 +197,10 @@ def default_cmap(signed: bool) -> str:
 def lookup(cmap: str) -> Array:
     """Return the 256 colours ``[256, 3]`` of a colour map, in 0..1."""
     if cmap == DIVERGING:
-        return np.concatenate([_on_paper("against", np.linspace(1, 0, 128)), _on_paper("for", np.linspace(0, 1, 128))])
+        rising = alpha(np.linspace(0, 1, 128))
+        return np.concatenate([mix(HUES["against"].deep, rising[::-1]), mix(HUES["for"].deep, rising)])
     if cmap == SEQUENTIAL:
-        return _on_paper("mattered", np.linspace(0, 1, 256))
+        return mix(HUES["mattered"].deep, alpha(np.linspace(0, 1, 256)))
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
@@ -211,12 +211,6 @@ def lookup(cmap: str) -> Array:
 def alpha(unit: Array) -> Array:
     """Return the opacity of scaled scores: |unit|^0.7."""
     return np.asarray(np.abs(unit) ** 0.7)
-
-
-def _on_paper(hue: str, unit: Array) -> Array:
-    """Blend white into the deep colour of a hue by the opacity of ``unit`` (0 to 1): ``[N, 3]`` in 0..1."""
-    amount = alpha(unit)[:, None]
-    return np.asarray(1 - amount + amount * (np.array(HUES[hue].deep) / 255))
 
 
 def colour_of(score: float, signed: bool) -> Bytes:
@@ -258,27 +252,5 @@ def _bytes(colour: Array) -> Bytes:
 
 
 def mix(colour: Bytes, amount: Array) -> Array:
-    """Blend white (0) into a colour (1) in equal perceptual steps (straight lines in OKLab); colours in 0..1."""
-    ends = _to_oklab(np.array([PAPER, colour]) / 255)
-    return _from_oklab(ends[0] + np.asarray(amount)[..., None] * (ends[1] - ends[0]))
-
-
-# OKLab (B. Ottosson, 2020): linear sRGB -> cone response -> cube root -> lightness and two colour axes.
-_CONES = np.array([
-    [0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
-    [0.0883024619, 0.2817188376, 0.6299787005],
-])  # fmt: skip
-_LAB = np.array([
-    [0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
-    [0.0259040371, 0.7827717662, -0.8086757660],
-])  # fmt: skip
-
-
-def _to_oklab(srgb: Array) -> Array:
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    return np.asarray(np.cbrt(linear @ _CONES.T) @ _LAB.T)
-
-
-def _from_oklab(lab: Array) -> Array:
-    linear = np.clip((lab @ np.linalg.inv(_LAB).T) ** 3 @ np.linalg.inv(_CONES).T, 0, 1)
-    return np.asarray(np.clip(np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055), 0, 1))
+    """Blend white (0) into a colour (1), as the opacity of a colour on a white page; colours in 0..1."""
+    return np.asarray(1 - np.asarray(amount)[..., None] * (1 - np.array(colour) / 255))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show import colours, sentence, sound
 from whyformer.show.colours import array
 from whyformer.show.layout import Section, prepared_samples, sections
@@ -24,10 +24,11 @@ from whyformer.show.words import (
     heading,
     legend_labels,
     notes,
+    percent,
+    predictions,
     short,
     target_name,
     trust_figures,
-    values,
     visible,
 )
 
@@ -110,20 +111,12 @@ def _tall(part: Section, high: float) -> float:
 
 def _listing(e: Explanation, high: float) -> float:
     """Return the height of the picture and the predictions below it."""
-    return _TITLE + _NAME + high + _LINE * (len(_predictions(e)) + 1)
+    return _TITLE + _NAME + high + _LINE * (len(predictions(e)) + 1)
 
 
 def _below(part: Section) -> float:
     """Return the height below maps: for the bar of faithfulness, if it was measured."""
     return 0.24 if any(map(trust_figures, part.explanations)) else 0.0
-
-
-def _predictions(e: Explanation) -> list[tuple[str, str]]:
-    """Return (name, formatted value) of the five likeliest classes, or of the first outputs of a regression model."""
-    if e.numeric:
-        return [(name, format_score(number)) for name, number in values(e)[:5]]
-    best = [(visible(name), share) for _, name, _, share in e.top(0, 5)]
-    return [(name, f"{100 * share:.1f} %") for name, share in best if share is not None]
 
 
 def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
@@ -132,7 +125,7 @@ def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]
     _title(paper, "Input", x, y, wide)
     y += _TITLE + _NAME
     paper.plain(e, _PIXELS, x, y, wide, high)
-    for i, (name, value) in enumerate(_predictions(e)):
+    for i, (name, value, _) in enumerate(predictions(e)):
         at = y + high + 0.08 + i * _LINE
         paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
         paper.write(value, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
@@ -209,17 +202,6 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     paper.write(label, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
-def _legend(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
-    """Write the meanings of the colours in these colours, the low end at the left, the high end at the right."""
-    against, favour = legend_labels(e)
-    inks = (colours.NEGATIVE, colours.POSITIVE) if against else (colours.MATTERED, colours.MATTERED)
-    room = int(wide * 21) - len(against)
-    if against:
-        paper.write(against, x, y, 6.5, va="top", color=colours.code(inks[0]))
-    at, side = (x + wide, "right") if against else (x + wide / 2, "center")
-    paper.write(short(favour, room), at, y, 6.5, va="top", ha=side, color=colours.code(inks[1]))
-
-
 # -- panels ------------------------------------------------------------------------------------------------------
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
     """Return a figure with a small map for each explanation, titled by the settings that differ and its largest score.
@@ -238,8 +220,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     ratio = max(high / wide for high, wide in map(drawn_size, singles))
     if columns is None:
         columns = math.ceil(math.sqrt(len(singles) * max(0.25, ratio)))
-    if columns < 1:
-        raise InputError(f"columns must be at least 1, not {columns}")
+    check_count("columns", columns)
     rows, gap, top = math.ceil(len(singles) / columns), 0.06, 0.2
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
@@ -252,9 +233,9 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         full = f"{title}  max {format_score(float(colours.largest(e)))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
-    different = list({legend_labels(e): e for e in singles}.values())[:2]
-    for i, e in enumerate(different):
-        _legend(paper, e, gap + i * width / 2, tall, width / len(different) - 2 * gap)
+    different = list(dict.fromkeys(map(legend_labels, singles)))[:2]
+    for i, labels in enumerate(different):
+        paper.legend(labels, gap + i * width / 2, tall, width / len(different) - 2 * gap)
     return paper.figure
 
 
@@ -342,7 +323,7 @@ def strip(made: Strip) -> Figure:
             bars = ((1.0, "#e4e4e4"), (share, colours.code(colours.POSITIVE)))
             for filled, colour in () if made.numeric else bars:
                 paper.box(x, below + 0.03, filled * cell, 0.05, colour)
-            value = format_score(share) if made.numeric else f"{100 * share:.1f}%"
+            value = format_score(share) if made.numeric else percent(share)
             paper.write(value, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
                 label = short(visible(predicted), 13)

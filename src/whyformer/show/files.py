@@ -42,9 +42,13 @@ def _picture_of(results: Sequence[Explanation]) -> dict[str, Any]:
 
 
 def slug(*parts: str, limit: int = 80) -> str:
-    """Return a file name without suffix for texts: letters, digits and ``_ . -`` only, never hidden or empty."""
+    """Return a file name without suffix for texts: letters, digits and ``_ . -`` only, never hidden or empty.
+
+    It has at most ``limit`` characters, and 200 bytes: file systems accept 255, of which a suffix takes some.
+    """
     cleaned = [re.sub(r"[^\w.-]+", "_", part).strip("._-") for part in parts]
-    return "-".join(c for c in cleaned if c)[:limit].rstrip("._-") or "explanation"
+    joined = "-".join(c for c in cleaned if c)[:limit].encode()[:200].decode(errors="ignore")
+    return joined.rstrip("._-") or "explanation"
 
 
 def contents(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show import answers, colours
 from whyformer.show.look import Look
 from whyformer.show.painting import drawn_size, overlay
@@ -48,7 +48,8 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     wide = _WIDE / max(1.0, ratio / 1.5)
     high = wide * ratio
     cells = len(g) + picture
-    columns = columns or max(1, min(cells, int(_PAGE / (wide + _GAP))))
+    columns = max(1, min(cells, int(_PAGE / (wide + _GAP)))) if columns is None else columns
+    check_count("columns", columns)
     lines = math.ceil(cells / columns)
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)

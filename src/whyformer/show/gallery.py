@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import printable
 from whyformer.show.words import format_score, short
@@ -16,26 +16,12 @@ from whyformer.show.words import format_score, short
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from whyformer.maximize import Maximized
+
 _PAGE, _GAP, _TOP = 7.2, 0.06, 0.2
 
 
-class Maximum(Protocol):
-    """The result of :func:`whyformer.maximize_activation`."""
-
-    @property
-    def shown(self) -> Any:
-        """Picture, uint8 ``[H, W, 3]``."""
-
-    @property
-    def unit(self) -> str:
-        """Name of the unit."""
-
-    @property
-    def activation(self) -> float:
-        """Activation of the unit by the picture."""
-
-
-def gallery(found: Iterable[Maximum], columns: int | None = None) -> Figure:
+def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
     """Return a figure with a picture for each unit, in order, below its name and activation.
 
     Args:
@@ -47,8 +33,7 @@ def gallery(found: Iterable[Maximum], columns: int | None = None) -> Figure:
         raise InputError("there is no picture to show")
     if columns is None:
         columns = math.ceil(math.sqrt(len(maxima)))
-    if isinstance(columns, bool) or not isinstance(columns, int) or columns < 1:
-        raise InputError(f"columns must be a whole number of at least 1, not {columns!r}")
+    check_count("columns", columns)
     columns = min(columns, len(maxima))
     wide = min(1.9, max(0.7, _PAGE / columns - _GAP))
     high = wide * max(m.shown.shape[0] / m.shown.shape[1] for m in maxima)

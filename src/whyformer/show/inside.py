@@ -80,5 +80,5 @@ def _neurons(axes: Axes, inside: Inside, sample: int, k: int) -> None:
     axes.barh(range(len(best)), [neuron.relevance for neuron in best], color=inks)
     axes.axvline(0, color=colours.LIGHT["line"], linewidth=0.8)
     axes.set_yticks(range(len(best)), [f"block {neuron.block}, {neuron.index}" for neuron in best])
-    axes.set_ylim(max(k, 1) - 0.5, -0.5)
+    axes.set_ylim(k - 0.5, -0.5)
     axes.set_xlabel(colours.legend(True), fontsize=8)

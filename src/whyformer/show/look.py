@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 from whyformer.errors import InputError
 
 OPACITY = 1.0
+_SHARE = (sys.float_info.min, 1, "a share of more than 0 and at most 1")
+_NUMBERS = {
+    "opacity": (0, 1, "between 0 and 1"),
+    "keep": _SHARE,
+    "above": _SHARE,
+    "smooth": (0, 1000, "a number of pixels from 0 (each as it is) to 1000"),
+}
+"""Smallest and largest value of options, and what they must be; the default is valid too."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +46,15 @@ class Look:
     smooth: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {self.opacity!r}")
         if isinstance(self.contours, bool) or not isinstance(self.contours, int) or not 0 <= self.contours <= 9:
             raise InputError(f"contours must be a number of lines from 0 to 9, not {self.contours!r}")
-        if self.smooth is not None and not 0 <= self.smooth <= 1000:
-            raise InputError(f"smooth must be a number of pixels from 0 (each as it is) to 1000, not {self.smooth!r}")
         if self.keep is not None and self.above is not None:
             raise InputError("keep and above exclude each other: pass one of them")
-        for name, share in (("keep", self.keep), ("above", self.above)):
-            if share is not None and not 0 < share <= 1:
-                raise InputError(f"{name} must be a share of more than 0 and at most 1, not {share!r}")
+        for name, (least, most, meaning) in _NUMBERS.items():
+            value = getattr(self, name)
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not getattr(Look, name) and not (number and least <= value <= most):
+                raise InputError(f"{name} must be {meaning}, not {value!r}")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Look:

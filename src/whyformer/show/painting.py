@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_count
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import prepared
@@ -43,11 +43,13 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above, smooth.
     """
     chosen = Look.of(look)
-    e = prepared(e, chosen.smooth)
-    height, width = size = drawn_size(e, sample, longest)
-    unit = unit_map(e, sample, size)
-    scale = colours.scale_of(e, sample)
-    picture = plain(e, sample, longest)
+    if longest is not None:
+        check_count("longest", longest)
+    e = prepared(e[sample], chosen.smooth)
+    height, width = size = drawn_size(e, longest)
+    unit = unit_map(e, size)
+    scale = colours.scale_of(e)
+    picture = plain(e, longest)
     pixels = None if picture is None else np.asarray(picture)
     least = threshold(unit, chosen)
     # no contours around single pixels: they would cover the map
@@ -67,20 +69,20 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     return drawn
 
 
-def base(e: Explanation, sample: int = 0) -> Image.Image | None:
+def base(e: Explanation) -> Image.Image | None:
     """Return the picture to draw on: the original if its geometry is known, else the model's input."""
-    original = e.originals[sample] if e.originals is not None and e.geometry is not None else None
+    original = e.originals[0] if e.originals is not None and e.geometry is not None else None
     if original is not None:
         return original
-    return None if e.pictures is None else Image.fromarray(e.pictures[sample].numpy())
+    return None if e.pictures is None else Image.fromarray(e.pictures[0].numpy())
 
 
-def plain(e: Explanation, sample: int = 0, longest: int | None = None) -> Image.Image | None:
+def plain(e: Explanation, longest: int | None = None) -> Image.Image | None:
     """Return the picture to draw on at the size of :func:`overlay`."""
-    picture = base(e, sample)
+    picture = base(e)
     if picture is None:
         return None
-    return picture.resize(drawn_size(e, sample, longest)[::-1], Image.Resampling.BICUBIC)
+    return picture.resize(drawn_size(e, longest)[::-1], Image.Resampling.BICUBIC)
 
 
 def drawable(e: Explanation) -> bool:
@@ -88,9 +90,9 @@ def drawable(e: Explanation) -> bool:
     return e.frames is None and (e.level == "pixel" or (e.level == "patch" and e.grid is not None))
 
 
-def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> tuple[int, int]:
+def drawn_size(e: Explanation, longest: int | None = None) -> tuple[int, int]:
     """Return (height, width) of a drawing: of the picture, a multiple if it is small, at most ``longest`` pixels."""
-    picture = base(e, sample)
+    picture = base(e)
     if picture is None and not drawable(e):
         raise InputError("these scores have no grid, so they cannot be drawn as a picture; read e.scores")
     cells = e.grid or (int(e.scores.shape[1]), int(e.scores.shape[-1]))
@@ -102,9 +104,9 @@ def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> t
     return high, wide
 
 
-def unit_map(e: Explanation, sample: int, size: tuple[int, int]) -> Array:
+def unit_map(e: Explanation, size: tuple[int, int]) -> Array:
     """Return the scaled map at ``size``, -1 to 1 or 0 to 1; NaN where the model read nothing."""
-    placed, scale = array(e.placed(sample, size)), colours.scale_of(e, sample)
+    placed, scale = array(e.placed(0, size)), colours.scale_of(e)
     unit = scale.unit(placed) if scale.limit else np.where(np.isnan(placed), np.nan, 0.0)
     return unit.astype(np.float32)
 

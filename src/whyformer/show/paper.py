@@ -13,6 +13,7 @@ import numpy as np
 from whyformer.errors import InputError
 from whyformer.show import colours, painting
 from whyformer.show.typeface import families, printable
+from whyformer.show.words import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +62,7 @@ class Paper:
 
     def plain(self, e: Explanation, longest: int, x: float, y: float, wide: float, high: float) -> None:
         """Draw the picture of an explanation without its map, if it has a picture."""
-        picture = painting.plain(e, 0, longest)
+        picture = painting.plain(e, longest)
         if picture is not None:
             self.picture(picture, x, y, wide, high)
 
@@ -84,6 +85,16 @@ class Paper:
         corner = (x / self.width, 1 - (y + high) / self.height)
         size = (wide / self.width, high / self.height)
         self.figure.add_artist(Rectangle(corner, *size, linewidth=0, **options))
+
+    def legend(self, labels: tuple[str, str], x: float, y: float, wide: float) -> None:
+        """Write the meanings of the colours in these colours, the low end at the left, the high end at the right; of
+        colours without a sign (:func:`whyformer.show.words.legend_labels`) in the middle."""
+        against, favour = labels
+        if against:
+            self.write(against, x, y, 6.5, va="top", color=colours.code(colours.NEGATIVE))
+        at, side = (x + wide, "right") if against else (x + wide / 2, "center")
+        ink = colours.code(colours.POSITIVE if against else colours.MATTERED)
+        self.write(short(favour, int(wide * 21) - len(against)), at, y, 6.5, va="top", ha=side, color=ink)
 
     def bar(
         self,

@@ -11,6 +11,7 @@ from PIL import Image
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -55,13 +56,13 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
 # -- plain text --------------------------------------------------------------------------------------------------
 def plain(e: Explanation, top: int = 5) -> str:
-    """Return each sample as text: its top classes, then its strongest features with their scores, in order."""
+    """Return each sample as text: its top classes (if any), then its strongest features with scores, in order."""
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
         for part in by_input(sample):
             title = f"{heading(part)} ({visible(method_name(part))}):"
-            above = [] if is_further(part) else [*head, top_classes(part, top), ""]
+            above = [] if is_further(part) else [*head, *([top_classes(part, top), ""] if top else [])]
             parts.append("\n".join([*above, title, *_listing(part), *notes([part])]))
     return "\n\n".join(parts)
 
@@ -130,14 +131,14 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     shown: list[RenderableType] = []
     for part in sections(explanations, tolerance=_EXACT):
         if top and not is_further(part.first):
-            shown.append(Text(top_classes(part.first, top)))
-            shown += [Text(line, style="yellow") for line in input_notes([part.first])]
+            shown.append(Line(top_classes(part.first, top), ""))
+            shown += [Line(line, "yellow") for line in input_notes([part.first])]
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
             shown.append(Text())
         shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
         lines = remarks(part.explanations)
-        shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in lines]
+        shown += [Line(line, "yellow" if line.startswith("warning: ") else "dim") for line in lines]
         shown += [Text()] if lines else []
     return Group(*shown)
 
@@ -145,9 +146,10 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
 def _sentences(part: Section) -> Iterator[RenderableType]:
     """Yield the maps of a text: for each class the question, then the name of each method and its words."""
     for named, rows in part.columns:
-        yield _Line(heading(named))
+        yield Line(heading(named))
         for name, e in rows:
-            yield from (_Line(name, "dim"), _map(e), Text())
+            note = colours.scale_of(e).note
+            yield from (Line(name, "dim"), Text(f"({note})") if note else _Sentence(e), Text())
 
 
 @dataclass(frozen=True)
@@ -157,26 +159,69 @@ class _Pictures:
     part: Section
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        part, count = self.part, len(self.part.targets) + 1
-        picture = None if colourless(console) else base(part.first)
-        blocks: list[RenderableType] = [] if picture is None else [_Input(np.asarray(picture.convert("RGB")), count)]
+        part, count, coloured = self.part, len(self.part.targets) + 1, not colourless(console)
+        wide = min(console.width, max(24, min(40, console.width // count - 2)))  # cells of a picture
+        picture, blocks = base(part.first), list[RenderableType]()
+        if coloured and picture is not None:
+            blocks.append(Group(Text("Input\n", style="bold"), _Pixels(np.asarray(picture.convert("RGB")), wide)))
         for name, row in zip(part.methods, part.cells, strict=True):
-            maps = (e for e in row if e is not None)
-            blocks += [Group(_Line(heading(e)), _Line(name, "dim"), _map(e, count), Text()) for e in maps]
+            for e in (e for e in row if e is not None):
+                if note := colours.scale_of(e).note:
+                    shown: RenderableType = Text(f"({note})")
+                elif coloured and drawable(e):
+                    bar = _bar(*bar_labels(e), colours.ramp(colours.scale_of(e), 8))
+                    shown = Group(_Pixels(overlay(e, longest=640), wide), bar)
+                else:
+                    shown = _shades(e, options.max_width)
+                blocks.append(Group(Line(heading(e)), Line(name, "dim"), shown, Text()))
             yield Columns(blocks, padding=(0, 2))
             blocks = []
 
 
-def _map(e: Explanation, count: int = 1) -> RenderableType:
-    """Render the map of a sample: coloured words, or the map on one of ``count`` pictures in a row."""
-    if (note := colours.scale_of(e).note) is not None:
-        return Text(f"({note})")
-    return _Sentence(e) if e.level == "token" else _Blocks(e, count)
+@dataclass(frozen=True)
+class _Pixels:
+    """A picture ``[H, W, 3]`` as lines of ``wide`` cells of two pixels each, the upper as text colour."""
+
+    pixels: Any
+    wide: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        high = max(1, round(self.wide * self.pixels.shape[0] / self.pixels.shape[1] / 2))
+        resized = Image.fromarray(self.pixels).resize((self.wide, 2 * high), Image.Resampling.BOX)
+        small = np.asarray(resized).astype(int)
+        for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
+            line = Text(no_wrap=True)
+            for ink, background in zip(upper, lower, strict=True):
+                line.append("▀", style="rgb({},{},{}) ".format(*ink) + on_background(background))
+            yield line
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        wide = min(options.max_width, self.wide)
+        return Measurement(wide, wide)
+
+
+def _shades(e: Explanation, room: int) -> RenderableType:
+    """Return a map as shades, at most ``room`` cells wide, "-" before negative scores; list patches without a grid."""
+    if not drawable(e):
+        return Line("\n".join(_listing(e)), "")
+    cells = array(e.scores[0]).reshape(e.grid or e.scores.shape[-2:])
+    # two maps of pixels fit side by side in 80 columns
+    step = -(-cells.shape[1] // max(4, min(room // 2, 18 if e.level == "pixel" else 37)))
+    if step > 1:
+        cells = np.asarray(Image.fromarray(cells.astype(np.float32)).reduce(step))
+    scale = colours.scale(cells, signed=colours.scale_of(e).signed)
+    rows = [
+        "".join((("-" if v < 0 and round(abs(v) * 4) else "") + 2 * _SHADES[round(abs(v) * 4)])[:2] for v in row)
+        for row in scale.unit(cells).tolist()
+    ]
+    remark = f" (means of {step} x {step})" if step > 1 else ""
+    legend = Line(" to ".join(_legend(e, scale)) + remark, "dim")
+    return Constrain(Group(Line("\n".join(rows), ""), legend), max(28, 2 * cells.shape[1]))
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A line of a title, in ASCII for a console without Unicode."""
+class Line:
+    """A text in one style, in ASCII for a console without Unicode."""
 
     text: str
     style: str = "bold"
@@ -196,7 +241,7 @@ class _Sentence:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if colourless(console):
-            yield Text(_ascii("\n".join(_listing(self.e)), options))
+            yield Line("\n".join(_listing(self.e)), "")
             return
         pieces, rest = words(self.e)
         cut = truncated_parts(self.e)
@@ -219,84 +264,6 @@ class _Sentence:
         yield _bar(*_legend(self.e, scale), colours.ramp(scale, 13, words=True))
 
 
-@dataclass(frozen=True)
-class _Input:
-    """The picture ``[H, W, 3]`` without its map, one of ``count`` in a row."""
-
-    pixels: Any
-    count: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text("Input\n", style="bold")
-        yield from _half_blocks(self.pixels, _cells_wide(console, self.count))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        wide = min(options.max_width, _cells_wide(console, self.count))
-        return Measurement(wide, wide)
-
-
-def _cells_wide(console: Console, count: int) -> int:
-    """Return the width in cells of each of ``count`` pictures in a row: 24 to 40, as room permits."""
-    return min(console.width, max(24, min(40, console.width // count - 2)))
-
-
-def _half_blocks(pixels: Any, wide: int) -> Iterator[Text]:
-    """Yield a picture ``[H, W, 3]`` as lines of ``wide`` cells of two pixels each, the upper as text colour."""
-    high = max(1, round(wide * pixels.shape[0] / pixels.shape[1] / 2))
-    small = np.asarray(Image.fromarray(pixels).resize((wide, 2 * high), Image.Resampling.BOX)).astype(int)
-    for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
-        line = Text(no_wrap=True)
-        for ink, background in zip(upper, lower, strict=True):
-            line.append("▀", style="rgb({},{},{}) ".format(*ink) + on_background(background))
-        yield line
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """The map on its picture; shades on a console without colours, with "-" before negative scores."""
-
-    e: Explanation
-    count: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if drawable(self.e) and not colourless(console):
-            yield from _half_blocks(overlay(self.e, longest=640), _cells_wide(console, self.count))
-            yield _bar(*bar_labels(self.e), colours.ramp(colours.scale_of(self.e), 8))
-            return
-        cells, remark = self._cells(options.max_width // 2)
-        if cells is None:
-            yield Text(_ascii("\n".join(_listing(self.e)), options))
-            return
-        scale = colours.scale(cells, signed=colours.scale_of(self.e).signed)
-        for row in scale.unit(cells).tolist():
-            shades = (("-" if v < 0 and round(abs(v) * 4) else "") + 2 * _SHADES[round(abs(v) * 4)] for v in row)
-            yield Text(_ascii("".join(cell[:2] for cell in shades), options), no_wrap=True)
-        yield Text(" to ".join(_legend(self.e, scale)) + remark, style="dim")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        if drawable(self.e) and not colourless(console):
-            wide = _cells_wide(console, self.count)
-        else:
-            cells, _ = self._cells(options.max_width // 2)
-            wide = options.max_width if cells is None else max(28, 2 * cells.shape[1])
-        return Measurement(min(options.max_width, wide), min(options.max_width, wide))
-
-    def _cells(self, limit: int) -> tuple[np.ndarray[Any, Any] | None, str]:
-        """Return (the map in at most ``limit`` columns, a note on its cells); None for patches without a grid."""
-        scores = array(self.e.scores[0])
-        if not drawable(self.e):
-            return None, ""
-        if self.e.level == "patch":
-            scores = scores.reshape(self.e.grid or ())
-        # two maps of pixels fit side by side in 80 columns
-        limit = max(4, min(limit, 18 if self.e.level == "pixel" else 37))
-        step = -(-scores.shape[1] // limit)
-        if step == 1:
-            return scores, ""
-        means = Image.fromarray(scores.astype(np.float32)).reduce(step)
-        return np.asarray(means), f" (means of {step} x {step})"
-
-
 def _legend(e: Explanation, scale: colours.Scale) -> tuple[str, str]:
     """Return the score and the meaning at both ends of a scale."""
     (low, high), (against, favour) = scale.ends, legend_labels(e)
@@ -317,8 +284,8 @@ def on_background(colour: Sequence[int]) -> str:
 
 
 def colourless(console: Console) -> bool:
-    """Return True if the console shows no colours."""
-    return console.color_system is None or console.no_color
+    """Return True if the console shows no colours, or has no characters but ASCII to show them with."""
+    return console.color_system is None or console.no_color or console.options.ascii_only
 
 
 def _ascii(text: str, options: ConsoleOptions) -> str:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from whyformer.show import answers, colours
-from whyformer.show.terminal import colourless, fitted, on_background
-from whyformer.show.words import format_score, visible
+from whyformer.show.terminal import Line, colourless, fitted, on_background
+from whyformer.show.words import format_score, percent, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -56,8 +56,8 @@ def _name(g: Generation, step: int) -> str:
 def render(g: Generation) -> RenderableType:
     """Render the messages, the prompt coloured by its scores for the whole answer; then each step with its reasons."""
     talk = answers.conversation(g)
-    notes = map(Text, answers.remarks(talk.g))
-    return Group(Text(answers.source(talk.g), style="bold"), _Answer(talk), *notes)
+    notes = (Line(note, "") for note in answers.remarks(talk.g))
+    return Group(Line(answers.source(talk.g)), _Answer(talk), *notes)
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class _Answer:
             else:
                 self._write(text, message)
         if bare:
-            yield Text(text.plain)
+            yield Line(text.plain, "")
         else:
             yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
         parts = ["colours: the whole answer", talk.picture_note(None), talk.special_note(None)]
-        yield Text(" · ".join(part for part in parts if part), style="dim")
+        yield Line(" · ".join(part for part in parts if part), "dim")
 
     def _write(self, text: Text, message: Message) -> None:
         """Append the words of a message, those of the prompt on their colours."""
@@ -110,13 +110,13 @@ class _Answer:
             because = Text(f"{talk.picture_note(t)}  " if g.seen else "")
             for r in talk.reasons(t):
                 on = on_background(colours.background(r.unit, talk.signed))
-                because.append(r.text, style="" if bare else f"{colours.INK} {on}")
+                because.append(r.text, style=f"{colours.INK} {on}")
                 because.append(f" {format_score(r.score)}  ", style="dim")
-            cells = [Text(_name(g, t))]
+            cells: list[RenderableType] = [Line(_name(g, t), "")]
             if g.unit == "token":
                 else_ = "  ".join(f"{visible(name)} {100 * share:.0f} %" for name, share in answers.alternatives(g, t))
-                cells += [Text(f"{100 * g.probability(t):.1f} %"), Text(else_, style="dim")]
-            table.add_row(*cells, because)
+                cells += [percent(g.probability(t)), Line(else_, "dim")]
+            table.add_row(*cells, Line(because.plain, "") if bare else because)
         yield table
         if len(g) > _STEPS:
             yield Text(f"({_STEPS} of {len(g)} {g.unit}s shown)", style="dim")

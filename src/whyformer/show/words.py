@@ -1,4 +1,5 @@
-"""Text beside a map: words merged from tokens, names of methods and targets, notes; all of it safe to print."""
+"""Text beside the map of a single sample: words merged from tokens, names of methods and targets, notes; all of it safe
+to print."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,34 +84,34 @@ class TruncatedText:
     before: bool
 
 
-def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
-    """Return (words of a sample in order, text after the last word), with tokens merged into words.
+def words(e: Explanation) -> tuple[list[Word], str]:
+    """Return (words of a single sample in order, text after the last word), with tokens merged into words.
 
     Truncated text (:func:`truncated_parts`) and special tokens (:func:`special_tokens`) are left out. Without offsets
     or text each token is a word, and padding at the end is left out.
     """
-    scores = array(e.scores[sample])
-    unknown = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
-    tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
-    offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
+    scores = array(e.scores[0])
+    unknown = frozenset(e.features.unknown[0] if e.features.unknown is not None else ())
+    tokens = e.tokens[0] if e.tokens is not None else [str(i) for i in range(len(scores))]
+    offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[0]
     if not len(tokens) == len(offsets) == len(scores):
         raise InputError(f"{len(tokens)} tokens, {len(offsets)} offsets and {len(scores)} scores do not fit together")
-    scale = colours.scale_of(e, sample)
+    scale = colours.scale_of(e)
 
     def word(text: str, places: list[int], gap: str) -> Word:
         parts, score = tuple((tokens[i], float(scores[i])) for i in places), float(unit_scores(scores, [places])[0])
         unit = float(scale.unit(np.array(score)))
         return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not unknown.isdisjoint(places))
 
-    groups = shown_groups(e.features, len(scores), sample)
+    groups = shown_groups(e.features, len(scores), 0)
     if e.offsets is None or e.texts is None:
         while groups and tokens[at := groups[-1][2][0]] in _PADDING and scores[at] == 0:
             groups.pop()
         return _without_runs([word(tokens[p[0]], p, " " if i else "") for i, (_, _, p) in enumerate(groups)]), ""
-    text, merged = e.texts[sample], []
-    cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
+    text, merged = e.texts[0], []
+    cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[0]
     for begin, end, places in groups:
-        merged.append(word(text[begin:end], places, _gap(e, sample, cursor, begin)))
+        merged.append(word(text[begin:end], places, _gap(e, cursor, begin)))
         cursor = end
     return _without_runs(merged), text[cursor:stop]
 
@@ -128,33 +130,33 @@ def _without_runs(shown: list[Word]) -> list[Word]:
     return merged
 
 
-def _gap(e: Explanation, sample: int, begin: int, end: int) -> str:
+def _gap(e: Explanation, begin: int, end: int) -> str:
     """Return the text between two words, with the length of a truncated part in its place."""
     assert e.texts is not None
-    text, gap = e.texts[sample], ""
-    for a, b in [] if e.features.skipped is None else e.features.skipped[sample]:
+    text, gap = e.texts[0], ""
+    for a, b in [] if e.features.skipped is None else e.features.skipped[0]:
         if begin <= a and b <= end:
             gap, begin = f"{gap}{text[begin:a]} [{counted(text[a:b], text)} {_UNREAD}]", b
     return gap + text[begin:end]
 
 
-def special_tokens(e: Explanation, sample: int = 0) -> Word | None:
+def special_tokens(e: Explanation) -> Word | None:
     """Return special tokens, and others outside of words (line breaks), as one word; None if their scores are 0.
 
     Its text is their share of Σ |score|, ``special tokens 12 %``, and its score their sum: with the scores of all
     words it adds up to the sum over all tokens. The share is left out if the scores include a 1 for the token at which
     the target is read (:attr:`whyformer.methods.registry.Method.identity`).
     """
-    scores = array(e.scores[sample])
-    in_words = {i for _, _, places in shown_groups(e.features, len(scores), sample) for i in places}
+    scores = array(e.scores[0])
+    in_words = {i for _, _, places in shown_groups(e.features, len(scores), 0) for i in places}
     places = [i for i in range(len(scores)) if i not in in_words and scores[i]]
     if e.level != "token" or not places:
         return None
-    special = frozenset(e.special[sample] if e.special is not None else ())
+    special = frozenset(e.special[0] if e.special is not None else ())
     name = "special tokens" if special.issuperset(places) else "tokens outside of words"
     share = float(np.abs(scores[places]).sum() / np.abs(scores).sum())
     text = share_of(name, share, e.diagnostics.get("identity") is True)
-    names = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
+    names = e.tokens[0] if e.tokens is not None else [str(i) for i in range(len(scores))]
     parts = tuple((names[i], float(scores[i])) for i in places)
     return Word(text, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
 
@@ -164,11 +166,11 @@ def share_of(name: str, share: float, left_out: bool = False) -> str:
     return f"{name} left out" if left_out else f"{name} {100 * share:.0f} %" if share >= 0.01 else f"{name} < 1 %"
 
 
-def truncated_parts(e: Explanation, sample: int = 0) -> list[TruncatedText]:
+def truncated_parts(e: Explanation) -> list[TruncatedText]:
     """Return the parts of a text that the model did not read; they have no score, not a score of 0."""
     if e.texts is None or e.features.extent is None:
         return []
-    text, (begin, end) = e.texts[sample], e.features.extent[sample]
+    text, (begin, end) = e.texts[0], e.features.extent[0]
     parts = unread_parts(text, begin, end)
     return [TruncatedText(p, f"{counted(p, text)} {_UNREAD}", text[:begin] == p) for p in parts]
 
@@ -320,16 +322,16 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
     return [visible(line) for line in dict.fromkeys(lines)]
 
 
-def target_name(e: Explanation, sample: int = 0) -> str:
+def target_name(e: Explanation) -> str:
     """Return the name of the target: of its class, "class 7" without a label, "any class" for class-agnostic maps."""
     if agnostic(e):
         return "any output" if e.numeric else "any class"
-    index = int(e.target[sample])
-    name = e.target_names[sample] if e.target_names is not None else e.label(index)
+    index = int(e.target[0])
+    name = e.target_names[0] if e.target_names is not None else e.label(index)
     return visible(f"class {name}" if name == str(index) and index not in (e.labels or {}) else name)
 
 
-def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
+def values(e: Explanation) -> list[tuple[str, float]]:
     """Return (name, value) of each output of a regression model; empty for a classifier.
 
     The output that is explained has the target's name.
@@ -337,15 +339,29 @@ def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
     if not e.numeric:
         return []
     names = {i: e.label(i) for i in range(e.logits.shape[-1])}
-    if e.target_names is not None and int(e.target[sample]) in names:
-        names[int(e.target[sample])] = e.target_names[sample]
-    return [(visible(name), float(e.logits[sample, i])) for i, name in names.items()]
+    if e.target_names is not None and int(e.target[0]) in names:
+        names[int(e.target[0])] = e.target_names[0]
+    return [(visible(name), float(e.logits[0, i])) for i, name in names.items()]
 
 
-def value(e: Explanation, sample: int = 0) -> float | None:
+def predictions(e: Explanation, k: int = 5) -> list[tuple[str, str, float | None]]:
+    """Return (name, formatted number, probability) of the k likeliest classes, or of the first k outputs of a
+    regression, which have no probability."""
+    if e.numeric:
+        return [(name, format_score(number), None) for name, number in values(e)[:k]]
+    best = [(visible(name), share) for _, name, _, share in e.top(0, k)]
+    return [(name, percent(share), share) for name, share in best if share is not None]
+
+
+def value(e: Explanation) -> float | None:
     """Return the output that is explained; None for a class, and for a target that is not an output of the model."""
-    index = int(e.target[sample])
-    return float(e.logits[sample, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
+    index = int(e.target[0])
+    return float(e.logits[0, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
+
+
+def model_title(name: str) -> str:
+    """Return the name of a model in a file that others may read: of the path of a folder its last part."""
+    return visible(Path(name).name if Path(name).is_absolute() else name)
 
 
 def measured_target(e: Explanation, figures: Mapping[str, Any]) -> str:
@@ -355,24 +371,24 @@ def measured_target(e: Explanation, figures: Mapping[str, Any]) -> str:
     return e.target_names[0]
 
 
-def probability(e: Explanation, sample: int = 0) -> float | None:
+def probability(e: Explanation) -> float | None:
     """Return the probability of the target's class; None for targets that are not a class and class-agnostic maps."""
-    index = int(e.target[sample])
-    named = e.target_names is None or e.target_names[sample] == e.label(index)
-    return e.probability(index, sample) if named and not agnostic(e) else None
+    index = int(e.target[0])
+    named = e.target_names is None or e.target_names[0] == e.label(index)
+    return e.probability(index) if named and not agnostic(e) else None
 
 
-def heading(e: Explanation, sample: int = 0, limit: int | None = None) -> str:
+def heading(e: Explanation, limit: int | None = None) -> str:
     """Return the question that a map answers with the probability of the class, ``Why “tabby”? 83.1 %``, or the
     value of an output, ``Why “the output”? 0.339``. For a class-agnostic map return ``any class``.
 
     Args:
         limit: largest number of characters; the name is cut, never the number.
     """
-    share, number = probability(e, sample), None if agnostic(e) else value(e, sample)
+    share, number = probability(e), None if agnostic(e) else value(e)
     after = "" if number is None else f" {format_score(number)}"
-    after = after if share is None else f" {100 * share:.1f} %"
-    name = target_name(e, sample)
+    after = after if share is None else f" {percent(share)}"
+    name = target_name(e)
     if agnostic(e):
         return name if limit is None else short(name, limit)
     return f"Why “{name if limit is None else short(name, max(4, limit - len('Why “”?' + after)))}”?{after}"
@@ -381,6 +397,11 @@ def heading(e: Explanation, sample: int = 0, limit: int | None = None) -> str:
 def short(text: str, limit: int) -> str:
     """Cut text to at most ``limit`` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def percent(share: float) -> str:
+    """Format a share (0 to 1), ``83.1 %``."""
+    return f"{100 * share:.1f} %"
 
 
 def format_score(number: float) -> str:

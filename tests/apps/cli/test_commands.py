@@ -102,6 +102,15 @@ def test_help_shows_a_type_only_beside_options_that_take_a_value():
     assert any("--top" in line and "<int" in line for line in CliRunner().invoke(cli.app, ["explain", "--help"]).stdout.splitlines())
 
 
+@pytest.mark.parametrize("command", ["explain", "compare", "generate", "run", "maximize", "benchmark"])
+def test_help_breaks_lines_at_the_width_of_the_terminal_alone(command):
+    """A paragraph of the description is one line on a wide terminal; arguments have one pair of brackets."""
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "600"}).stdout
+    usage, *lines = [line.strip() for line in shown.split("╭")[0].splitlines() if line.strip()]
+    assert "[[" not in usage and "...}" not in usage
+    assert all(line.endswith(".") for line in lines), lines
+
+
 def test_package_runs_as_module():
     for arguments, status in (["--version"], 0), (["explain", "x", "--nonsense"], 2):
         completed = subprocess.run([sys.executable, "-m", "whyformer", *arguments], capture_output=True, text=True, timeout=HANG)

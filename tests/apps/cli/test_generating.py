@@ -182,6 +182,9 @@ def test_film_strip_has_a_map_for_each_word() -> None:
     assert "attnlrp · log-probability of each token" in content
     assert "orange: for the word, blue: against it; each map scaled by its own largest score" in content
     assert encode(film(g), "svg").startswith(b"<?xml")
+    for columns in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="columns must be an integer of at least 1"):
+            film(g, columns)
     assert "[picture] what is on the left" in str(g)
     assert re.search(r"' 3' .* picture \d+ % \(most at x \d+, y \d+\)", str(g))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import wave
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,27 @@ def test_several_inputs_and_folders_are_explained(tmp_path):
     Image.open(files[0]).verify()
 
 
+@pytest.mark.parametrize("names", [
+    ["a/x.png", "b/x.png", "x-2.png"], ["a b.png", "a_b.png"], [f"{'long' * 10}-{i}.png" for i in range(3)], ["X.png", "x.png"],
+])  # fmt: skip
+def test_inputs_with_similar_names_do_not_overwrite_each_other(tmp_path, names):
+    files = [tmp_path / name for name in names]
+    for number, file in enumerate(files):
+        file.parent.mkdir(exist_ok=True)
+        Image.new("L", (112, 112), 60 * number).save(file)
+    out = tmp_path / "out"
+    invoke("explain", *map(str, files), "-m", "bundled:digits", "--method", "raw_attention", "--format", "json", "-o", str(out))
+    written = [json.loads(path.read_text())["input"] for path in out.iterdir()]
+    assert sorted(written) == sorted(file.name for file in files)
+
+
 def test_several_arguments_that_are_not_files_are_refused(tmp_path):
     assert "quote a sentence" in invoke("explain", "A", "charming", "film", status=2).stderr
     assert "is a folder that holds no picture" in invoke("explain", str(tmp_path), status=2).stderr
+    sound = tmp_path / "beep.wav"
+    with wave.open(str(sound), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(8000))
+    result = invoke("explain", str(sound), PICTURE, "-m", "bundled:digits", "--format", "none", status=3)
+    assert "left out" in result.stderr and "this is a sound" in result.stderr
     assert "Did you mean 'gae'" in invoke("explain", PICTURE, PICTURE, "--method", "gea", status=2).stderr

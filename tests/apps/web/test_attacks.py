@@ -19,9 +19,8 @@ from apps.web.visitor import SENTENCE
 from waiting import HANG
 from whyformer.apps.web import gate, server, visitor_session
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.limits import PageLimits
+from whyformer.apps.web.limits import PageLimits, has_room
 from whyformer.apps.web.running import USER
-from whyformer.apps.web.uploads import has_room
 from whyformer.apps.web.visitor_session import Stopped, VisitorSession
 from whyformer.errors import InputError
 from whyformer.explaining import open_model

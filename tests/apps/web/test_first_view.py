@@ -12,8 +12,7 @@ from apps.web.visitor import PICTURES, SENTENCE, Visitor
 from whyformer.apps.web import examples, opening
 from whyformer.apps.web.examples import START_MODEL, STORED_MODEL
 from whyformer.apps.web.handlers import offered
-from whyformer.apps.web.limits import Catalogue
-from whyformer.apps.web.uploads import has_room
+from whyformer.apps.web.limits import Catalogue, has_room
 from whyformer.errors import LoadError
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find

@@ -7,7 +7,7 @@ are fast.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -36,27 +36,23 @@ _EXAMPLES = (
 )
 
 
-def _without_type(parameters: Iterable[Any]) -> list[Any]:
-    """Remove the type that the help shows beside a flag: a flag takes no value."""
-    parameters = list(parameters)
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-class Command(TyperCommand):
-    """A command whose help shows the type of each option except flags."""
+class _UntypedFlags:
+    """The help of a command shows the type of each option except flags, which take no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-class Commands(TyperGroup):
+class Command(_UntypedFlags, TyperCommand):
+    """A command."""
+
+
+class Commands(_UntypedFlags, TyperGroup):
     """The commands. ``explain`` with an option that has moved to ``generate`` calls that command."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from whyformer.prepared import Prepared
 
 _More = Annotated[list[str] | None, typer.Argument(
-    metavar="[MORE]...", help="Further pictures, .txt files or folders."
+    metavar="MORE", help="Further pictures, .wav and .txt files, or folders."
 )]
 _Methods = Annotated[str | None, Option(
     metavar="NAMES", autocompletion=completion.methods,
@@ -117,7 +117,7 @@ def explain(
     """Explain a prediction: print the likeliest classes and the map of each target, and write files.
 
     By default, the file is a PNG for a picture and HTML for a text; several classes are drawn side by side.
-    Several inputs, or a folder of pictures and .txt files, are explained one after the other. Answers of
+    Several inputs, or a folder of pictures, .wav and .txt files, are explained one after the other. Answers of
     language models have a separate command, generate.
     """
     from whyformer.comparing import read_methods
@@ -177,40 +177,44 @@ def _files_in(source: str, more: Sequence[str]) -> list[str] | None:
     """Return the files, and the files in folders sorted by name; None for a single input that is no folder.
 
     Raises:
-        InputError: a folder holds no picture and no text, or one of several inputs is no file.
+        InputError: a folder holds no input, or one of several inputs is no such file.
     """
     if not more and not os.path.isdir(source):  # False too for what is longer than any name, or has a NUL in it
         return None
     from whyformer.inputs.pictures import SUFFIXES
 
-    files: list[str] = []
+    kinds, files = (*SUFFIXES, ".wav", ".txt"), list[str]()
     for name in (source, *more):
         path = Path(name)
         if os.path.isdir(name):
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in (*SUFFIXES, ".txt") and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in kinds and p.is_file())
             if not inside:
-                raise InputError(f"{name} is a folder that holds no picture and no .txt file")
+                raise InputError(f"{name} is a folder that holds no picture, no .wav and no .txt file")
             files += map(str, inside)
-        elif path.suffix.lower() in (*SUFFIXES, ".txt"):
+        elif path.suffix.lower() in kinds:
             files.append(name)
         else:
-            raise InputError(f"several inputs are files or folders, and '{name[:60]}' is neither; quote a sentence")
+            raise InputError(
+                f"several inputs are folders, pictures, .wav or .txt files; '{name[:60]}' is none (quote a sentence)"
+            )
     return files
 
 
 def _explain_files(request: Request, files: Sequence[str]) -> None:
     """Explain each file. A file that cannot be read or explained is reported and skipped (status 3)."""
     from whyformer.inputs.argument import read_argument
+    from whyformer.show.files import slug
 
-    taken: Counter[str] = Counter()
+    taken: set[str] = set()
     failed = 0
     for file in files:
         try:
             argument = read_argument(file)
-            taken[argument.name] += 1
-            if taken[argument.name] > 1:  # files of one name in different folders
-                argument = replace(argument, name=f"{argument.name[:30]}-{taken[argument.name]}")
-            _explain_input(request, argument)
+            stem = slug(argument.name[:40])  # names of output files begin so; those of several inputs may agree in it
+            names = itertools.chain([stem], (f"{stem[:34]}-{number}" for number in itertools.count(2)))
+            name = next(name for name in names if name.casefold() not in taken)
+            taken.add(name.casefold())
+            _explain_input(request, replace(argument, name=name))
         except WhyformerError as error:
             failed += 1
             request.printer.note(f"left out: {file}: {one_line(error)}")

@@ -15,7 +15,7 @@ from whyformer.explanation.versions import record
 from whyformer.options import Options
 
 _Units = Annotated[list[str], Argument(
-    metavar="UNIT...",
+    metavar="UNIT",
     help='One or more of: a class (index or name), "module.path:neuron", "module.path:token:neuron".'
 )]
 _Recipe = Annotated[str, Option(

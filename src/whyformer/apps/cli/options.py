@@ -10,6 +10,7 @@ import ast
 import contextlib
 import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from whyformer.errors import InputError
 from whyformer.options import WORDS, Options, kind_of
 
 # -- inputs, models and files --------------------------------------------------------------------------------------
-_SOURCE = "A picture file, a .txt file, a sentence, or - for standard input."
+_SOURCE = "A picture, .wav or .txt file, a sentence, or - for standard input."
 _MODEL = "A hub id, a local folder or a bundled model (bundled:sst2, bundled:digits, bundled:reader)."
 _DEFAULT = "Default: the predicted class."
 
@@ -174,7 +175,8 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
                     values[group] = kind(**{name: values.pop(name) for name in names})
                 function(**values)
 
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        run.__name__ = function.__name__
+        run.__doc__ = re.sub(r"(\S)\n(\S)", r"\1 \2", inspect.getdoc(function) or "")  # the help keeps line breaks
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 

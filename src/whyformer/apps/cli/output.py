@@ -13,7 +13,7 @@ from whyformer.apps.report.writing import WrittenReport
 from whyformer.auditing import Audit
 from whyformer.baselines import names_for
 from whyformer.explanation.geometry import Geometry
-from whyformer.explanation.schemas import ExplanationSchema, GenerationSchema
+from whyformer.explanation.schemas import BenchmarkSchema, ExplanationSchema, GenerationSchema
 from whyformer.jobs.costs import Cost
 
 
@@ -212,58 +212,10 @@ class MethodsOutput(_Command):
     methods: list[MethodsMethod]
 
 
-class BenchmarkCount(BaseModel):
-    """Numbers of samples of one configuration, by outcome."""
-
-    scored: int
-    failed: int
-    constant: int
-    nan: int
-
-
-class BenchmarkTable(BaseModel):
-    """A table without its figures."""
-
-    table: str
-    title: str
-    corner: str = _required("Heading of the column of row names.")
-    rows: list[str]
-    columns: list[str]
-    digits: int = _required("Number of digits after the decimal point.")
-    note: str
-
-
-class BenchmarkFigure(BaseModel):
-    """A cell of a table."""
-
-    table: str
-    row: str
-    column: str
-    measured: float | None
-    low: float | None = _required("Lower end of the 95 % interval.")
-    high: float | None = _required("Upper end of this interval.")
-    samples: int
-    published: float | None
-
-
-class BenchmarkCurve(BaseModel):
-    """The points of a curve."""
-
-    x: list[float | None]
-    y: list[float | None]
-
-
-class BenchmarkOutput(_Command):
+class BenchmarkOutput(BenchmarkSchema, _Command):
     """The figures of a benchmark, as in report.json, and the counts of the run."""
 
     command: Literal["benchmark"]
-    benchmark: str = _required("Name of the benchmark.")
-    conventions: dict[str, Any] = _required("Every convention that the figures depend on, in words.")
-    counts: dict[str, BenchmarkCount] = _required("Configuration -> number of samples.")
-    remarks: list[str] = _required("Remarks on the results.")
-    tables: list[BenchmarkTable] = _required("The tables without their figures.")
-    figures: list[BenchmarkFigure] = _required("One for each cell of a table.")
-    curves: dict[str, dict[str, BenchmarkCurve]] = _required("Panel -> name of the curve -> points.")
     extra: dict[str, Any] = _required("Further results of this benchmark.")
     measured: int = _required("Samples x configurations measured in this run.")
     resumed: int = _required("Number taken from an earlier run.")

@@ -16,6 +16,7 @@ from whyformer.auditing import Audit
 from whyformer.explanation.features import Features
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.schemas import BenchmarkCounts, BenchmarkFigure, BenchmarkTable
 from whyformer.jobs.costs import Cost
 
 _DESCRIBED: dict[type, tuple[type, ...]] = {
@@ -26,6 +27,8 @@ _DESCRIBED: dict[type, tuple[type, ...]] = {
     output.RunCost: (Cost,),
 }
 """Results whose docstrings describe the keys of an output."""
+_WHOLE = (output.ExplanationOutput, BenchmarkCounts, BenchmarkFigure, BenchmarkTable)
+"""Outputs whose keys are always printed, also those that may be missing in files."""
 _SOMETIMES = ("classes", "normalizer", "parts")
 """Keys of an explanation that may be missing."""
 
@@ -44,7 +47,7 @@ class _Schema(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         kind, made = schema["cls"], super().model_schema(schema)
-        return _described(made, _DESCRIBED.get(kind, ()), all_keys=kind is output.ExplanationOutput)
+        return _described(made, _DESCRIBED.get(kind, ()), all_keys=kind in _WHOLE)
 
 
 def _attributes(result: type) -> dict[str, str]:

@@ -11,11 +11,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.models import title
 from whyformer.apps.report.pictures import drawing
 from whyformer.explanation.schemas import BenchmarkSchema, checked
 from whyformer.show.html import render
-from whyformer.show.words import format_score
+from whyformer.show.words import format_score, model_title
 
 FILES = ("table.md", "table.csv", "curves.png", "records.jsonl")
 """Files of a benchmark beside its report.json."""
@@ -59,7 +58,7 @@ def section(
     model, versions = (str(conventions.get(key, "")) for key in ("model", "versions"))
     html = render(
         "report/benchmark.html", kind=kind, file=file, conventions=conventions, tables=tables, remarks=remarks,
-        model=title(model), written=_written, kinds=_COUNTS,
+        model=model_title(model), written=_written, kinds=_COUNTS,
         **{"name": kind, "counts": {}, "curves": None, "pictures": [], "errors": [], **facts},
     )  # fmt: skip
     return BenchmarkSection(Markup(html), model, versions, kind)
@@ -84,7 +83,7 @@ def read_benchmark(path: Path, file: str, facts: Mapping[str, Any]) -> Benchmark
         lines = dict.fromkeys(line for panel in report.curves.values() for line in panel)
         drawn["curves"] = {"picture": drawing(curves.read_bytes()), "panels": list(report.curves), "lines": list(lines)}
     errors = _errors(records) if in_folder and records.is_file() else []
-    incomplete = any(count.get(kind) for count in report.counts.values() for kind in _COUNTS[1:])
+    incomplete = any(count.failed or count.constant or count.nan for count in report.counts.values())
     return section(
         "benchmark", file, report.conventions, tables, report.remarks,
         name=report.benchmark, counts=report.counts if incomplete else {}, errors=errors, **drawn,

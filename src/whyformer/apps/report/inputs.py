@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.models import title
 from whyformer.show.layout import input_of, method_names
-from whyformer.show.words import format_score, short, target_name, trust_figures
+from whyformer.show.words import format_score, model_title, short, target_name, trust_figures
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +39,7 @@ class SavedMap:
     @property
     def model(self) -> str:
         """Name of the model."""
-        return title(self.e.model or "unnamed model")
+        return model_title(self.e.model or "unnamed model")
 
     @property
     def diagnostics(self) -> str:

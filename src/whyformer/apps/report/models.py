@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whyformer.show.words import visible
+from whyformer.show.words import model_title
 
 if TYPE_CHECKING:
     from whyformer.apps.report.benchmarks import BenchmarkSection
@@ -38,11 +37,6 @@ class Model:
     maps: int = 0
 
 
-def title(name: str) -> str:
-    """Return the name of a model in a report that others may read: the last part of a folder's path."""
-    return visible(Path(name).name if Path(name).is_absolute() else name)
-
-
 def models(
     saved: Sequence[SavedMap], benchmarks: Sequence[BenchmarkSection], answers: Sequence[SavedAnswer] = ()
 ) -> list[Model]:
@@ -50,7 +44,7 @@ def models(
     by_name: dict[str, Model] = {}
 
     def of(name: str | None) -> Model | None:
-        return by_name.setdefault(name, Model(title(name))) if name else None
+        return by_name.setdefault(name, Model(model_title(name))) if name else None
 
     for saved_map in saved:
         if (model := of(saved_map.e.model)) is not None:

@@ -36,7 +36,7 @@ from whyformer.targets import class_index
 Entered = Mapping[str, Any]
 """Values of :data:`~whyformer.apps.web.page_input.CONTROLS` by name, as a browser sent them."""
 Updates = dict[str, Any]
-"""New values of components by their names in ``page.toml``; other components do not change."""
+"""New values of components by their names in :mod:`.page`; other components do not change."""
 
 
 @dataclass(frozen=True)

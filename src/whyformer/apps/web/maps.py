@@ -63,7 +63,7 @@ def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) 
     """Return the drawn map and the values of its cells for the page's script."""
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid or values.shape
-    high, wide = painting.drawn_size(e, 0, PIXELS)
+    high, wide = painting.drawn_size(e, PIXELS)
     # the key is made of the scores, so that equal maps are drawn once in a session
     key = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, dict(look)])
     return {

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import isgeneratorfunction
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar
 
 import gradio as gr
@@ -19,7 +17,6 @@ from whyformer.apps.web import opening
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.examples import ABOUT, STORED_MODEL
 from whyformer.apps.web.handlers import Handlers, Updates
-from whyformer.apps.web.limits import Catalogue
 from whyformer.apps.web.messages import piece
 from whyformer.apps.web.page_input import CONTROLS
 from whyformer.apps.web.visitor_session import VisitorSession
@@ -28,7 +25,6 @@ from whyformer.methods import list_methods
 from whyformer.show.html import asset, render
 from whyformer.show.typeface import PAGES
 
-_PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
 # the typeface is part of the style sheet and code is set in a font of the system, so that no font is fetched
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
 # the number of the input and the settings, which are plain form fields, are sent as the last values of each request
@@ -46,62 +42,97 @@ _RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "atten
 """The components that show an explanation."""
 
 
-def _part(name: str, **more: Any) -> Any:
-    """Return a component with the arguments in ``page.toml``."""
-    arguments = _PARTS[name] | more
-    return getattr(gr, arguments.pop("component"))(elem_id=f"wf-{name}", **arguments)
-
-
 def _components(handlers: Handlers) -> dict[str, Any]:
-    """Lay out the components with the stored example, and return them by name."""
+    """Lay out the components with the stored example, and return them by name; their ids are "wf-" and the name."""
     first = VisitorSession()
     start = opening.stored(handlers, first)
-    parts: dict[str, Any] = {}
-
-    def add(*names: str, **more: Any) -> None:
-        for name in names:
-            new = start.get(name, {})
-            arguments = dict(new) if isinstance(new, dict) else {"value": new}
-            arguments.pop("__type__", None)
-            parts[name] = _part(name, **arguments | more)
-
-    parts["session"] = gr.State(first, time_to_live=4 * 3600, delete_callback=VisitorSession.forget)
+    parts: dict[str, Any] = {"session": gr.State(first, time_to_live=4 * 3600, delete_callback=VisitorSession.forget)}
     parts["decided"] = gr.State(False)
+
+    def add(name: str, component: type[Any] = gr.HTML, *values: Any, **arguments: Any) -> Any:
+        shown = start.get(name, {})
+        shown = {k: v for k, v in shown.items() if k != "__type__"} if isinstance(shown, dict) else {"value": shown}
+        parts[name] = component(*values, **arguments | shown, elem_id=f"wf-{name}")
+        return parts[name]
+
     gr.HTML(piece("head"))
     with gr.Row(elem_classes="wf-page"):
-        with _part("ask"):
-            add("kind", "picture", "sentence", "pair", "chat", "truncate", "examples")
+        with gr.Column(scale=4, min_width=300, elem_id="wf-ask"):
+            _add_input(add)
             with gr.Row(elem_classes="wf-go"):
-                add("explain", "cancel")
-            add("status", "progress", "says")
-            add("model", **_models(handlers.catalogue))
-            add("methods", "classes")
-            add("length", maximum=handlers.limits.tokens)
-            add("accordion")
-            with parts["accordion"]:
-                add("form", "checkpoint")
-        with _part("answer"):
-            add("board", "looks")
-            with parts["looks"]:
-                add("style", "opacity", "keep")
-            add("block", "attended", "more")
-            with parts["more"]:
-                gr.HTML(piece("heading", words="How faithful is it?"), elem_id="wf-faithful")
-                add("trust")
-                gr.HTML(piece("heading", words="Save"))
-                with gr.Row():
-                    parts |= {f"save-{k}": gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
-                add("code")
-    add("file", "word", "address", "number", "settings")
+                add("explain", gr.Button, "Explain", variant="primary", min_width=120)
+                add("cancel", gr.Button, "Cancel", min_width=90)
+            add("status")
+            add("progress")
+            add("says", js_on_load=_on_click(".wf-class", "classes: window.whyformerToggle(one)"))
+            _add_choices(add, handlers)
+        with gr.Column(scale=8, min_width=300, elem_id="wf-answer"):
+            _add_results(add)
+    # values for scripts and handlers alone
+    hidden = {"file": gr.JSON, "word": gr.Number, "address": gr.Textbox, "number": gr.Number, "settings": gr.Textbox}
+    for name, component in hidden.items():
+        add(name, component, visible=False)
     return parts
 
 
-def _models(catalogue: Catalogue) -> dict[str, Any]:
-    """Return arguments of the list of models: the names in the catalogue, and hub ids if it accepts them."""
-    ids = [STORED_MODEL] if catalogue.hub else []
-    choices = [(f"{name} ({ABOUT[name]})" if name in ABOUT else name, name) for name in [*catalogue.names(), *ids]]
-    about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if catalogue.hub else "")
-    return {"choices": choices, "info": about, "allow_custom_value": catalogue.hub}
+def _on_click(selector: str, sent: str) -> str:
+    """Return a script that triggers the event ``click`` of a component for clicks on elements in its HTML."""
+    return (
+        "element.addEventListener('click', (event) => {"
+        f"const one = event.target.closest('{selector}'); if (one) trigger('click', {{{sent}}});}});"
+    )
+
+
+def _add_input(add: Callable[..., Any]) -> None:
+    """Add the fields of the input."""
+    kinds = [("a picture", "image"), ("a sentence", "text"), ("an answer", "answer")]
+    add("kind", gr.Radio, kinds, value="image", label="Explain")
+    add("picture", gr.Image, sources=["upload", "clipboard"], label="Picture", height=200, buttons=[])
+    add("sentence", gr.Textbox, label="Sentence", lines=3, max_lines=12, visible=False)
+    hint = "such as the context of a question, or a hypothesis"
+    label = "Second text, for a model that reads two"
+    add("pair", gr.Textbox, label=label, placeholder=hint, lines=1, max_lines=12, visible=False)
+    add("chat", gr.Checkbox, label="Send as a message (the tokenizer's chat template)", visible=False)
+    add("truncate", gr.Checkbox, label="Cut off text that is too long for the model", visible=False)
+    add("examples", js_on_load=_on_click(".wf-example", "example: Number(one.dataset.example)"))
+
+
+def _add_choices(add: Callable[..., Any], handlers: Handlers) -> None:
+    """Add the choices of models, methods, classes and settings."""
+    catalogue = handlers.catalogue
+    names = [*catalogue.names(), *([STORED_MODEL] if catalogue.hub else [])]
+    about = "bundled, or a folder of --model-dir" + (", or a hub id: owner/name" if catalogue.hub else "")
+    choices = [(f"{name} ({ABOUT[name]})" if name in ABOUT else name, name) for name in names]
+    add("model", gr.Dropdown, choices, label="Model", info=about, allow_custom_value=catalogue.hub)
+    add("methods", gr.Dropdown, multiselect=True, label="Methods")
+    about = "type to search; without a choice, the likeliest one"
+    add("classes", gr.Dropdown, multiselect=True, label="Classes", info=about)
+    label, most = "Tokens of the answer, at most", handlers.limits.tokens
+    add("length", gr.Slider, 1, most, value=16, step=1, label=label, buttons=[], visible=False)
+    with add("accordion", gr.Accordion, "Settings", open=False):
+        add("form", js_on_load="element.addEventListener('change', () => trigger('input'));")
+        add("checkpoint", gr.Checkbox, label="Use less memory: compute each block again (checkpoint)")
+
+
+def _add_results(add: Callable[..., Any]) -> None:
+    """Add the maps, what changes their look, and what is shown about them."""
+    add("board", js_on_load=_on_click(".wf-word", "word: Number(one.dataset.word)"))
+    with add("looks", gr.Row, visible=False):
+        styles = [("colours", "colours"), ("with contours", "contours"), ("only what matters", "kept")]
+        add("style", gr.Radio, styles, value="colours", label="Show", scale=2)
+        add("opacity", gr.Slider, 0, 1, value=1.0, step=0.05, label="Opacity of the map", buttons=[])
+        add("keep", gr.Slider, 0.05, 1, value=0.2, step=0.05, label="Share shown", buttons=[], visible=False)
+    mean = [("mean of all blocks", "mean")]
+    add("block", gr.Dropdown, mean, value="mean", label="Attention in", visible=False)
+    add("attended")
+    with add("more", gr.Column, visible=False):
+        gr.HTML(piece("heading", words="How faithful is it?"), elem_id="wf-faithful")
+        add("trust")
+        gr.HTML(piece("heading", words="Save"))
+        with gr.Row():
+            for kind in KINDS:
+                add(f"save-{kind}", gr.Button, kind.upper(), size="sm")
+        add("code")
 
 
 def build(handlers: Handlers) -> gr.Blocks:

@@ -22,8 +22,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from whyformer.apps.http import server
 from whyformer.apps.web.gate import PageGate
 from whyformer.apps.web.handlers import Handlers
+from whyformer.apps.web.limits import has_room
 from whyformer.apps.web.page import build, look
-from whyformer.apps.web.uploads import has_room
 from whyformer.errors import LoadError
 
 USER = "whyformer"

@@ -8,15 +8,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 import whyformer
-from whyformer.apps.web.sizes import memory_of
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.forwards import activated
@@ -177,6 +178,38 @@ class VisitorSession:
     def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Watch:
         """Return a progress bar for the work that runs, which also ends it."""
         return Watch(self.stop, progress, seconds)
+
+
+def memory_of(value: Any) -> dict[int, int]:
+    """Return the bytes of each tensor, array, picture and text in a value, by identity, so that two values that share
+    memory share an entry. Models are not counted: all sessions share them."""
+    sizes: dict[int, int] = {}
+    _add(value, sizes)
+    return sizes
+
+
+def _add(value: Any, sizes: dict[int, int]) -> None:
+    if id(value) in sizes or value is None or isinstance(value, nn.Module | type | int | float):
+        return
+    if isinstance(value, Tensor):
+        sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return
+    sizes[id(value)] = 0
+    if isinstance(value, np.ndarray):
+        sizes[id(value)] = value.nbytes
+    elif isinstance(value, Image.Image):
+        sizes[id(value)] = value.width * value.height * len(value.getbands())
+    elif isinstance(value, str | bytes):
+        sizes[id(value)] = len(value)
+    elif is_dataclass(value):
+        for field in fields(value):
+            _add(getattr(value, field.name), sizes)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _add(item, sizes)
+    elif isinstance(value, Iterable) and hasattr(value, "__len__"):
+        for item in value:
+            _add(item, sizes)
 
 
 class Watch:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.errors import check_count
 from whyformer.evaluation.case import Case
-from whyformer.evaluation.registry import Array, check_count, metric, perturbation
+from whyformer.evaluation.registry import Array, metric, perturbation
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The nine steps of the published curves; :func:`curve_fractions` adds the clean point 0."""

@@ -89,7 +89,7 @@ def digest(script: str) -> Markup:
 
 def plain(e: Explanation) -> Markup | None:
     """Return the address of the picture without its map."""
-    picture = painting.plain(e, 0, PIXELS)
+    picture = painting.plain(e, PIXELS)
     return None if picture is None else data_uri(painting.encoded(picture))
 
 
@@ -146,8 +146,8 @@ _FUNCTIONS = (
     asset, colours.background, colours.code, colours.legend, colours.scale_of, curves, digest, direction, faces,
     gradient, layout.format_settings, minimap, overlaid, painting.base, painting.drawable, plain, variables,
     words.agnostic, words.format_score, words.heading, words.input_notes, words.is_further, words.legend_labels,
-    words.measured_target, words.method_name, words.method_notes, words.opposites, words.probability,
-    words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value, words.values,
+    words.measured_target, words.method_name, words.method_notes, words.opposites, words.percent, words.predictions,
+    words.probability, words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value,
     words.warnings_of, words.words,
 )  # fmt: skip
 

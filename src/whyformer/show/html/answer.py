@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from whyformer.show import answers, colours, grid, html, painting, paper
-from whyformer.show.words import short
+from whyformer.show.words import model_title, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,13 +70,8 @@ def _facts(whole: Generation, mark: str | None = None, *, titled: bool = True) -
         "g": g, "talk": talk, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_source": answers.source,
         "one_line": answers.one_line, "alternatives": answers.alternatives, "answer_remarks": answers.remarks,
         "signed": talk.signed, "pictures": _pictures(talk),
-        "background": _background, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
+        "background": _background, "model": model_title(g.model or ""), "long": len(g.pieces) > _COLOURED,
     }  # fmt: skip
-
-
-def _name(model: str) -> str:
-    """Return the last part of a folder's path: a page should not show paths."""
-    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | str, str, Markup, str]]]]:
@@ -94,7 +88,7 @@ def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | 
             choice = WHOLE if t is None else g.start + t
             label = _WHOLE_NAME if t is None else answers.one_line(g.pieces[g.start + t])
             maps.append((choice, label, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e)))
-        plain = painting.plain(first, 0, _LONGEST)
+        plain = painting.plain(first, _LONGEST)
         pictures.append((None if plain is None else _compressed(np.asarray(plain.convert("RGB"))), maps))
     return pictures
 
