@@ -23,6 +23,8 @@ _HISTORY = {"name_or_path", "vocab_file", "merges_file", "files_loaded", "init_i
 _CACHED = type(functools.cache(len))
 # globals of a function that are not read: classes, modules, and functions of other modules
 _FIXED = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType)
+# libraries whose code is not read, so that files can be used with another version of them
+_LIBRARIES = {"builtins", "transformers", "tokenizers", "timm", "torchvision", "torch", "numpy", "PIL"}
 _MOST_VALUES, _MOST_PARTS = 1_000_000, 1_000_000  # of an array; of a processor
 
 
@@ -33,7 +35,8 @@ class _UnknownError(Exception):
 def settings_of(processor: Any) -> str | None:
     """Return a digest of everything that a processor's output depends on: its attributes, the code of its class, and
     for functions their code, closures and the global constants and functions that they use; of a tokenizer also its
-    vocabulary. Two processors with equal digests give equal outputs, in other processes too.
+    vocabulary. Two processors with equal digests give equal outputs with the same version of their library, in other
+    processes too.
 
     None if this is unknown, such as for a processor that holds a random generator, a network or an open file.
     """
@@ -106,17 +109,20 @@ class _Reading:
             vocabulary = _digest(sorted(part.get_vocab().items()))
             values = {name: value for name, value in values.items() if name not in _HISTORY}
         attributes = tuple(sorted((name, self.of(value)) for name, value in values.items()))
-        kinds = type(part).__mro__
+        kinds = [kind for kind in type(part).__mro__ if not _is_of_library(kind)]
         shared = [(n, self.of(v)) for kind in kinds for n, v in vars(kind).items() if isinstance(v, _PLAIN)]
         runs = [f for n in ("__call__", "forward") if isinstance(f := getattr(type(part), n, None), types.FunctionType)]
         return self.of(type(part)), vocabulary, attributes, tuple(shared), tuple(map(self.of, runs))
 
     def _function(self, function: types.FunctionType) -> Any:
-        """Return the code of a function, its closure, defaults, and the globals that it uses."""
+        """Return the code of a function, its closure, defaults, and the globals that it uses; for a function of a
+        library, its name, closure and defaults."""
         try:
             enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
         except ValueError as error:  # an empty cell
             raise _UnknownError from error
+        if _is_of_library(function):
+            return _name(function), *map(self.of, (enclosed, function.__defaults__, function.__kwdefaults__))
         used = [_uncached(function.__globals__[n]) for n in sorted(_names(function.__code__) & {*function.__globals__})]
         used = [v for v in used if not isinstance(v, _FIXED) or getattr(v, "__globals__", 0) is function.__globals__]
         parts = (enclosed, function.__defaults__, function.__kwdefaults__, used)
@@ -125,6 +131,10 @@ class _Reading:
 
 def _name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_of_library(part: Any) -> bool:
+    return str(part.__module__).partition(".")[0] in _LIBRARIES
 
 
 def _uncached(value: Any) -> Any:
@@ -160,8 +170,9 @@ def _state(part: Any) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _code_of_class(kind: type) -> str:
-    """Return a digest of the code of the functions of a class and its bases."""
-    members = [(n, getattr(m, "__func__", getattr(m, "fget", m))) for b in kind.__mro__ for n, m in vars(b).items()]
+    """Return a digest of the code of the functions of a class and its bases, without those of libraries."""
+    bases = (base for base in kind.__mro__ if not _is_of_library(base))
+    members = [(n, getattr(m, "__func__", getattr(m, "fget", m))) for b in bases for n, m in vars(b).items()]
     return _digest([(name, _code(f.__code__)) for name, f in members if isinstance(f, types.FunctionType)])
 
 
