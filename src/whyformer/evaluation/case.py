@@ -18,7 +18,7 @@ from whyformer.evaluation.forwards import activated
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import Removal, content_of, logits_without, removal
+from whyformer.inputs.removal import Removal, content_of, logits_without, removal, values_of
 from whyformer.prepared import Prepared
 from whyformer.targets import Resolver, Target
 
@@ -109,6 +109,11 @@ class Case:
     def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
         """Return the probability, or value, ``[F]`` of the target in the outputs of :meth:`run`."""
         return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
+
+    def explained(self, sample: int, logits: Array) -> Array:
+        """Return the explained target ``[F]``, such as a logit or a contrast, for logits ``[F, C]`` of one sample."""
+        clean, rows = torch.from_numpy(self.logits), torch.from_numpy(logits)
+        return values_of(self.ready.task(self.resolver).resolve(clean), rows, [sample] * len(rows), clean).numpy()
 
 
 def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:
