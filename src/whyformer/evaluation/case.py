@@ -37,6 +37,7 @@ class Case:
         content: ``[B, N]`` True at tokens that are neither special nor padding, for text; None for pictures.
         batch_size: perturbed samples in one forward pass.
         resolver: resolves the row of the model's output that ``logits`` are, and the target in it.
+        choice: ``[B]`` for multiple choice, the text of each sample that the scores belong to.
         explanation: the explanations that the scores belong to, if they are from this library.
         forwards: number of perturbed samples evaluated so far.
     """
@@ -48,6 +49,7 @@ class Case:
     content: NDArray[np.bool_] | None
     batch_size: int
     resolver: Resolver
+    choice: Tensor | None = None
     explanation: Explanation | Sequence[Explanation] | None = None
     forwards: int = field(default=0)
     _removals: dict[str | int, Removal] = field(default_factory=dict, repr=False)
@@ -97,7 +99,8 @@ class Case:
         """Return the logits ``[F, C]`` of one sample without the :meth:`features` that are True in ``masks [F, n]``."""
         task = self.ready.task(self.resolver, "removing features")
         if baseline not in self._removals:
-            self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
+            patch = 1 if self.image else None
+            self._removals[baseline] = removal(task, baseline, patch=patch, blur=BLUR, choice=self.choice)
         removed = self._removals[baseline]
         indices = np.arange(removed.features.shape[1])
         indices = indices if self.content is None else indices[self.content[sample]]
@@ -122,8 +125,8 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     Args:
         ready: the model and its prepared inputs.
         explanation: an explanation, or scores: for pictures ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over
-            channels) or ``[B, P]`` patches of a square grid; for text ``[B, N]``. A missing batch axis is added for a
-            single sample.
+            channels) or ``[B, P]`` patches of a square grid; for text ``[B, N]``, for multiple choice those of the text
+            that the target is about. A missing batch axis is added for a single sample.
         target: the target, see :func:`read_target`.
         batch_size: perturbed samples in one forward pass.
 
@@ -139,10 +142,15 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     scores = torch.as_tensor(np.asarray(raw.detach().cpu() if isinstance(raw, Tensor) else raw, dtype=np.float64))
     if not bool(torch.isfinite(scores).all()):
         raise InputError("the scores hold NaN or infinity, so they cannot be evaluated")
-    scores = _picture(scores, inputs) if image else _text(scores, inputs)
-    content = None if image else content_of(inputs).numpy()
     resolver = ready.resolver(read_target(target, known_explanation))
     logits = ready.task(resolver).forward()
+    choice = None
+    if inputs.choices:
+        scored = ready.resolver(read_target(None if known_explanation else target, known_explanation))
+        choice = ready.task(scored).value_index(logits).cpu()
+    text = ... if choice is None else (torch.arange(inputs.batch), choice)
+    scores = _picture(scores, inputs) if image else _text(scores, inputs, text)
+    content = None if image else content_of(inputs)[text].numpy()
     chosen = resolver.indices(logits)
     if int(chosen.min()) < 0:
         raise InputError("evaluate measures the probability of a class: the target must be a class, not a function")
@@ -150,7 +158,7 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
         last = logits.shape[1] - 1
         raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
     classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
-    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, known_explanation)
+    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
@@ -172,16 +180,16 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     return resize(scores, size)
 
 
-def _text(scores: Tensor, inputs: Inputs) -> Tensor:
-    expected = inputs.extent[:2]
+def _text(scores: Tensor, inputs: Inputs, text: Any) -> Tensor:
+    expected = (inputs.batch, inputs.extent[-1])
     scores = scores[None] if scores.dim() == 1 and expected[0] == 1 else scores
     if tuple(scores.shape) != expected:
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {expected[0]} texts of {expected[1]} tokens: pass one "
             f"score for each token, special tokens included"
         )
-    if inputs.mask is not None and inputs.mask.shape == scores.shape:
-        scores = scores.masked_fill(~inputs.mask.cpu(), 0)
+    if inputs.mask is not None and inputs.mask[text].shape == scores.shape:
+        scores = scores.masked_fill(~inputs.mask[text].cpu(), 0)
     return scores
 
 
