@@ -232,3 +232,13 @@ def test_order_of_classes_needs_two_classes(metric: str) -> None:
         return
     with pytest.raises(InputError, match="single class"):
         whyformer.evaluate(model, inputs, scores, metric, baseline=2)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (16, 64), (40, 16)])
+def test_patches_of_any_grid_equal_their_map(size: tuple[int, int]) -> None:
+    """Patches of 8 pixels; 2 rows of 8 are as many as 4 rows of 4."""
+    rows, columns = size[0] // 8, size[1] // 8
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * size[0] * size[1], 3)).eval()
+    pictures, scores = torch.randn(2, 3, *size), torch.randn(2, rows * columns)
+    flat, as_map = (evaluate(model, pictures, s, "deletion").values for s in (scores, scores.view(2, rows, columns)))
+    assert flat == pytest.approx(as_map)

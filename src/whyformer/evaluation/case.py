@@ -125,7 +125,7 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     Args:
         ready: the model and its prepared inputs.
         explanation: an explanation, or scores: for pictures ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over
-            channels) or ``[B, P]`` patches of a square grid; for text ``[B, N]``, for multiple choice those of the text
+            channels) or ``[B, P]`` square patches; for text ``[B, N]``, for multiple choice those of the text
             that the target is about. A missing batch axis is added for a single sample.
         target: the target, see :func:`read_target`.
         batch_size: perturbed samples in one forward pass.
@@ -167,15 +167,16 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     batch = inputs.batch
     if scores.dim() == 4:
         scores = scores.sum(1)
-    side = round(scores.shape[-1] ** 0.5)
-    if scores.dim() == 2 and scores.shape != size and scores.shape == (batch, side * side):
-        scores = scores.reshape(batch, side, side)
+    rows = max(1, round((scores.shape[-1] * size[0] / size[1]) ** 0.5))
+    columns = scores.shape[-1] // rows
+    if scores.shape == (batch, rows * columns) and scores.shape != size and rows * size[1] == columns * size[0]:
+        scores = scores.reshape(batch, rows, columns)
     if scores.dim() == 2 and batch == 1:
         scores = scores[None]
     if scores.dim() != 3 or scores.shape[0] != batch:
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {batch} pictures of {size[0]}×{size[1]} pixels: "
-            f"pass [B, H, W] or [B, patches]"
+            f"pass [B, H, W], or [B, patches] of square patches"
         )
     return resize(scores, size)
 
