@@ -210,7 +210,7 @@ def test_constant_output_is_no_end_function() -> None:
 
 def test_end_function_before_reshape_or_in_a_dict() -> None:
     expected = explain(Model(classes=1), pictures(), "attnlrp", 0)
-    ends = (lambda z: z.sigmoid().squeeze(-1), lambda z: z.squeeze(-1).sigmoid(), lambda z: {"logits": z.sigmoid()})
+    ends = (lambda z: z.sigmoid().squeeze(-1), lambda z: z.sigmoid()[:, 0], lambda z: z.squeeze(-1).sigmoid(), lambda z: {"logits": z.sigmoid()})
     for end in ends:
         actual = explain(Model(end, classes=1), pictures(), "attnlrp", 0)
         torch.testing.assert_close(actual.scores, expected.scores)

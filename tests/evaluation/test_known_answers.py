@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import whyformer
 import zoo
 from whyformer.errors import InputError
 from whyformer.evaluation import METRICS, evaluate
@@ -98,7 +99,8 @@ class AdditiveModel(nn.Module):
 def tokenizer() -> Any:
     """Token 0 is the mask and the unknown token."""
     return SimpleNamespace(
-        convert_ids_to_tokens=lambda ids: [str(i) for i in ids], mask_token_id=0, unk_token_id=0, pad_token_id=None, cls_token_id=None
+        convert_ids_to_tokens=lambda ids: [str(i) for i in ids], mask_token_id=0, unk_token_id=0, pad_token_id=None, cls_token_id=None,
+        vocab_size=8,
     )
 
 
@@ -154,6 +156,34 @@ def test_curves_by_hand() -> None:
     assert curve("sufficiency") == pytest.approx([191 - ALONE[k] for k in (1, 1, 1, 1, 4)])
     # 28 steps of 7 features: every count four times, and the last one once
     assert curve("deletion")[::4] == pytest.approx(WITHOUT)
+
+
+TARGETS = ["Logit(1)", "Contrast(1, 0)", "Probability(1)", "LogProbability(1)"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_are_compared_with_the_explained_target(target: str) -> None:
+    """The second sample is shorter."""
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [2, 7, 4, 0, 0, 0, 0]])
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    e = whyformer.explain(AdditiveModel().eval(), inputs, "occlusion", target, tokenizer(), baseline=0)
+    log_p = e.logits.double().log_softmax(-1)
+    values = {"Logit(1)": e.logits[:, 1], "Contrast(1, 0)": e.logits[:, 1] - e.logits[:, 0], "Probability(1)": log_p[:, 1].exp()}
+    value = values.get(target, log_p[:, 1]).double()
+    single_tokens = {"share": 0.1, "scale": False, "baseline": 0}
+    result = evaluate(AdditiveModel().eval(), inputs, e, "infidelity", tokenizer(), **single_tokens)
+    assert result.values == pytest.approx([0, 0], abs=1e-12)
+    result = evaluate(AdditiveModel().eval(), inputs, e, "conservation", tokenizer())
+    assert result.values == pytest.approx(((e.scores.double().sum(1) - value) / value).abs().numpy())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution"])
+def test_conservation_of_relevance_that_starts_from_derivatives(method: str, target: str) -> None:
+    model, inputs = zoo.build("bert")
+    settings = {"rule": "shared"} if method == "lrp" else {}
+    e = whyformer.explain(model, inputs, method, target, **settings)
+    assert (evaluate(model, inputs, e, "conservation").values <= np.array(e.diagnostics["conservation"]["error"]) + 1e-9).all()
 
 
 # -- deletion ------------------------------------------------------------------------------------------------------

@@ -205,7 +205,8 @@ def test_conservation_fit_requires_one_sum_and_one_output_per_sample(sums: list[
     ("diagnostics", "expected"),
     [
         ({"conservation": {"sum": [7.0]}, "completeness": {"sum": [5.0]}}, (7.0, "all features")),
-        ({"conservation": {"blocks": {"1": [9.0], "0": [3.0]}, "start": [2.0]}}, (6.0, "input of block 0")),
+        ({"conservation": {"blocks": {"1": [9.0], "0": [3.0]}, "start": [2.0], "scale": [2.0]}}, (6.0, "input of block 0")),
+        ({"conservation": {"blocks": {"0": [-0.5]}, "start": [0.0], "scale": [2.0]}}, (3.0, "input of block 0")),
         ({"completeness": {"sum": [5.0]}}, (5.0, "all features")),
         ({}, (3.0, "scored features")),
     ],
@@ -213,4 +214,4 @@ def test_conservation_fit_requires_one_sum_and_one_output_per_sample(sums: list[
 def test_relevance_sum_by_available_diagnostics(diagnostics: dict[str, Any], expected: tuple[float, str]) -> None:
     scores, logits = torch.tensor([[1.0, 2]]), torch.tensor([[-1.0, 4]])
     result = Explanation(scores, "token", "lrp", {}, torch.tensor([1]), logits, diagnostics=diagnostics)
-    assert relevance_sum(result) == expected
+    assert relevance_sum(result, 4.0) == expected

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 import whyformer
 import zoo
@@ -184,3 +185,60 @@ def test_deprecated_substrate_argument_is_accepted(vit) -> None:
 def test_every_metric_has_a_summary_and_a_direction() -> None:
     assert [m.name for m in list_metrics()] == sorted(METRICS)
     assert all(m.summary and m.better in ("higher", "lower") for m in list_metrics())
+
+
+class SumOfWeights(torch.nn.Module):
+    """One logit for each text, or for each sample: the sum of the weights of its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Embedding.from_pretrained(torch.randn(30, 1, generator=torch.Generator().manual_seed(0)).double())
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        total = (self.weights(input_ids)[..., 0] * attention_mask).sum(-1)
+        return total if total.dim() == 2 else total[:, None]
+
+
+@pytest.mark.parametrize("target", ["Logit([1, 2])", "Contrast([2, 0], 1)"])
+@pytest.mark.parametrize("followed", [None, 0])
+def test_metric_of_multiple_choice_equals_a_reference_loop(target: str, followed: int | None) -> None:
+    """Tokens of the explained text are replaced, whichever choice's probability is measured."""
+    ids = torch.randint(3, 30, (2, 3, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[:, 1:, 4:] = mask[1, 0, 3:] = 0
+    model, inputs = SumOfWeights().eval(), {"input_ids": ids, "attention_mask": mask}
+    e = whyformer.explain(model, inputs, "occlusion", target, baseline=2)
+    result = whyformer.evaluate(model, inputs, e, "comprehensiveness", baseline=2, target=followed)
+    explained = [1, 2] if target.startswith("Logit") else [2, 0]
+    for i, text in enumerate(explained):
+        measured, n, drops = text if followed is None else followed, int(mask[i, text].sum()), []
+        for share in (0.01, 0.05, 0.1, 0.2, 0.5):
+            changed = ids[i : i + 1].clone()
+            changed[0, text, e.scores[i, :n].argsort(descending=True)[: max(1, round(share * n))]] = 2
+            p, q = (model(x, mask[i : i + 1]).softmax(-1)[0, measured] for x in (ids[i : i + 1], changed))
+            drops.append(float(p - q))
+        assert result.values[i] == pytest.approx(np.mean(drops))
+    assert whyformer.trust(e, model, inputs, baseline=2).curves.shape == (2, 11)
+
+
+@pytest.mark.parametrize("metric", ["positive", "negative", "deletion"])
+def test_order_of_classes_needs_two_classes(metric: str) -> None:
+    model = SumOfWeights().eval()
+    model.config = PretrainedConfig(problem_type="multi_label_classification", id2label={0: "spam"})
+    ids = torch.tensor([[5, 8, 6, 11]])
+    inputs, scores = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.randn(1, 4)
+    if metric == "deletion":
+        assert 0 < whyformer.evaluate(model, inputs, scores, metric, baseline=2).value < 1
+        return
+    with pytest.raises(InputError, match="single class"):
+        whyformer.evaluate(model, inputs, scores, metric, baseline=2)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (16, 64), (40, 16)])
+def test_patches_of_any_grid_equal_their_map(size: tuple[int, int]) -> None:
+    """Patches of 8 pixels; 2 rows of 8 are as many as 4 rows of 4."""
+    rows, columns = size[0] // 8, size[1] // 8
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * size[0] * size[1], 3)).eval()
+    pictures, scores = torch.randn(2, 3, *size), torch.randn(2, rows * columns)
+    flat, as_map = (evaluate(model, pictures, s, "deletion").values for s in (scores, scores.view(2, rows, columns)))
+    assert flat == pytest.approx(as_map)

@@ -261,6 +261,19 @@ def test_aggregation_layer_ignores_start_layer_and_applies_discard_ratio(method:
         assert int((pruned > 0).sum()) < int((single.scores > 0).sum())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fusion", ["mean", "max"])
+def test_padding_does_not_count_among_discarded_entries(weighted: bool, fusion: str) -> None:
+    model, inputs = ZOO["bert"]()
+    settings = {"gradient_weighted": weighted, "head_fusion": fusion, "discard_ratio": 0.7}
+    batch = whyformer.explain(model, inputs, "rollout", [1, 3], **settings).scores
+    length = int(inputs["attention_mask"][1].sum())
+    alone = {name: values[1:, :length] for name, values in inputs.items()}
+    single = whyformer.explain(model, alone, "rollout", 3, **settings).scores
+    assert length < batch.shape[1]
+    torch.testing.assert_close(batch[1:, :length], single)
+
+
 def test_normalised_excess_of_zero_row_is_identity() -> None:
     relevance = torch.tensor([[1.0, 0.0], [0.5, 1.5]])
     torch.testing.assert_close(normalised_excess(relevance), torch.tensor([[1.0, 0.0], [0.5, 1.5]]))

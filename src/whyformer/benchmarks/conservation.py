@@ -18,19 +18,19 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     for c in configurations:
         explanations = batch.explanations(c, batch.predicted) if c.kind == "method" else None
         for i, sample in enumerate(batch.samples):
-            random_logit = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
-            result = _summed(explanations[i]) if explanations else {"sum": float(random_logit), "source": "drawn"}
-            logit = {"logit": float(batch.logits[i].max())}
-            yield sample.id, c, result if isinstance(result, Exclusion) else {**result, **logit}
+            logit, random = float(batch.logits[i].max()), generator_for(sample.id, batch.study.seed)
+            drawn = {"sum": float(random.choice(batch.logits[i])), "source": "drawn"}
+            result = _summed(explanations[i], logit) if explanations else drawn
+            yield sample.id, c, result if isinstance(result, Exclusion) else {**result, "logit": logit}
 
 
-def _summed(explanation: Explanation | Exclusion) -> Values | Exclusion:
+def _summed(explanation: Explanation | Exclusion, logit: float) -> Values | Exclusion:
     if isinstance(explanation, Exclusion):
         return explanation
     checked = usable(explanation.scores[0].double().numpy())
     if isinstance(checked, Exclusion):
         return checked
-    total, source = relevance_sum(explanation)
+    total, source = relevance_sum(explanation, logit)
     return {"sum": total, "source": source}
 
 

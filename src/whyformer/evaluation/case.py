@@ -18,7 +18,7 @@ from whyformer.evaluation.forwards import activated
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import Removal, content_of, logits_without, removal
+from whyformer.inputs.removal import Removal, content_of, logits_without, removal, values_of
 from whyformer.prepared import Prepared
 from whyformer.targets import Resolver, Target
 
@@ -37,6 +37,7 @@ class Case:
         content: ``[B, N]`` True at tokens that are neither special nor padding, for text; None for pictures.
         batch_size: perturbed samples in one forward pass.
         resolver: resolves the row of the model's output that ``logits`` are, and the target in it.
+        choice: ``[B]`` for multiple choice, the text of each sample that the scores belong to.
         explanation: the explanations that the scores belong to, if they are from this library.
         forwards: number of perturbed samples evaluated so far.
     """
@@ -48,6 +49,7 @@ class Case:
     content: NDArray[np.bool_] | None
     batch_size: int
     resolver: Resolver
+    choice: Tensor | None = None
     explanation: Explanation | Sequence[Explanation] | None = None
     forwards: int = field(default=0)
     _removals: dict[str | int, Removal] = field(default_factory=dict, repr=False)
@@ -97,7 +99,8 @@ class Case:
         """Return the logits ``[F, C]`` of one sample without the :meth:`features` that are True in ``masks [F, n]``."""
         task = self.ready.task(self.resolver, "removing features")
         if baseline not in self._removals:
-            self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
+            patch = 1 if self.image else None
+            self._removals[baseline] = removal(task, baseline, patch=patch, blur=BLUR, choice=self.choice)
         removed = self._removals[baseline]
         indices = np.arange(removed.features.shape[1])
         indices = indices if self.content is None else indices[self.content[sample]]
@@ -110,6 +113,11 @@ class Case:
         """Return the probability, or value, ``[F]`` of the target in the outputs of :meth:`run`."""
         return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
 
+    def explained(self, sample: int, logits: Array) -> Array:
+        """Return the explained target ``[F]``, such as a logit or a contrast, for logits ``[F, C]`` of one sample."""
+        clean, rows = torch.from_numpy(self.logits), torch.from_numpy(logits)
+        return values_of(self.ready.task(self.resolver).resolve(clean), rows, [sample] * len(rows), clean).numpy()
+
 
 def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:
     """Check that scores fit the inputs, and convert them to a score for each pixel or token.
@@ -117,8 +125,8 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     Args:
         ready: the model and its prepared inputs.
         explanation: an explanation, or scores: for pictures ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over
-            channels) or ``[B, P]`` patches of a square grid; for text ``[B, N]``. A missing batch axis is added for a
-            single sample.
+            channels) or ``[B, P]`` square patches; for text ``[B, N]``, for multiple choice those of the text
+            that the target is about. A missing batch axis is added for a single sample.
         target: the target, see :func:`read_target`.
         batch_size: perturbed samples in one forward pass.
 
@@ -134,10 +142,15 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     scores = torch.as_tensor(np.asarray(raw.detach().cpu() if isinstance(raw, Tensor) else raw, dtype=np.float64))
     if not bool(torch.isfinite(scores).all()):
         raise InputError("the scores hold NaN or infinity, so they cannot be evaluated")
-    scores = _picture(scores, inputs) if image else _text(scores, inputs)
-    content = None if image else content_of(inputs).numpy()
     resolver = ready.resolver(read_target(target, known_explanation))
     logits = ready.task(resolver).forward()
+    choice = None
+    if inputs.choices:
+        scored = ready.resolver(read_target(None if known_explanation else target, known_explanation))
+        choice = ready.task(scored).value_index(logits).cpu()
+    text = ... if choice is None else (torch.arange(inputs.batch), choice)
+    scores = _picture(scores, inputs) if image else _text(scores, inputs, text)
+    content = None if image else content_of(inputs)[text].numpy()
     chosen = resolver.indices(logits)
     if int(chosen.min()) < 0:
         raise InputError("evaluate measures the probability of a class: the target must be a class, not a function")
@@ -145,7 +158,7 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
         last = logits.shape[1] - 1
         raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
     classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
-    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, known_explanation)
+    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
@@ -154,29 +167,30 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     batch = inputs.batch
     if scores.dim() == 4:
         scores = scores.sum(1)
-    side = round(scores.shape[-1] ** 0.5)
-    if scores.dim() == 2 and scores.shape != size and scores.shape == (batch, side * side):
-        scores = scores.reshape(batch, side, side)
+    rows = max(1, round((scores.shape[-1] * size[0] / size[1]) ** 0.5))
+    columns = scores.shape[-1] // rows
+    if scores.shape == (batch, rows * columns) and scores.shape != size and rows * size[1] == columns * size[0]:
+        scores = scores.reshape(batch, rows, columns)
     if scores.dim() == 2 and batch == 1:
         scores = scores[None]
     if scores.dim() != 3 or scores.shape[0] != batch:
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {batch} pictures of {size[0]}×{size[1]} pixels: "
-            f"pass [B, H, W] or [B, patches]"
+            f"pass [B, H, W], or [B, patches] of square patches"
         )
     return resize(scores, size)
 
 
-def _text(scores: Tensor, inputs: Inputs) -> Tensor:
-    expected = inputs.extent[:2]
+def _text(scores: Tensor, inputs: Inputs, text: Any) -> Tensor:
+    expected = (inputs.batch, inputs.extent[-1])
     scores = scores[None] if scores.dim() == 1 and expected[0] == 1 else scores
     if tuple(scores.shape) != expected:
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {expected[0]} texts of {expected[1]} tokens: pass one "
             f"score for each token, special tokens included"
         )
-    if inputs.mask is not None and inputs.mask.shape == scores.shape:
-        scores = scores.masked_fill(~inputs.mask.cpu(), 0)
+    if inputs.mask is not None and inputs.mask[text].shape == scores.shape:
+        scores = scores.masked_fill(~inputs.mask[text].cpu(), 0)
     return scores
 
 

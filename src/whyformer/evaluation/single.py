@@ -74,7 +74,8 @@ def evaluate(
     Args:
         model, inputs, processor: as for :func:`whyformer.explain`.
         explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: for pictures ``[B, H, W]`` (any
-            size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; for text ``[B, N]`` with special tokens.
+            size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]`` of square patches; for text ``[B, N]`` with
+            special tokens, for multiple choice those of the text that the target is about.
         metric: a name from :func:`whyformer.evaluation.registry.list_metrics`.
         target: class (index or name) whose probability is measured; by default the explained class, or the predicted
             class if scores are passed. For regression models and targets that are values, the value is measured.

@@ -37,9 +37,8 @@ class Balance:
 
     def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
         """Return ``conservation``, and ``precision`` if set: per sample, the relevance at the start and at each block,
-        and ``error``, the largest |ΣR_block / ΣR_start − 1|.
-
-        For a target whose start sums to 0 (a contrast), differences are relative to Σ|R_start| instead.
+        and ``error``, the largest |ΣR_block − ΣR_start| / ``scale``. The scale is |ΣR_start|, or Σ|R_start| for a
+        target whose start sums to 0 (a contrast).
 
         Args:
             promised: whether the rules conserve relevance by definition.
@@ -51,6 +50,7 @@ class Balance:
         worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)
         figure = {
             "start": total.tolist(),
+            "scale": scale.tolist(),
             "blocks": {str(b): s.tolist() for b, s in sums.items()},
             **({"error": worst.tolist()} if self.is_checked else {}),
             "promised": promised and self.is_checked,

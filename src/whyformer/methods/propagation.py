@@ -46,8 +46,8 @@ def lrp(
             Transformer Attribution (one denominator, normalised add); "alpha_beta", "epsilon", "gamma": that rule in
             linear layers with the plain add rule.
         alpha: α of "shared" and "alpha_beta" (β = α − 1).
-        epsilon: ε of "epsilon", with the sign of the denominator.
-        gamma: γ of "gamma".
+        epsilon: ε of "epsilon", with the sign of the denominator, which includes the bias.
+        gamma: γ of "gamma": products z = w x with the sign of their sum count as (1 + γ) z, also in the denominator.
 
     Under the plain add rule, single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """

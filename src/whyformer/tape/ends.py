@@ -42,9 +42,12 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
 
     A sigmoid that consists of several calls is recognized by repeating them on other numbers.
     """
-    copies = RESHAPES | {"_to_copy"}
+    copies = RESHAPES | {"_to_copy", "select"}
     while (call := tape.maker.get(output)) is not None and call.name in copies and len(call.operands) == 1:
-        output = call.operands[0]
+        before = call.operands[0]
+        if tape.shapes[before].numel() != tape.shapes[output].numel():  # it selects some of the values
+            break
+        output = before
     if call is None or KINDS.get(call.name) == "linear":
         return None
     roots = [r for n in sorted(tape.inputs) for r in roots_of(tape, n)]

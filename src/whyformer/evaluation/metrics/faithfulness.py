@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.errors import check_count
+from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import Case
 from whyformer.evaluation.registry import Array, metric, perturbation
 
@@ -96,6 +96,11 @@ def accuracy_auc(fractions: ArrayLike, correct: ArrayLike) -> NDArray[np.float64
 
 def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tuple[Array, Array]:
     """Top-1 accuracy against ``label`` (the explained class by default) with 10–90 % removed."""
+    if case.logits.shape[1] == 1:
+        raise InputError(
+            "the model has a single class, which is always its first: use deletion, insertion, aopc or log_odds, which "
+            "measure the probability"
+        )
     truth = case.target if label is None else np.broadcast_to(np.asarray(label), (len(case),))
     rows = []
     for i in range(len(case)):

@@ -32,11 +32,11 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
     Args:
         scores: ``[N]`` scores R.
         removed: ``[S, N]`` True where a feature is removed.
-        drops: ``[S]`` decrease of the logit f(x) − f(x without S).
+        drops: ``[S]`` decrease of the target f(x) − f(x without S).
         scale: fit β by least squares, as the paper does for methods of arbitrary scale; otherwise β = 1.
 
     Returns:
-        The infidelity; NaN if no removal changes the logit.
+        The infidelity; NaN if no removal changes the target.
     """
     sums = np.asarray(removed, dtype=np.float64) @ np.asarray(scores, dtype=np.float64).reshape(-1)
     observed = np.asarray(drops, dtype=np.float64)
@@ -48,16 +48,16 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
 
 
 @metric(
-    "infidelity", "squared error of the removed scores' sum against the change of the logit, scaled",
+    "infidelity", "squared error of the removed scores' sum against the change of the explained target, scaled",
     better="lower", baselines=("black", "unk"), subsets=50, share=0.2, seed=0, scale=True,
 )  # fmt: skip
 def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: bool, baseline: str) -> Array:
     """Infidelity over random subsets of pixels or tokens. The benchmark ``sanity`` uses subsets of patches instead."""
     rows = []
-    for i, target in enumerate(case.target):
+    for i in range(len(case)):
         scores = case.features(i)
         removed = random_subsets(scores.size, subsets, share=share, seed=seed)
-        drops = case.logits[i, target] - case.run(i, removed, baseline)[:, target]
+        drops = case.explained(i, case.logits[[i]]) - case.explained(i, case.run(i, removed, baseline))
         rows.append(infidelity(scores, removed, drops, scale=scale))
     return np.array(rows)
 
@@ -93,31 +93,37 @@ def conservation_fit(relevance: ArrayLike, output: ArrayLike) -> ConservationFit
     return ConservationFit(*(float(x) if np.isfinite(x) else float("nan") for x in figures))
 
 
-def relevance_sum(explanation: Explanation) -> tuple[float, str]:
+def relevance_sum(explanation: Explanation, output: float) -> tuple[float, str]:
     """Return Σ R of one sample, and a description of the features that it covers.
 
     The sum is over all features, special and prefix tokens included, if the method reports it; otherwise over the
-    relevance at the input of the lowest block, or over the scores. Relevance that starts from 1 instead of the logit is
-    multiplied by the logit.
+    relevance at the input of the lowest block, or over the scores. Relevance that starts from the derivatives of the
+    target with respect to the logits (1 for a logit) is scaled so that exact conservation gives the target.
+
+    Args:
+        explanation: the explanation of one sample.
+        output: value of its target.
     """
     figure = explanation.diagnostics.get("conservation", {})
     if "sum" in figure:
         return float(figure["sum"][0]), "all features"
     if figure.get("blocks"):
         lowest = min(figure["blocks"], key=int)
-        logit = explanation.logit(int(explanation.target[0])) or 0.0
-        return float(figure["blocks"][lowest][0]) / float(figure["start"][0]) * logit, f"input of block {lowest}"
+        lost = figure["start"][0] - figure["blocks"][lowest][0]
+        return output * (1 - lost / figure["scale"][0]), f"input of block {lowest}"
     if "completeness" in explanation.diagnostics:
         return float(explanation.diagnostics["completeness"]["sum"][0]), "all features"
     return float(explanation.scores[0].double().sum()), "scored features"
 
 
-@metric("conservation", "relative error |ΣR − f| / |f| of the relevance's sum against the logit", better="lower")
+@metric(
+    "conservation", "relative error |ΣR − f| / |f| of the relevance's sum against the explained target", better="lower"
+)
 def _conservation(case: Case) -> Array:
     """Relative error of :func:`relevance_sum` of an explanation, or of the sum of an array of scores."""
-    output = case.logits[np.arange(len(case)), case.target]
+    output = np.concatenate([case.explained(i, case.logits[[i]]) for i in range(len(case))])
     if case.explanation is not None:
-        sums = np.array([relevance_sum(e)[0] for e in case.explanation])
+        sums = np.array([relevance_sum(e, f)[0] for e, f in zip(case.explanation, output, strict=True)])
     else:
         sums = case.scores.reshape(len(case), -1).sum(-1)
     return np.abs(sums - output) / np.maximum(np.abs(output), 1e-12)

@@ -108,7 +108,8 @@ def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain
     """‖∂f/∂x‖ over the channels of a pixel or the width of a token's vector (the first block's input).
 
     Args:
-        norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
+        norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ; for text in pre-norm
+            models with LayerNorm, it is 0 up to rounding).
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     recorded, flows = explain_roots(task, COMPOSITES[composite])

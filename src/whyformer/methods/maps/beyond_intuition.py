@@ -40,7 +40,7 @@ def beyond_intuition(
     Args:
         variant: "token" (BT-T) or "head" (BT-H).
         start_layer: first block of R, from 0; None: the published 5 (token) or 3 (head) of 12 blocks, scaled to the
-            model's number of blocks.
+            model's number of blocks and rounded down.
         steps: number of points t; each costs a forward and a backward pass.
         composite: the rules with which gradients are computed, see :mod:`whyformer.rules.multipliers`.
 

@@ -23,9 +23,9 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 def gradcam_attention(
     task: Task, *, block: Block = -1, count_padding: bool = False, composite: CompositeName = "plain"
 ) -> Scores:
-    """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
-    over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that also attend to
-    another stream (in a decoder) have one map per stream, whose head weights are taken over its rows.
+    """(mean_h w_h a_h)⁺ with a_h the readout row of A_h, and w_h the mean of ∇A_h: over the patches of its readout row
+    for pictures, over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that
+    also attend to another stream (in a decoder) have one map per stream, whose head weights are taken over its rows.
 
     Args:
         block: index of the block; negative ones count from the last. The backward pass stops at this block.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -67,7 +67,8 @@ def rollout(
 
     Args:
         head_fusion: "mean" (published), "max" or "min" over heads.
-        discard_ratio: fraction of each sample's smallest map entries set to 0 before the identity is added.
+        discard_ratio: fraction of each sample's smallest map entries, without those of padding, that is set to 0 before
+            the identity is added.
         start_layer: first block used, from 0. The published perturbation figures use 1.
         normalize_rows: divide rows by their sums.
         gradient_weighted: use (fuse_h A ⊙ ∇A)⁺ instead of A, so that the map depends on the class.
@@ -79,58 +80,61 @@ def rollout(
     """
     how = how_of(head_fusion, normalize_rows, aggregation)
 
-    def prune(fused: Tensor) -> Tensor:
-        count = int(fused.shape[-1] * fused.shape[-2] * discard_ratio)
-        if not count:
-            return fused
-        flat = fused.flatten(1)
-        return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
-
-    entire = discard_ratio > 0
     if gradient_weighted:
-        scores = over_gradients(
-            task, start_layer, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)), entire=entire
-        )
+        scores = over_gradients(task, start_layer, torch.mul, how, composite, discard_ratio=discard_ratio, signed=False)
         return replace(scores, diagnostics={"class_specific": True})
-    return over_attention(task, how, start_layer, prune, entire=entire)
+    return over_attention(task, how, start_layer, discard_ratio)
 
 
-def over_attention(
-    task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused, *, entire: bool = False
-) -> Scores:
+def over_attention(task: Task, how: Aggregation, start: int = 0, discard_ratio: float = 0.0) -> Scores:
     """Fuse the heads of each map in turn (one map in memory at a time), then reduce layers and rows.
 
     Args:
         task: the task.
         how: the reduction of heads, layers and rows.
         start: first block used.
-        prune: function applied to each fused map.
-        entire: whether an entry of a pruned map depends on other rows of the map.
+        discard_ratio: fraction of the smallest entries of each fused map that is set to 0.
     """
-    work = streams.begin(task, row_alone=how.rows == "readout" and not entire)
+    work = streams.begin(task, row_alone=how.rows == "readout" and not discard_ratio)
     maps, (logits, readouts) = dict[int, Tensor](), work.read_rows()
     for number in work.attentions_for(how, start):
-        maps[number] = prune(how.fuse(work.passed.map(number)))
+        maps[number] = _pruned(work, number, how.fuse(work.passed.map(number)), discard_ratio)
         work.passed.release()
     return work.scores(streams.reduce(task, how, work.paths(maps, readouts)), logits)
 
 
 def over_gradients(
     task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation, composite: CompositeName,
-    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: bool = False, entire: bool = False,
+    scores: bool = False, signed: bool = True, discard_ratio: float = 0.0,
 ) -> Scores:  # fmt: skip
-    """Reduce layers and rows of finish(fuse_h weigh(A_b, ∇A_b)) of the blocks from ``start``, with one forward and one
-    backward pass. With ``scores``, the attention scores before the softmax replace A_b; ``entire`` as for
-    :func:`over_attention`.
+    """Reduce layers and rows of fuse_h weigh(A_b, ∇A_b) of the blocks from ``start``, with one forward and one backward
+    pass. With ``scores``, the attention scores before the softmax replace A_b; without ``signed``, negative entries of
+    the fused maps are set to 0; ``discard_ratio`` as for :func:`over_attention`.
 
     Each A is recomputed when its gradient arrives, and fused immediately, so that no map is stored.
     """
     rules, maps = COMPOSITES[composite], dict[int, Tensor]()
+    work = streams.begin(task, rules, row_alone=how.rows == "readout" and not discard_ratio)
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        maps[index] = finish(how.fuse(weigh(weights, flow)))
+        fused = how.fuse(weigh(weights, flow))
+        maps[index] = _pruned(work, index, fused if signed else fused.clamp(min=0), discard_ratio)
 
-    work = streams.begin(task, rules, row_alone=how.rows == "readout" and not entire)
     walked = work.walk(rules, MapWatch(work.attentions_for(how, start), observe, scores=scores))
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits)
+
+
+def _pruned(work: streams.StreamTask, number: int, fused: Tensor, share: float) -> Tensor:
+    """Set the share of the smallest entries of each map ``[B, Q, K]`` to 0, without counting those of padding."""
+    if not share:
+        return fused
+    attention = work.attentions[number]
+    queries, keys = (
+        work.task.real_rows(key, (len(fused), rows)).to(fused.device)
+        for key, rows in zip((attention.queries, attention.keys), fused.shape[1:], strict=True)
+    )
+    real = queries[..., None] & keys[:, None]
+    counts = (real.sum((1, 2)).double() * share).long()
+    ranks = fused.masked_fill(~real, float("inf")).flatten(1).argsort(stable=True).argsort()
+    return fused.masked_fill((ranks < counts[:, None]).view_as(fused), 0)

@@ -23,7 +23,8 @@ from whyformer.tape.walking import walk_forward
 )
 def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     """x_i = Σ_j x_i←j at every position i of every tensor, from x_i←j = 1[i=j] x_i at the input of the first block.
-    The scores are the shares in the target and sum to it.
+    The scores are the shares in Σ_c l_c ∂f/∂l_c over the logits l, which is the target f if it is a logit or a
+    contrast, and sum to it.
 
     Linear operations act on each share, attention with its true map; a norm as (x_i←j − mean of x_i←j) ⊙ γ / σ_i with
     the true deviation; an activation by its slope from zero, g(z)/z at the full z. A bias b is distributed with weights
@@ -39,7 +40,7 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
 
     Extensions of the paper, whose models have neither: each branch of a product (a gate) gets half of it, and if no
     token has a share in a row, its bias is distributed equally. For pictures, the shares of CLS and registers have no
-    place on the map; they are in ``diagnostics["shares"]``, with the sum and the target.
+    place on the map; they are in ``diagnostics["shares"]``, with the sum and Σ_c l_c ∂f/∂l_c ("target").
     """
     task.blocks("the input of the first")
     passed: MapPass = task.attended() if task.structure.attends else task.block_pass()

@@ -40,9 +40,10 @@ def norm_attention(
         scope: terms of v_ij. "heads": each head's ‖α^h_ij f_h(x_j)‖, fused by ``aggregation``; "attention":
             Σ_h α^h_ij f_h(x_j) (2020); "residual": plus x_i at i = j; "norm": also through the LayerNorm after the sum
             in post-norm models (2021; in pre-norm models, which have none, same as "residual").
-        block: use this block only instead of the rollout.
+        block: use the norms of this block, whose rows are not divided by their sums, instead of the rollout.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`. The default rollout adds the identity if the
-            residual is not part of v_ij ("heads", "attention").
+            residual is not part of v_ij ("heads", "attention"). If it is, any aggregation is of maps whose rows are
+            divided by their sums.
     """
     task.layer(block if block is not None else 0, "block")
     has_residual = scope in ("residual", "norm")
