@@ -359,6 +359,13 @@ def test_cancel_ends_computation(site, visit):
     assert page.locator(".wf-map").count() == 3
 
 
+def test_cancel_is_shown_without_answer_of_server(site, visit):
+    page = start_long_explanation(site, visit)
+    page.route("**/queue/join*", lambda route: route.abort())
+    page.get_by_role("button", name="Cancel").click()
+    wait_for_status(page, "Cancelled.")
+
+
 @pytest.mark.parametrize("change", ["example", "clear"])
 def test_new_input_ends_computation(site, visit, change):
     page = start_long_explanation(site, visit)

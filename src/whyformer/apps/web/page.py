@@ -17,7 +17,7 @@ from whyformer.apps.web import opening
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.examples import ABOUT, STORED_MODEL
 from whyformer.apps.web.handlers import Handlers, Updates
-from whyformer.apps.web.messages import piece
+from whyformer.apps.web.messages import CANCELLED, piece, status
 from whyformer.apps.web.page_input import CONTROLS
 from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.defaults import grouped
@@ -276,6 +276,8 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
     classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
     parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
+    # also in the browser: gradio may close the stream of answers when it cancels what runs, and lose this one
+    parts["cancel"].click(None, None, parts["status"], js=f"() => {json.dumps(status(CANCELLED))}", **wires.private)
     events = [*changed, *settings, says.click, go.click]
     gr.on(events, _linger, trigger_mode="multiple", **wires.parallel)
     parts["address"].change(None, parts["address"], None, js="(view) => window.whyformerAddress(view)")
