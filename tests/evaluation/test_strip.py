@@ -72,7 +72,7 @@ def test_drawing_shows_each_probability(digits, scene, explanation):
     assert sum(bool(axes.images) for axes in drawing.axes) == 20
     texts = [t.get_text() for t in drawing.texts]
     assert [t for t in texts if t.endswith("removed")] == [f"{n} % removed" for n in range(10, 100, 10)]
-    assert [t for t in texts if t.endswith("%") and "." in t] == [f"{100 * p:.1f}%" for p in strip_data.probabilities.ravel()]
+    assert [t for t in texts if t.endswith("%") and "." in t] == [f"{100 * p:.1f} %" for p in strip_data.probabilities.ravel()]
     for kind in ("png", "svg", "pdf"):
         assert encode(drawing, kind)
 
