@@ -239,6 +239,7 @@ def test_aggregations_equal_reference_on_maps_of_model() -> None:
     torch.testing.assert_close(scores(layers="sum_product", rows="column_mean"), full.mean(1))
     torch.testing.assert_close(scores(layers="sum_product", rows="column_max"), full.amax(1))
     torch.testing.assert_close(scores(layers=[0, 2], heads="max"), maps.amax(2)[[0, 2]].mean(0)[:, 0])
+    torch.testing.assert_close(scores(layers=[0, 2, 0], heads=[1, 2, -1]), maps[[0, 2]][:, :, 1:].mean((0, 2))[:, 0])
 
 
 @pytest.mark.parametrize("bad", [{"layers": "all"}, {"heads": 9}, {"layers": 7}, {"rows": "cls"}, {"other": 1}, "mean"])

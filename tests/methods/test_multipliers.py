@@ -141,7 +141,7 @@ def test_share_sums_over_first_blocks(method, composite, ids):
     model = ToyModel().eval()
     block_inputs, gradients, _ = model.reference(ids, 1, composite)
     products = [(h * gradient).sum(-1).detach() for h, gradient in zip(block_inputs, gradients, strict=True)]
-    for share, count in ((0.0, 1), (0.3, 1), (0.5, 2), (1.0, 3)):
+    for share, count in ((0.0, 1), (0.3, 1), (1 / 3 + 1e-16, 1), (0.5, 2), (1.0, 3)):
         result = whyformer.explain(model, {"input_ids": ids}, method, target=1, share=share).scores
         torch.testing.assert_close(result, sum(products[:count]), rtol=1e-10, atol=1e-12)
 

@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -281,6 +282,8 @@ def test_smoothing_is_stated(speckled):
     assert "smoothed here (σ 5)" in html.fragment(speckled, smooth=5)
     assert "smoothed" not in html.page(speckled, smooth=0)
     assert encode(figure(speckled)) != encode(figure(speckled, smooth=0))
+    styles = re.findall(r'<p ([^>]*)>note: [^<]*smoothed', html.fragment(speckled) + html.page(speckled))
+    assert len(styles) == 2 and not any(colours.WARN in style or "note" in style for style in styles)  # it is no warning
 
 
 def test_only_large_signed_pixel_maps_are_smoothed(speckled):

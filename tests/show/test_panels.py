@@ -102,7 +102,7 @@ def test_any_matrix_can_be_drawn(values):
 
 @pytest.mark.parametrize(("values", "names", "message"), [
     (torch.rand(3), None, "a matrix"), (torch.rand(0, 3), None, "a matrix"), (torch.full((2, 2), float("nan")), None, "NaN"),
-    (torch.rand(2, 2), ["a"], "1 names for 2 rows"),
+    (torch.rand(2, 2), ["a"], "1 names for 2 rows"), ([["a"]], None, "of numbers"), ([[1], [1, 2]], None, "of numbers"),
 ])  # fmt: skip
 def test_invalid_matrix_raises(values, names, message):
     with pytest.raises(InputError, match=message):

@@ -59,7 +59,7 @@ def as_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any], str | int]:
     """Return what a processor made as arguments of the model's forward: (args, kwargs, place of ``main``).
 
-    ``main`` is the first positional argument of a module of one's own whose forward has no parameter of that name. What
+    ``main`` is the first positional argument of a custom module whose forward has no parameter of that name. What
     else its forward does not take, such as ``token_type_ids``, is left out.
     """
     known, kwargs = parameters(model), dict(encoded)

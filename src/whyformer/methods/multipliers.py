@@ -60,7 +60,8 @@ def _walk_to_blocks(
         observe(passed.name_of(stream), *passed.arrived(stream, number, flow))
 
     for stream in (s for s in passed.layout.streams if not s.is_learned):
-        for block in stream.all_blocks[: math.ceil(share * len(stream.all_blocks))]:
+        count = math.ceil(round(share * len(stream.all_blocks), 9))  # 0.28 · 25 is 7.000000000000001
+        for block in stream.all_blocks[: max(1, count)]:
             if not passed.holds(block.entry, stream):
                 raise task.refuse("its blocks have different rows, so their products cannot be summed")
             at[block.entry] = partial(enter, stream, block.entry)
@@ -96,7 +97,7 @@ def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "lib
         share: fraction of the blocks that is used, from the first; 0 uses the first block only.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
-    return over_blocks(task, COMPOSITES[composite], share or 1e-9)
+    return over_blocks(task, COMPOSITES[composite], share)
 
 
 _SHARE = """

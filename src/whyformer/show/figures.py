@@ -264,7 +264,10 @@ def matrix(
         weights: ``[Q, K]`` tensor or array; colours diverge around 0 if numbers are negative.
         rows, columns: names of tokens; ``columns`` are the rows by default. Of more than 96 the indices are written.
     """
-    values = np.asarray(array(weights) if hasattr(weights, "detach") else weights, dtype=np.float64)
+    try:
+        values = np.asarray(array(weights) if hasattr(weights, "detach") else weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a matrix [tokens, tokens] of numbers is needed: {error}") from error
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(f"a matrix [tokens, tokens] is needed, not {list(values.shape)}")
     if not np.isfinite(values).all():

@@ -132,15 +132,18 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     for part in sections(explanations, tolerance=_EXACT):
         if top and not is_further(part.first):
             shown.append(Line(top_classes(part.first, top), ""))
-            shown += [Line(line, "yellow") for line in input_notes([part.first])]
+            shown += map(_note, input_notes([part.first]))
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
             shown.append(Text())
         shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
         lines = remarks(part.explanations)
-        shown += [Line(line, "yellow" if line.startswith("warning: ") else "dim") for line in lines]
-        shown += [Text()] if lines else []
+        shown += [*map(_note, lines), Text()] if lines else []
     return Group(*shown)
+
+
+def _note(line: str) -> Line:
+    return Line(line, "yellow" if line.startswith("warning: ") else "dim")
 
 
 def _sentences(part: Section) -> Iterator[RenderableType]:

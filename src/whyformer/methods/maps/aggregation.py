@@ -3,7 +3,7 @@
 Mylonas et al. treat these choices as hyperparameters. Every method over maps takes
 ``aggregation``, a mapping with any of the keys below; keys that are left out have the method's defaults.
 
-* ``heads``: "mean", "max", "min", the index of a head or a list of indices (averaged);
+* ``heads``: "mean", "max", "min", the index of a head or a list of indices (averaged; each counts once);
 * ``layers``: "rollout" (product of row-normalised I + A), "product" (of A), "sum_product" (product of unnormalised
   I + A), "mean", the index of a block or a list of indices (averaged);
 * ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries except padding).
@@ -111,4 +111,4 @@ class Aggregation:
         for number in numbers:
             if not -maps.shape[1] <= number < maps.shape[1]:
                 raise InputError(f"aggregation: head {number} is outside the model, which has {maps.shape[1]} heads")
-        return maps[:, numbers].mean(1)
+        return maps[:, sorted({number % maps.shape[1] for number in numbers})].mean(1)
