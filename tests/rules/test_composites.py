@@ -87,6 +87,8 @@ EXAMPLES: dict[str, Callable[[OneOperation, Tensor], Tensor]] = {
     "softmax, function": lambda m, x: F.softmax(x, dim=-1),
     "scaled_dot_product_attention": lambda m, x: F.scaled_dot_product_attention(x[:, None], x[:, None].tanh(), x[:, None] * 2),
     "attention, eager": lambda m, x: (x @ x.tanh().mT * D**-0.5).softmax(-1) @ (x * 2),
+    "attention, normalized late": lambda m, x: (e := (x @ x.tanh().mT).exp()) @ x / e.sum(-1, keepdim=True),
+    "attention, bias outside the exponential": lambda m, x: F.normalize((x @ x.tanh().mT).exp() * m.positions[:, :N].exp(), p=1, dim=-1) @ (x * 2),
     "attention, masked": lambda m, x: F.scaled_dot_product_attention(
         x[:, None], x[:, None].tanh(), x[:, None] * 2, attn_mask=torch.ones(N, N).tril().bool()
     ),
@@ -243,7 +245,7 @@ MULTIPLIER: dict[str, Composite] = {
 # operations without a rule of relevance, which raise an error
 REFUSED = {
     "rdiv", "reciprocal", "pow, of another", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
-    "linalg_vector_norm", "log_softmax", "quotient",
+    "linalg_vector_norm", "log_softmax", "quotient", "attention, normalized late", "attention, bias outside the exponential",
 }  # fmt: skip
 
 
@@ -319,7 +321,7 @@ HELD = {
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "attention, normalized late"])
 @pytest.mark.parametrize("composite", MULTIPLIER)
 def test_multiplier_composites_support_every_operation(composite: str, name: str) -> None:
     value, multipliers = propagate(name, MULTIPLIER[composite])
@@ -327,6 +329,12 @@ def test_multiplier_composites_support_every_operation(composite: str, name: str
     assert multipliers.isfinite().all()
     constant = [names for kind, names in HELD.items() if MULTIPLIER[composite].rules.get(kind) is not None and MULTIPLIER[composite].rules[kind].hold]
     assert bool(multipliers.any()) == (not any(name in names for names in constant))
+
+
+@pytest.mark.parametrize("composite", [name for name, table in MULTIPLIER.items() if table.rules])
+def test_multiplier_composites_refuse_attention_that_is_normalized_late(composite: str) -> None:
+    with pytest.raises(UnknownOperation, match="softmax"):
+        propagate("attention, normalized late", MULTIPLIER[composite])
 
 
 @pytest.mark.parametrize("composite", RELEVANCE)

@@ -267,6 +267,10 @@ class Sources:
             if name not in key or (side.mask is None and side.modality != "text"):
                 continue
             known = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
+            if side.mask is None:  # only padding that the model adds by itself
+                found = self.structure.passed.elements(name, key)
+                if found is None or found[0] != shape[1]:
+                    continue
             count, elements = self.located(name, key)
             if count != shape[1]:
                 raise self.refuse(f"it has {shape[1]} rows, but {count} enter its first block")
