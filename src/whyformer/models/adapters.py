@@ -15,9 +15,10 @@ from torch import nn
 
 from whyformer.errors import LoadError
 
-__all__ = ["Adapter", "find_adapter"]
+__all__ = ["CONFIG", "Adapter", "find_adapter"]
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names of weights in an adapter
 _PROCESSORS = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _TASKS = {  # task in the config of an adapter -> task in the names of transformers' tables of classes
@@ -92,14 +93,14 @@ def find_adapter(place: str) -> Adapter | None:
 
     folder = Path(place)
     if folder.is_dir():
-        found = (folder / _CONFIG).is_file() and {p.name for p in folder.glob("*.safetensors")} <= {_WEIGHTS}
+        found = (folder / CONFIG).is_file() and {p.name for p in folder.glob("*.safetensors")} <= {_WEIGHTS}
     else:
         file = find_adapter_config_file(place)
         found = file is not None
         folder = Path(file).parent if file is not None else folder
     if not found:
         return None
-    config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     base, task = config.get("base_model_name_or_path"), config.get("task_type")
     if not isinstance(base, str) or not base:
         raise LoadError(f"the adapter '{place}' does not name its base model: merge it into the model and save that")

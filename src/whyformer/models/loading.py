@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
-from whyformer.models.adapters import find_adapter
+from whyformer.models.adapters import CONFIG, find_adapter
 from whyformer.models.cache import once
 from whyformer.models.structure import refuse_unfit, unwrapped
 
@@ -309,7 +309,7 @@ def _place(name: str) -> str:
         return str(resources.files("whyformer") / "bundled" / short)
     path = Path(name).expanduser()
     if name.strip() and path.is_dir():
-        if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
+        if not (path / "config.json").is_file() and not (path / CONFIG).is_file():
             raise LoadError(f"the folder {name} has no config.json: pass a folder written by save_pretrained")
         if not any(path.glob("*.safetensors")):
             raise LoadError(

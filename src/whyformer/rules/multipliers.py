@@ -17,7 +17,7 @@ from whyformer.rules.linear import identity
 from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
-from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import UNNORMALIZED, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
@@ -140,7 +140,7 @@ _COMMON = {
     "identity": Rule(back=identity, name="identity"),
     UNNORMALIZED: LATE_SUM,
 }
-AH = {"softmax": _HELD, SHIFTED_SOFTMAX: _HELD, "logsumexp": _HELD}
+AH = {**dict.fromkeys(SOFTMAX_KINDS, _HELD), "logsumexp": _HELD}
 LN = {
     "norm": Rule(hold=("statistics",), back=detached_norm, name="deviation constant"),
     "statistic": _HELD,
@@ -150,7 +150,7 @@ SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "cli
 HALVES = dict.fromkeys(("product", "gate", "activated gate"), _HALF)
 CONSTANT_GATE = {"activated gate": Rule(hold=(0,), name="adjoint, activated branch constant")}
 _WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
-WARM = {"softmax": _WARM, SHIFTED_SOFTMAX: _WARM}
+WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)
 
 
 def _composite(name: str, *tables: dict[str, Rule]) -> Composite:

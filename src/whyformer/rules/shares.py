@@ -22,14 +22,14 @@ from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import norm_operand, normalise
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Rows, RowSamples, constant_along
-from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import for_each, repeat_unit
 
 __all__ = ["DROPPED", "ShareRules", "Shares"]
 
-DROPPED = frozenset(("softmax", SHIFTED_SOFTMAX, "log softmax", "statistic", "silent"))
+DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
 
 _AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", HIDDEN_LAYER))

@@ -26,7 +26,7 @@ from whyformer.tape.program import read_program
 from whyformer.tape.rows import Family, Rows, constant_along
 from whyformer.tape.state import bare
 from whyformer.tape.tables import KINDS
-from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, walk_back
 
@@ -58,7 +58,7 @@ def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
     return [] if mixes else adjoint(walk, step, flows)
 
 
-_MIXTURES = {"softmax": Rule(hold=(0,)), SHIFTED_SOFTMAX: Rule(hold=(0,)), "weighted sum": Rule(back=_unless_mixed)}
+_MIXTURES = {**dict.fromkeys(SOFTMAX_KINDS, Rule(hold=(0,))), "weighted sum": Rule(back=_unless_mixed)}
 UNMIXED = Composite("gradient without attention", _MIXTURES)
 """The gradient with the mixing of attentions held constant."""
 

@@ -24,7 +24,7 @@ from whyformer.errors import ModelError
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
 from whyformer.tape.tables import name_set
-from whyformer.tape.trials import SHIFTED_SOFTMAX
+from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -253,7 +253,7 @@ class _MapSearch:
         """Yield a piece for each map that weights values, at the first product with values."""
         finished = set[int]()
         for unit in self.program.units:
-            if unit.kind in ("softmax", SHIFTED_SOFTMAX):
+            if unit.kind in SOFTMAX_KINDS:
                 self.maps[unit.exit] = _Map(unit, unit.exit)
                 continue
             entry = next((e for e in unit.entries if e in self.maps or e in self.weighted), None)

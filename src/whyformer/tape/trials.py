@@ -25,6 +25,7 @@ __all__ = [
     "REPEATABLE",
     "ROOTS",
     "SHIFTED_SOFTMAX",
+    "SOFTMAX_KINDS",
     "SPREADING",
     "Draws",
     "Origins",
@@ -36,6 +37,9 @@ __all__ = [
 
 SHIFTED_SOFTMAX = "shifted softmax"
 """The kind of exp(x) b / Σ exp(x) b, the softmax of x + log b, with b computed from weights."""
+
+SOFTMAX_KINDS = ("softmax", SHIFTED_SOFTMAX)
+"""The kinds of units whose result is a softmax along an axis."""
 
 _LEAST_ROWS, _FEW = 12, 6
 
