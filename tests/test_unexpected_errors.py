@@ -39,24 +39,26 @@ def test_error_of_model_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
-@pytest.mark.parametrize("texts", [False, True])
-def test_classifier_without_padding_token_names_ways_out(kind: str, texts: bool) -> None:
+@pytest.mark.parametrize("form", ["texts", "list", "tensor"])
+def test_classifier_without_padding_token_is_explained_one_by_one(kind: str, form: str) -> None:
     _, tokenizer = tiny_bert()
     sizes = {"hidden_size": 32, "intermediate_size": 48} if kind == "Llama" else {"n_embd": 32}
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(tokenizer), num_hidden_layers=1, num_attention_heads=4, bos_token_id=None, eos_token_id=None, pad_token_id=None, **sizes
     )
     model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    texts = form == "texts"
     batch = ["a good", "a bad"] if texts else torch.tensor([[5, 6, 7], [8, 6, 7]])
     explained = partial(whyformer.explain, model, method="input_x_gradient", target=1, processor=tokenizer if texts else None)
-    with pytest.raises(InputError, match=r"one by one, .*pad_token_id"):
-        explained(batch)
-    singles = [explained(batch[i : i + 1]) for i in range(2)]
-    many = list(whyformer.explain_many(model, batch if texts else list(batch), "input_x_gradient", [1], tokenizer if texts else None))
+    if form == "tensor":
+        with pytest.raises(InputError, match=r"pass them as a list, or set .*pad_token_id"):
+            explained(batch)
+    together = explained(list(batch))
+    many = list(whyformer.explain_many(model, list(batch), "input_x_gradient", [1], tokenizer if texts else None))
     model.config.pad_token_id = tokenizer.pad_token_id
-    expected = torch.cat([e.scores for e in singles])
-    assert torch.allclose(explained(batch).scores, expected, atol=1e-6)
-    assert torch.allclose(torch.cat([e.scores for e in many]), expected, atol=1e-6)
+    expected = explained(batch)
+    assert torch.allclose(together.scores, expected.scores, atol=1e-6) and torch.allclose(together.logits, expected.logits, atol=1e-6)
+    assert torch.allclose(torch.cat([e.scores for e in many]), expected.scores, atol=1e-6)
 
 
 def test_model_that_takes_few_samples_says_so() -> None:

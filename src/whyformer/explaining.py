@@ -15,7 +15,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.normalize import count_of, normalized, wants_processor
 from whyformer.inputs.prepare import prepare_normalized
-from whyformer.inputs.prompts import are_stackable, is_prompt
+from whyformer.inputs.stacking import are_stackable
 from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
@@ -23,7 +23,7 @@ from whyformer.methods.orientation import oriented
 from whyformer.methods.padding import depends_on_padding, padded_samples, samples_in
 from whyformer.methods.padding_masks import with_padding_mask
 from whyformer.methods.settings import OptionsAndSettings, Settings
-from whyformer.models.kinds import comparison_of
+from whyformer.models.kinds import accepts_batches, comparison_of
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords, Options, shows_options, split
@@ -177,13 +177,18 @@ def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
         ready = prepare_normalized(model, inputs, processor, truncate=truncate)
         return Prepared(opened, _measured(model, ready), *facts)
 
-    if not is_prompt(inputs) or are_stackable(model, samples, processor):
-        batch, single = whole(inputs), cache(lambda number: whole(samples[number]))
+    single = cache(lambda number: whole(samples[number]))
+
+    def copies() -> Any:
+        return (one := single(0).inputs).with_tensor(one.tensor.repeat_interleave(2, 0)).feed
+
+    if not samples or (are_stackable(model, samples, processor) and accepts_batches(model, copies)):
+        batch = whole(inputs)
         padded, alone = partial(padded_samples, batch.inputs, samples, processor), lambda number: single(number).inputs
         if not samples or not depends_on_padding(model, batch.inputs, padded, alone, batch.padding[1]):
             return batch
         return replace(batch, singles=tuple(map(single, range(len(samples)))))
-    each = tuple(_prepared(opened, sample) for sample in samples)
+    each = tuple(map(single, range(len(samples))))
     kinds = {single.inputs.modality for single in each}
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     kind = "text" if "text" in kinds else kinds.pop()

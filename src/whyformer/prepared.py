@@ -48,7 +48,7 @@ class Prepared:
         opened: the model with its processor and options.
         labels: class index -> name; None if the model does not name its classes.
         classes: number of classes; None if the model does not state it.
-        singles: each sample separately, if their tensors cannot be stacked or padding would change the prediction.
+        singles: each sample separately, if they cannot be one batch or padding would change the prediction.
         also: classes whose logits the result always includes when it stores only some logits of a long row.
     """
 
@@ -134,8 +134,8 @@ class Prepared:
         """Raise if the samples cannot be batched, which the work called ``name`` requires."""
         if self.singles:
             raise InputError(
-                f"{name} needs a batch, and these samples make none, because their pictures differ or their padding "
-                "would change the prediction: pass one sample"
+                f"{name} needs a batch, and these samples make none: their shapes differ, there is no padding token, "
+                "the model takes one sample at a time, or padding would change its prediction. Pass one sample"
             )
 
     def each(self, target: Target) -> list[tuple[Prepared, Target]]:

@@ -593,34 +593,6 @@ def a_device_for_a_module(_: Path) -> tuple[Call, list[Call]]:
 
 
 @remedy
-def token_ids_of_unlike_lengths(_: Path) -> tuple[Call, list[Call]]:
-    model, _inputs = build("gpt2_lm")
-    model.config.pad_token_id = None
-    ids = [torch.tensor([5, 9, 7]), torch.tensor([8, 6])]
-
-    def followed() -> Any:
-        model.config.pad_token_id = 0
-        return explain(model, ids, "lrp_ah_ln", 4)
-
-    return lambda: explain(model, ids, "lrp_ah_ln", 4), [followed]
-
-
-@remedy
-def sentences_without_a_padding_token(_: Path) -> tuple[Call, list[Call]]:
-    model, _inputs = build("llama")
-    words = copy.deepcopy(load("bundled:sst2").processor)
-    model.resize_token_embeddings(len(words))
-    words.pad_token, model.config.pad_token_id = None, None
-
-    def followed() -> Any:
-        words.pad_token = "[PAD]"
-        model.config.pad_token_id = words.pad_token_id
-        return explain(model, ["a fine film", "dull"], "lrp_ah_ln", 1, processor=words)
-
-    return lambda: explain(model, ["a fine film", "dull"], "lrp_ah_ln", 1, processor=words), [followed]
-
-
-@remedy
 def samples_of_unlike_keys(_: Path) -> tuple[Call, list[Call]]:
     model, inputs = build("bert")
     one, two = (dict(rows(inputs, i)) for i in range(2))

@@ -121,22 +121,57 @@ class Unmasked(nn.Module):
         return self.model(input_ids).logits
 
 
-def test_list_that_makes_no_batch_raises_with_remedy() -> None:
+def without_padding_token() -> nn.Module:
+    model = gpt2()
+    model.config.pad_token_id = None
+    return model
+
+
+@pytest.mark.parametrize("model", [lambda: Unmasked().eval(), without_padding_token], ids=["no mask", "no padding token"])
+def test_list_of_token_ids_without_padding_equals_single_samples(model: Callable[[], nn.Module]) -> None:
     short, long = ids((4, 9))
-    with pytest.raises(InputError, match="attention_mask"):
-        whyformer.explain(Unmasked().eval(), [short, long], "saliency")
+    e = whyformer.explain(model(), [short, long], "input_x_gradient", [2, 1])
+    for single, row, target in zip(e, (short, long), (2, 1), strict=True):
+        assert_equals_alone(single, whyformer.explain(model(), row[None], "input_x_gradient", target))
+
+
+def test_texts_without_padding_token_equal_single_samples() -> None:
+    words, texts = tokenizer(), ["the cat", "the cat sat on the mat"]
+    words.pad_token = None
+    e = whyformer.explain(without_padding_token(), texts, "input_x_gradient", 2, words)
+    for single, text in zip(e, texts, strict=True):
+        assert_equals_alone(single, whyformer.explain(without_padding_token(), text, "input_x_gradient", 2, words))
+
+
+class Pooled(nn.Module):
+    """A convolution and the mean over its positions, for pictures of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x).relu().mean((2, 3)))
+
+
+def test_list_of_images_of_different_sizes_equals_single_samples() -> None:
+    model, images = Pooled().double().eval(), [torch.randn(3, 32, 32).double(), torch.randn(3, 40, 48).double()]
+    e = whyformer.explain(model, images, "saliency", 1)
+    for single, image in zip(e, images, strict=True):
+        alone = whyformer.explain(model, image[None], "saliency", 1)
+        assert torch.allclose(single.scores.sum(), alone.scores.sum()) and torch.allclose(single.logits, alone.logits)
+
+
+def test_list_of_samples_of_different_kinds_raises_with_remedy() -> None:
+    short, _ = ids((4, 9))
     with pytest.raises(InputError, match="tuple"):  # positional arguments must be a tuple
         whyformer.explain(bert(), [torch.stack([short, short]), torch.ones(2, 4)], "saliency")
-    with pytest.raises(InputError, match="tuple"):
+    with pytest.raises(InputError, match="takes 32×32"):
         whyformer.explain(hf_vit()[0], [torch.randn(3, 32, 32), torch.randn(3, 40, 32)], "saliency")
     with pytest.raises(InputError, match="keys"):
         whyformer.explain(bert(), [{"input_ids": short}, {"input_ids": short, "attention_mask": torch.ones(4).long()}], "saliency")
     with pytest.raises(InputError, match="one kind"):
         whyformer.explain(bert(), [short, "a text"], "saliency")
-    unpadded = gpt2()
-    unpadded.config.pad_token_id = None
-    with pytest.raises(InputError, match="pad_token_id"):
-        whyformer.explain(unpadded, [short, long], "saliency")
 
 
 def test_padding_token_and_side_of_tokenizer_are_used() -> None:

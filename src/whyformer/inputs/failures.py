@@ -115,10 +115,10 @@ def _alone(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     if not _runs(model, inputs) and _runs(model, inputs.of_samples([0])):
         message = " ".join(str(error).split())[:160]
         pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
-        way = ", or set model.config.pad_token_id to the id of the tokenizer's padding token" if pad is None else ""
+        way = "pass them as a list, or set model.config.pad_token_id to the id of the tokenizer's padding token"
         return (
-            f"the model fails on these {inputs.batch} samples together and not on the first alone ({message}): explain "
-            f"them one by one, as explain_many does{way}"
+            f"the model fails on these {inputs.batch} samples together and not on the first alone ({message}): "
+            f"{way if pad is None else 'explain them one at a time'}"
         )
     return None
 

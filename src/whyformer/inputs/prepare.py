@@ -245,12 +245,6 @@ def _from_texts(
         )
     check_texts(texts)
     check_texts(pairs or [], "text_pair")
-    if len(texts) > 1 and tokenizer.pad_token is None:
-        known = getattr(getattr(model, "config", None), "pad_token_id", 0) is not None
-        raise InputError(
-            "this tokenizer has no padding token, so sentences of different lengths cannot be batched: set "
-            f"tokenizer.pad_token{'' if known else ', and model.config.pad_token_id to its id'}"
-        )
     limit = longest_text(model, tokenizer)
     encoded = tokenizer(
         texts,

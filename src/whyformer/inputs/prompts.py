@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -108,14 +108,9 @@ def separate_prompts(inputs: Any, processor: Any) -> list[Any]:
     ]
 
 
-def are_stackable(model: nn.Module, prompts: Sequence[Any], processor: Any) -> bool:
-    """Return whether the tensors of prompts, as returned by :func:`separate_prompts`, can be stacked: they have the
-    same shapes, except for the number of tokens, and the same number of placeholders for rows of pictures."""
-    return len({_shape(model, prompt, processor) for prompt in prompts}) <= 1
-
-
-def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
-    """Return the facts that must be equal for the tensors of two prompts to be stacked."""
+def shape_of_prompt(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
+    """Return what must be equal for the tensors of two prompts, as returned by :func:`separate_prompts`, to be stacked:
+    their shapes, except for the number of tokens, and the number of placeholders for rows of pictures."""
     if isinstance(prompt, list):
         return ()
     encoded, _ = encode(model, prompt["text"], prompt["images"], processor)
