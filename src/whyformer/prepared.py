@@ -135,7 +135,7 @@ class Prepared:
         if self.singles:
             raise InputError(
                 f"{name} needs a batch, and these samples make none: their shapes differ, there is no padding token, "
-                "the model takes one sample at a time, or padding would change its prediction. Pass one sample"
+                "the model takes one sample at a time, or padding would change its prediction; pass one sample"
             )
 
     def each(self, target: Target) -> list[tuple[Prepared, Target]]:
