@@ -84,6 +84,12 @@ def test_words_have_signed_colours_and_tooltips():
     assert cold[2] > cold[0]
 
 
+def test_legend_names_its_ends_in_words_and_its_limits_on_hover():
+    card = html.fragment(sentence("good bad", [0, 2.0, -1.0, 0]))
+    limits, words = re.search(r'title="(-2 to 2)">(.*)</', card).groups()
+    assert re.sub("<[^>]*>", " ", words).split() == ["against", "for", "positive"] and card.count(limits) == 1
+
+
 def test_tooltip_of_merged_word_lists_tokens():
     source = html.fragment(sentence("charming", [0, 0.5, 2.0, 0]))
     assert 'title="2.5 · char (0.5) + ##ming (2)"' in source
