@@ -14,7 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import whyformer
+from whyformer import show
 from whyformer.errors import InputError, LoadError, ModelError, WhyformerError
+from whyformer.evaluation.deletion import token_deletion
 from whyformer.models.loading import Loaded, load
 from zoo import build
 
@@ -121,16 +123,6 @@ def test_text_without_tokenizer_raises() -> None:
         explain(without_origin(sst2().model), "a fine film")
     with refused(InputError, "tokenizer"):
         explain(sst2().model, "a fine film", processor=digits().processor)
-
-
-def test_text_batch_without_padding_token_raises() -> None:
-    import copy
-
-    tokenizer = copy.deepcopy(sst2().processor)
-    tokenizer.pad_token = None
-    with refused(InputError, "padding token", "pad_token"):
-        explain(sst2().model, ["fine", "a fine film"], processor=tokenizer)
-    assert explain(sst2().model, "fine", processor=tokenizer).scores.isfinite().all()
 
 
 @pytest.mark.parametrize("wrong", [50, 10**6, -1])
@@ -583,3 +575,63 @@ def test_channels_last_input_raises(shape: tuple[int, ...]) -> None:
 
     e = whyformer.explain(ChannelsFirst().eval(), pictures.movedim(-1, -3), "input_x_gradient", 1)
     assert torch.allclose(e.scores, pictures @ model.head.weight[1] / pictures[0, ..., 0].numel(), atol=1e-6)
+
+
+class Anything:
+    """A value of no kind that a function takes."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+@cache
+def explained() -> whyformer.Explanation:
+    return text("a good film", method="gae")
+
+
+WRONG_VALUES: dict[str, tuple[str, Any]] = {
+    "scores that are a method": ("explanation", lambda: whyformer.evaluate(sst2(), "a good film", "gae")),
+    "trust in a method": ("explanation", lambda: whyformer.trust("gae", sst2(), "a good film")),
+    "trust with one seed": ("seeds", lambda: whyformer.trust(explained(), sst2(), "a good film", seeds=3)),
+    "trust with a list as baseline": ("baseline", lambda: whyformer.trust(explained(), sst2(), "a good film", baseline=[])),
+    "deletion by a method": ("explanation", lambda: token_deletion(sst2(), "a good film", "gae")),
+    "one method in compare": ("methods", lambda: whyformer.compare(sst2(), "a good film", 3)),
+    "one target in compare": ("targets", lambda: whyformer.compare(sst2(), "a good film", ["gae"], 3)),
+    "one candidate": ("candidates", lambda: whyformer.arbitrate(sst2(), "a good film", 3)),
+    "seed of arbitrate": ("seed", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], seed="a")),
+    "held out": ("holdout", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], holdout="half")),
+    "token for removal": ("fill_id", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], fill_id="unk")),
+    "truncate": ("truncate", lambda: text("a good film", truncate=Anything())),
+    "checkpoint": ("checkpoint", lambda: text("a good film", checkpoint=Anything())),
+    "rules": ("rules", lambda: whyformer.record(sst2(), "a good film", rules="gelu")),
+    "progress": ("progress", lambda: text(["a good film"] * 40, progress="bar")),
+    "gradient": ("gradient", lambda: whyformer.attention_maps(sst2(), "a good film", gradient=Anything())),
+    "methods of many": ("method", lambda: whyformer.explain_many(sst2(), ["a good film"], 3)),
+    "folder of many": ("out", lambda: whyformer.explain_many(sst2(), ["a good film"], "gae", out=3)),
+    "drawn name": ("explanation", lambda: show.figure("gae")),
+    "drawn number": ("explanation", lambda: show.fragment(3)),
+    "drawn list of names": ("explanation", lambda: show.panels(["gae"])),
+    "bars of a name": ("explanation", lambda: show.bars("gae")),
+    "film of an explanation": ("explain_generation", lambda: show.film(explained())),
+    "gallery of an explanation": ("maximize_activation", lambda: show.gallery(explained())),
+    "strip of an explanation": ("perturbation_strip", lambda: show.strip(explained())),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VALUES)
+def test_wrong_value_of_an_argument_raises(case: str) -> None:
+    name, call = WRONG_VALUES[case]
+    with refused(InputError, name):
+        call()
+
+
+@pytest.mark.parametrize("run", ["evaluate", "arbitrate", "compare", "record"])
+def test_pictures_of_wrong_size_raise_in_every_function(run: str) -> None:
+    pixels, scores = torch.zeros(1, 3, 20, 20), torch.rand(1, 20, 20)
+    calls: dict[str, Any] = {
+        "evaluate": lambda: whyformer.evaluate(digits(), pixels, scores), "record": lambda: whyformer.record(digits(), pixels),
+        "arbitrate": lambda: whyformer.arbitrate(digits(), pixels, ["gae", "rollout"]),
+        "compare": lambda: whyformer.compare(digits(), pixels, ["gae"], likeliest=2),
+    }  # fmt: skip
+    with refused(InputError, "20×20", "112×112"):
+        calls[run]()

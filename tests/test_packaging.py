@@ -24,7 +24,7 @@ ALLOWED_IMPORTS = {
     "errors": set(),
     "baselines": RESULTS,
     "defaults": set(),
-    "progress": set(),
+    "progress": {"errors"},
     "explanation": {"errors", "show", "__version__"},  # show: an Explanation displays itself
     "targets": {"errors", "models"},
     "show": RESULTS | {"defaults"},
@@ -36,7 +36,7 @@ ALLOWED_IMPORTS = {
     "inputs": RESULTS | {"baselines", "models"},
     "methods": RESULTS | {"baselines", "defaults", "inputs", "models", "options", "rules", "tape", "targets"},
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},
-    "options": set(),
+    "options": {"errors"},
     "prepared": RESULTS | {"methods", "models", "inputs", "progress", "targets"},
     "explaining": {"explanation", "batches", "defaults", "methods", "models", "inputs", "options", "prepared", "progress", "targets"},
     "explainer": {"explanation", "attention", "comparing", "defaults", "explaining", "generation", "models", "prepared", "progress", "targets"},

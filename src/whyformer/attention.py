@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.errors import InputError, MethodNotApplicable, check_type
 from whyformer.explaining import open_model
 from whyformer.explanation.counts import amount
 from whyformer.explanation.joining import joined
@@ -190,6 +190,7 @@ def attention_maps(
         MethodNotApplicable: attention is not over all tokens (Swin), or is over several sequences of tokens (an
             encoder with a decoder); ``raw_attention`` shows single blocks and heads of these models.
     """
+    check_type("gradient", gradient, bool, "True or False")
     ready = open_model(model, processor, **options).prepare(inputs)
     if not ready.singles:
         return _maps(ready, target, gradient)

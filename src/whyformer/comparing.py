@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from whyformer.defaults import COMPARED
-from whyformer.errors import InputError, WhyformerError, without_frames
+from whyformer.errors import InputError, WhyformerError, check_type, without_frames
 from whyformer.explaining import open_model
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.display import Displayable
@@ -108,6 +108,8 @@ def compare(
         WhyformerError: the model, the inputs, a target or a setting is wrong, or every method failed (then the first
             error).
     """
+    for name, value in (("methods", methods), ("targets", targets)):
+        check_type(name, value, Iterable | None, "a list")
     chosen = None if methods is None else [read_method(m) for m in methods]
     ready = open_model(model, processor, **options).prepare(inputs)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)

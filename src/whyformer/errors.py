@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable
+from textwrap import shorten
 from typing import Any
 
 
@@ -99,10 +100,16 @@ def on_changed_inputs(error: Exception, who: str = "") -> InputError:
     return InputError(f"{who}the model fails on changed inputs ({message})")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be an integer of at least 1, not {value!r}")
+def check_type(name: str, value: Any, kinds: Any, expected: str) -> None:
+    """Raise InputError unless ``value`` is an instance of ``kinds``, which ``expected`` describes."""
+    if not isinstance(value, kinds):
+        raise InputError(f"{name} must be {expected}, not {shorten(repr(value), LONGEST)}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise InputError unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:

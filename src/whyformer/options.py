@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from whyformer.errors import check_type
+
 if TYPE_CHECKING:
     import torch
 
@@ -55,6 +57,11 @@ class Options:
     truncate: bool = False
     rules: Mapping[Any, str | Rule] | None = None
     checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("truncate", "checkpoint"):
+            check_type(name, getattr(self, name), bool, "True or False")
+        check_type("rules", self.rules, Mapping | None, "a mapping such as {MyActivation: 'gelu'}")
 
     @property
     def named(self) -> dict[str, Any]:

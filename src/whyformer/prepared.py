@@ -191,7 +191,7 @@ class Prepared:
         if not self._logits and self.singles:
             self._logits.append(torch.cat([single.logits() for single in self.singles]))
         elif not self._logits:
-            self._logits.append(self.task().forward())
+            self._logits.append(self.forward(self.task()))
         return self._logits[0]
 
     def likeliest(self, count: int) -> list[Target]:
@@ -266,6 +266,10 @@ class Prepared:
         names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
         return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits=[])
+
+    def forward(self, task: Task) -> torch.Tensor:
+        """Return the row of logits that the task's target reads, with the errors of :meth:`work`."""
+        return self.work(task, Task.forward)
 
     def work(self, task: Task, function: Callable[[Task], T]) -> T:
         """Return ``function(task)``; errors of the model's forward are raised as errors that name the cause and the

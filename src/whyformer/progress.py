@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from whyformer.errors import check_type
+
 Track = Callable[..., Iterable[Any]]
 
 
 def tracking(progress: bool | Track) -> Track:
     """Return ``progress`` if it is a function (iterable, description, total) -> iterable, else one that draws a bar
     if ``progress`` is True."""
-    if not isinstance(progress, bool):
+    if callable(progress):
         return progress
+    check_type("progress", progress, bool, "True, False or a function")
 
     def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterable[Any]:
         if not progress:

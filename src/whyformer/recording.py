@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.inputs import Inputs
-from whyformer.inputs.failures import failure_reason
+from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.models.isolation import Snapshot, settled
@@ -423,7 +423,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
             passing = partial(record_pass, ready.model, (args, kwargs), ready.inputs.samples, names=True)
             forward_pass = settled(ready.model, passing)
     except FOREIGN_ERRORS as error:
-        reason = failure_reason(ready.model, ready.inputs, error)
+        reason = failure_reason(ready.model, ready.inputs, error) or no_table(ready.inputs, error)
         if reason is None:
             raise
         raise InputError(reason) from error

@@ -254,7 +254,7 @@ def test_invalid_arguments_raise() -> None:
             whyformer.trust(e, model, BAG, batch_size=steps)
         with pytest.raises(InputError, match="batch_size must be"):
             whyformer.evaluate(model, BAG, e, batch_size=steps)
-    with pytest.raises(InputError, match="at least one seed"):
+    with pytest.raises(InputError, match="seeds must be"):
         whyformer.trust(e, model, BAG, seeds=())
     with pytest.raises(InputError, match="there is no tokenizer: choose another baseline"):
         whyformer.trust(e, model, BAG, baseline="mask")

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whyformer.baselines import BLUR
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_type
 from whyformer.evaluation.forwards import activated
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
@@ -139,11 +139,11 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     raw: Any = explanation
     if known_explanation is not None:
         raw = known_explanation.heatmap(inputs.image_size) if image else known_explanation.scores
-    scores = torch.as_tensor(np.asarray(raw.detach().cpu() if isinstance(raw, Tensor) else raw, dtype=np.float64))
+    scores = score_tensor(raw)
     if not bool(torch.isfinite(scores).all()):
         raise InputError("the scores hold NaN or infinity, so they cannot be evaluated")
     resolver = ready.resolver(read_target(target, known_explanation))
-    logits = ready.task(resolver).forward()
+    logits = ready.forward(ready.task(resolver))
     choice = None
     if inputs.choices:
         scored = ready.resolver(read_target(None if known_explanation else target, known_explanation))
@@ -159,6 +159,24 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
         raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
     classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
     return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
+
+
+def check_explanation(value: Any) -> None:
+    """Raise InputError unless ``value`` is an explanation."""
+    check_type("explanation", value, Explanation, "the result of whyformer.explain")
+
+
+def score_tensor(scores: Any) -> Tensor:
+    """Return scores that a user passed as a tensor on the CPU.
+
+    Raises:
+        InputError: they are no numbers.
+    """
+    try:
+        return torch.as_tensor(np.asarray(scores.detach().cpu() if isinstance(scores, Tensor) else scores, np.float64))
+    except (TypeError, ValueError) as error:
+        way = f"; whyformer.explain(model, inputs, {scores!r}) returns one" if isinstance(scores, str) else ""
+        raise InputError(f"explanation must be an Explanation or an array of scores, not {scores!r}{way}") from error
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:

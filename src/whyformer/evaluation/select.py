@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
-from whyformer.errors import InputError, ModelError, check_count
+from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Plan
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
@@ -143,6 +143,9 @@ def arbitrate(
     Raises:
         InputError: a candidate, criterion, mode or setting is unknown, or a finished explanation does not fit.
     """
+    check_type("arbitrate: candidates", candidates, Iterable, "a list of methods and explanations")
+    check_type("arbitrate: baseline", baseline, str | None, "the name of a baseline")
+    check_count("arbitrate: seed", seed, least=0)
     _check(criterion, mode, holdout, labels, batch_size)
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
@@ -212,7 +215,7 @@ def _scored(
     """Explain a batch by each candidate and measure the criterion."""
     resolver, criterion = ready.resolver(target), METRICS[how.criterion]
     task = ready.task(resolver, "arbitrate", how.progress)
-    logits = task.forward()  # first, because it shows which row a function reads, which the removal depends on
+    logits = ready.forward(task)  # first, because it shows which row a function reads, on which the removal depends
     removed = removal(task, baseline, **removing, prefer=("unk", "mask", "pad"))
     criterion.check_activation(resolver.activation(logits))
     classes, goals = _goals(resolver, logits, how.mode, how.labels)
@@ -227,9 +230,9 @@ def _scored(
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
     for name, value, known in (("criterion", criterion, sorted(PLANS)), ("mode", mode, MODES)):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise InputError(f"arbitrate: {name} must be one of {', '.join(known)}, not {value!r}")
-    if isinstance(holdout, bool) or not 0 <= holdout < 1:
+    if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise InputError(f"arbitrate: holdout must be at least 0 and less than 1, not {holdout!r}")
     check_count("arbitrate: labels", labels)
     check_count("arbitrate: batch_size", batch_size)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError, check_count
-from whyformer.evaluation.case import Case, read_case, read_target
+from whyformer.evaluation.case import Case, read_case, read_target, score_tensor
 from whyformer.evaluation.registry import Metric, find_metric
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
@@ -129,7 +128,7 @@ def _each(
     """Evaluate samples that cannot be batched one at a time, each without the scores of its padding."""
     explained = explanation if isinstance(explanation, Explanation) else None
     raw = explanation if explained is None else ready.main_part(explained).scores
-    scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
+    scores = score_tensor(raw)
     columns, results = ready.columns(scores), list[Evaluation]()
     for i, (single, goal) in enumerate(ready.each(read_target(target, explained))):
         cut = {k: np.asarray(v)[[i]][:, columns[i]] for k, v in settings.items() if k in _MARKS and v is not None}

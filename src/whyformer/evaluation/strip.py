@@ -12,7 +12,7 @@ from torch import nn
 
 from whyformer.baselines import Filling, names_for
 from whyformer.errors import InputError, check_count
-from whyformer.evaluation.case import read_case
+from whyformer.evaluation.case import check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
 from whyformer.explaining import open_model
 from whyformer.explanation.display import actual_method
@@ -73,6 +73,7 @@ def perturbation_strip(
     Raises:
         InputError: the input is not a picture, the map is constant, or the fractions do not increase.
     """
+    check_explanation(explanation)
     check_count("batch_size", batch_size)
     if baseline not in names_for("image"):
         raise InputError(f"baseline must be one of {', '.join(names_for('image'))}, not {baseline!r}")

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from whyformer.baselines import TOKENS
-from whyformer.errors import InputError, check_count
-from whyformer.evaluation.case import Case, read_case
+from whyformer.errors import InputError, check_count, check_type
+from whyformer.evaluation.case import Case, check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
@@ -193,15 +193,14 @@ def trust(
     Raises:
         InputError: there are no inputs, the scores do not fit them, or the baseline is not available for them.
     """
-    fractions = equal_steps(steps)
+    check_explanation(explanation)
+    check_type("baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("batch_size", batch_size)
-    if not len(seeds):
-        raise InputError("trust compares with random maps: pass at least one seed")
-    samples = inputs
+    fractions = equal_steps(steps)
+    if not isinstance(seeds, Sequence) or not len(seeds) or not all(isinstance(seed, int) for seed in seeds):
+        raise InputError(f"seeds must be a list of at least one integer, for random maps, not {seeds!r}")
+    samples = _held(explanation) if inputs is None else inputs
     if inputs is None:
-        samples = explanation.texts or explanation.originals or [None]
-        if None in samples:
-            raise InputError("this explanation does not hold its inputs: pass inputs=...")
         options["truncate"] = True  # as in the explanation
     ready = open_model(model, processor, **options).prepare(samples)
     if inputs is None and explanation.tokens not in (None, ready.inputs.features.tokens):  # a pair of texts
@@ -213,6 +212,14 @@ def trust(
         return _compared(ready, explanation, target, setting, known)
     pairs = zip(ready.each(target), ready.separate(explanation), strict=True)
     return _joined([_compared(one, e, goal, setting) for (one, goal), e in pairs])
+
+
+def _held(explanation: Explanation) -> Any:
+    """Return the texts or pictures that an explanation holds."""
+    samples = explanation.texts or explanation.originals or [None]
+    if None in samples:
+        raise InputError("this explanation does not hold its inputs: pass inputs=...")
+    return samples
 
 
 def _compared(

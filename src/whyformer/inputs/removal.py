@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_type
 from whyformer.inputs import Inputs
 from whyformer.inputs.feed import first_convolution
 
@@ -231,6 +231,7 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
     in_place = task.counted or task.inputs.choices is not None
     if fill_id is not None:
         size = getattr(config, "vocab_size", None)
+        check_type(f"{method}: fill_id", fill_id, int, "the id of a token")
         if isinstance(size, int) and fill_id >= size:
             raise InputError(f"{method}: token {fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id

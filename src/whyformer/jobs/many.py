@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_type
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, ahead, open_session, read_one
 from whyformer.jobs.description import check_values, make_job
@@ -69,6 +69,9 @@ def explain_many(
             ``"raise"``. If no input can be explained, the error of the first input is raised at the end.
     """
     options, keys = split(options_and_keys)
+    check_type("method", method, Iterable, "a name, or a list of methods")
+    check_type("out", out, str | Path | None, "a folder")
+    check_type("on_error", on_error, str, f"one of {', '.join(ON_ERROR)}")
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     check_values({"batch_size": batch_size, "workers": workers})

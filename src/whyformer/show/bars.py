@@ -12,7 +12,7 @@ from whyformer.errors import InputError, check_count
 from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import prepared, prepared_samples
+from whyformer.show.layout import prepared_sample, prepared_samples
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
@@ -50,7 +50,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         InputError: k is not at least 1.
     """
     check_count("k", k)
-    e = prepared(e[sample], smooth=0)
+    e = prepared_sample(e, sample, smooth=0)
     rows, signed = _with_rest(strongest(e), k), colours.scale_of(e).signed
     return _from_zero(f"{heading(e)} · {method_name(e)}", rows, signed, legend_labels(e), notes([e]))
 
@@ -67,6 +67,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
         InputError: pictures, several methods or several classes; k is not at least 1.
     """
     check_count("k", k)
+    check_count("least", least)
     singles = prepared_samples(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary needs explanations of texts")
@@ -101,7 +102,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         InputError: the scores have no sign; the target is not a single output of the model; k is not at least 1.
     """
     check_count("k", k)
-    e = prepared(e[sample], smooth=0)
+    e = prepared_sample(e, sample, smooth=0)
     if not colours.scale_of(e).signed:
         raise InputError(f"the scores of {e.method} have no sign, so they do not add up to the output: see bars()")
     index = int(e.target[0])

@@ -305,6 +305,8 @@ def strip(made: Strip) -> Figure:
     Below each picture stand the probability of the class with a bar and, in red, another predicted class; for a
     regression the value.
     """
+    if not hasattr(made, "fractions"):
+        raise InputError("strip draws the result of whyformer.evaluation.strip.perturbation_strip")
     cell, left, top, foot, gap = 1.15, 0.5, 0.5, 0.36, 0.05  # inches
     orders, steps, high, wide, _ = made.pictures.shape
     tall = cell * min(3.0, max(1 / 3, high / wide))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, check_type
 from whyformer.show import colours, words
 from whyformer.show.words import agnostic, method_name, target_name, visible
 
@@ -86,7 +86,14 @@ def samples(explanations: Explanation | Iterable[Explanation]) -> list[Explanati
     """Return the single samples of one explanation, or of several."""
     # an Explanation is iterable over its samples, too
     several: Any = [explanations] if hasattr(explanations, "scores") else explanations
-    return [sample for e in several for sample in e]
+    check_type("explanations", several, Iterable, "an Explanation, or a list of them")
+    return [sample for e in several for sample in _checked(e)]
+
+
+def _checked(e: Any) -> Any:
+    if not hasattr(e, "scores"):
+        raise InputError(f"this draws explanations, the results of whyformer.explain, not a {type(e).__name__}")
+    return e
 
 
 def prepared_samples(
@@ -94,6 +101,11 @@ def prepared_samples(
 ) -> list[Explanation]:
     """Return the single samples of one explanation or several, each ready to draw (:func:`prepared`)."""
     return [prepared(sample, smooth) for sample in samples(explanations)]
+
+
+def prepared_sample(e: Explanation, sample: int, smooth: float | None = None) -> Explanation:
+    """Return a sample of an explanation, ready to draw (:func:`prepared`)."""
+    return prepared(_checked(e)[sample], smooth)
 
 
 def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:

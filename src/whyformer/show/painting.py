@@ -13,7 +13,7 @@ from PIL import Image
 from whyformer.errors import InputError, check_count
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import prepared
+from whyformer.show.layout import prepared_sample
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     chosen = Look.of(look)
     if longest is not None:
         check_count("longest", longest)
-    e = prepared(e[sample], chosen.smooth)
+    e = prepared_sample(e, sample, chosen.smooth)
     height, width = size = drawn_size(e, longest)
     unit = unit_map(e, size)
     scale = colours.scale_of(e)

@@ -36,7 +36,7 @@ def fragment(e: Explanation, **look: Any) -> str:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
     chosen = Look.of(look)
-    shown = [part for sample in e for part in layout.by_input(sample, chosen.smooth)]
+    shown = [part for sample in layout.samples(e) for part in layout.by_input(sample, chosen.smooth)]
     return render("cards.html", samples=shown, look=chosen)
 
 
