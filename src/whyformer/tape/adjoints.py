@@ -15,7 +15,6 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.tape.calls import Call, Slot
-from whyformer.tape.state import in_transform
 from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
@@ -55,44 +54,27 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bo
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
-    needed = [i for i, w in enumerate(want) if w]
-    arriving = [i for i, f in enumerate(flows) if f is not None]
-    values = [tape[o] for o in call.operands]
-    if in_transform():  # inside vmap, only functional transforms are possible
-        grads_in = _by_vjp(call, values, flows, needed, arriving)
-    else:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [t.clone() if t.is_inference() else t.detach() for t in values]
-            for i in needed:
-                leaves[i].requires_grad_()
-            try:
-                outs = call(leaves)
-            except RuntimeError as error:  # a custom operator that fails under autograd
-                raise _no_derivative(call) from error
-            if not all(outs[i].requires_grad for i in arriving):
-                raise _no_derivative(call)
-            grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
-            sources, inputs = [outs[i] for i in arriving], [leaves[i] for i in needed]
-            try:
-                grads_in = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
-            except RuntimeError as error:
-                if "autograd formula" not in str(error):
-                    raise
-                raise _no_derivative(call) from error
-    if all(f is None for f in grads_in):
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [t.clone() if t.is_inference() else t.detach() for t in (tape[o] for o in call.operands)]
+        inputs = [leaf.requires_grad_() for leaf, wanted in zip(leaves, want, strict=True) if wanted]
+        try:
+            outs = call(leaves)
+        except RuntimeError as error:  # a custom operator that fails under autograd
+            raise _no_derivative(call) from error
+        arriving = [(out, flow) for out, flow in zip(outs, flows, strict=True) if flow is not None]
+        if not all(out.requires_grad for out, _ in arriving):
+            raise _no_derivative(call)
+        sources, grads = [out for out, _ in arriving], [_like(flow.reshape(out.shape), out) for out, flow in arriving]
+        try:
+            found = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
+        except RuntimeError as error:
+            if "autograd formula" not in str(error):
+                raise
+            raise _no_derivative(call) from error
+    if all(f is None for f in found):
         raise _no_derivative(call)
-    by_operand = dict(zip(needed, grads_in, strict=True))
-    return [by_operand.get(i) for i in range(len(want))]
-
-
-def _by_vjp(call: Call, values: list[Tensor], flows: list[Flow], needed: list[int], arriving: list[int]) -> Any:
-    def function(*variables: Tensor) -> list[Tensor]:
-        replaced = dict(zip(needed, variables, strict=True))
-        outs = call([replaced.get(i, t) for i, t in enumerate(values)])
-        return [outs[i] for i in arriving]
-
-    outs, pull, *_ = torch.func.vjp(function, *(values[i] for i in needed))
-    return pull([in_dtype(flows[i].reshape(out.shape), out.dtype) for i, out in zip(arriving, outs, strict=True)])  # type: ignore[union-attr]
+    remaining = iter(found)
+    return [next(remaining) if wanted else None for wanted in want]
 
 
 def _like(flow: Tensor, value: Tensor) -> Tensor:
@@ -155,7 +137,7 @@ def unbroadcast(flow: Tensor, shape: torch.Size) -> Tensor:
 def rows_with_flow(flow: Tensor) -> Tensor | None:
     """Return the indices of the rows of a matrix that are not zero; None if they are half of the rows or more. After
     the last attention, few rows have a flow, and padding has none."""
-    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
+    if len(flow) <= 8 or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
         return None
     rows = flow.any(-1).nonzero()[:, 0]
     return rows if 2 * len(rows) < len(flow) else None
