@@ -199,8 +199,8 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
     """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its name.
 
     The settings and their checks are read from the signature: ``bool``, a ``Literal``, or ``Annotated`` with a check.
-    The registry runs the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods score token
-    rows and need not know their places in a picture. Methods for patches get a setting ``affinity`` (False), see
+    A method that scores the model's rows returns :meth:`~whyformer.methods.task.Task.of_rows` of the scores, and need
+    not know the places of rows in a picture. Methods for patches get a setting ``affinity`` (False), see
     :mod:`whyformer.methods.affinity`.
 
     Args:

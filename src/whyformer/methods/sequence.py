@@ -8,15 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.methods.attended import Callback, MapPass
+from whyformer.methods.attended import MapPass
 from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream
 
@@ -62,22 +60,6 @@ class AttendedPass(MapPass):
         if changed.tape.signature != recording.tape.signature:
             raise ModelError("the model runs other operations if the output of its blocks is changed")
         return replace(self, recording=changed)
-
-    def entries(self, blocks: Iterable[int], entering: Callback) -> dict[int, Callback]:
-        """Return {input of a block: function to call there} for some blocks.
-
-        Args:
-            blocks: indices of the observed blocks.
-            entering: called with a block's index, its input, and the flow that arrives there under the last composite,
-                ``[B, N, D]`` each.
-        """
-        indexed = dict(enumerate(self.stream.blocks, self.first))
-        return {indexed[i].entry: partial(self._entered, i, entering) for i in sorted(blocks) if i in indexed}
-
-    def _entered(self, index: int, entering: Callback, *flows: Tensor | None) -> None:
-        """Call ``entering`` with the input of a block by sample."""
-        if flows[-1] is not None:
-            entering(index, *self.arrived(self.stream, self.stream.blocks[index - self.first].entry, flows[-1]))
 
 
 def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:

@@ -167,34 +167,26 @@ class Sources:
         return map_pass(recording, self.scored_inputs, self.read_logits, self.derived)
 
     def attended(
-        self,
-        values: Mapping[str, Tensor] | None = None,
-        roots: Roots | None = None,
-        *,
-        relevance: bool = False,
-        row_alone: bool = False,
-        merged: bool = False,
+        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, start: int = 0
     ) -> AttendedPass:
         """Return a recorded pass with its single sequence of attending rows.
 
         Args:
             values, roots: as for :meth:`rooted_pass`.
-            relevance: whether relevance will be propagated.
-            row_alone: as for :meth:`map_pass`.
-            merged: allow rows that are merged from rows which attended before.
+            start: index of the first block used. Blocks whose rows are merged later cannot be used.
 
         Raises:
             MethodNotApplicable: there is no such sequence.
         """
-        self._refuse_shared(row_alone)
+        self._refuse_shared(False)
         self.refuse_streams()
-        recording = self._changed(values, roots)[0] if values else self.forward_pass(wide=relevance)
+        recording = self._changed(values, roots)[0] if values else self.forward_pass()
         attended = attended_pass(self._with_structure(recording), self.inputs.name)
         if attended is None:
             if self.structure.merges:
                 raise self.refuse(MERGED)
             raise self.refuse("the target reads other values than the last state of its tokens", verdict=NOT_YET)
-        if attended.first and not merged:
+        if start < attended.first:
             raise self.refuse(MERGED)
         return attended
 
@@ -285,6 +277,12 @@ class Sources:
                 real[sample, rows[sample, column]] = value
         return real
 
+    def mean_of_queries(self, maps: Tensor, key: Key | None = None) -> Tensor:
+        """Return the mean ``[B, K]`` of maps ``[B, Q, K]`` over the queries except padding; ``key`` as for
+        :meth:`real_rows`."""
+        real = self.real_rows(key, maps.shape[:2]).to(maps.device)
+        return (maps * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+
     def _elements(self, name: str, count: int) -> Tensor:
         """Return ``[B, M]`` the element of an input that each looked-up row represents."""
         elements = self.structure.elements_of(name)
@@ -339,6 +337,10 @@ class Sources:
             return values
         places = elements.to(values.device).expand(len(values), -1)
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
+
+    def of_rows(self, values: Tensor, logits: Tensor, diagnostics: dict[str, Any] | None = None) -> Scores:
+        """Turn scores ``[B, N]`` of the only sequence of tokens that the target reads into scores of its inputs."""
+        return self.of_sources({self.only_rows(): values}, logits, diagnostics or {})
 
     def of_sources(self, row_scores: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""

@@ -35,7 +35,6 @@ __all__ = [
     "Step",
     "Walk",
     "adjoint",
-    "by_sign",
     "decisions",
     "for_each",
     "one_branch",
@@ -212,7 +211,7 @@ def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
 def walk_back(
     program: Program,
     tape: Tape,
-    runs: Sequence[tuple[Composite, Mapping[int, Tensor] | list[Flows]]],
+    runs: Sequence[tuple[Composite, Mapping[int, Tensor]]],
     *,
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
@@ -224,8 +223,7 @@ def walk_back(
     Args:
         program: the units of the pass.
         tape: the pass, or another one with the same signature.
-        runs: (composite, {value: seed}) pairs. A seed has the shape of its value. Seeds in a list, as returned by
-            :func:`by_sign`, are propagated separately, and their flows added.
+        runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
         at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
             flow is freed afterwards, so only one such flow is in memory at a time.
         wanted: values whose flows are returned.
@@ -242,8 +240,8 @@ def walk_back(
     at, wanted = dict(at or {}), frozenset(wanted)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
     results, left = [Flows() for _ in runs], {*wanted, *at}
-    parts = [(run, s) for run, (_, seeds) in enumerate(runs) for s in (seeds if isinstance(seeds, list) else [seeds])]
-    owners, flows = [run for run, _ in parts], [dict(seeds) for _, seeds in parts]
+    parts = [(run, flows) for run, (composite, seeds) in enumerate(runs) for flows in _by_sign(composite, seeds)]
+    owners, flows = [run for run, _ in parts], [flows for _, flows in parts]
     plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
 
     def arrive(n: int) -> None:
@@ -277,9 +275,8 @@ def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
     return arrived[0] if len(arrived) == 1 else torch.stack(arrived).sum(0) if arrived else None
 
 
-def by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
-    """Split seeds with both signs into positive and negative seeds if ``composite.by_sign``; return a list of the
-    seeds that are propagated separately."""
+def _by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
+    """Return the seeds; as two parts, the positive and the negative ones, if ``composite.by_sign`` and both occur."""
     if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
         return [dict(seeds)]
     return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]

@@ -86,7 +86,7 @@ def tis(
         cover = chosen.sum(0)
         values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
         counts.append(len(order))
-    return Scores(values, logits, diagnostics={"masks": counts})
+    return task.of_rows(values, logits, {"masks": counts})
 
 
 def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
