@@ -280,16 +280,17 @@ class Recorder(TorchDispatchMode):
 
     # -- fused calls recorded as several calls
     def step(
-        self, name: str, function: Any, operands: Sequence[int], result: Any, *constants: Any, dtype: Any = None
+        self, name: str, function: Any, operands: Sequence[int], *constants: Any, result: Tensor | None = None
     ) -> int:
-        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is the
-        result tensor, or its shape if it has not been computed."""
+        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is its value;
+        None if it is to be computed only when read."""
         tape = self.tape
-        if isinstance(result, Tensor):
+        if result is not None:
             n = self._new(result, True)
         else:
-            dtype = dtype or tape.dtypes[operands[0]]
-            n = tape._add(torch.Size(result), dtype, None)
+            meta = [torch.empty(tape.shapes[o], dtype=tape.dtypes[o], device="meta") for o in operands]
+            like = function(*meta, *constants)
+            n = tape._add(like.shape, like.dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
@@ -312,7 +313,7 @@ class Recorder(TorchDispatchMode):
             tape.hold(n, tensor)
 
         def replaced(result: Any) -> Any:
-            n = tape.number(result) if isinstance(result, Tensor) else -1
+            n = tape.number(result) if isinstance(result, Tensor) and tape.knows(result) else -1
             if n not in new:
                 return result
             self._assign(new[n], n)
