@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
+from whyformer.methods.map_passes import Key, MapPass
 from whyformer.methods.registry import Checked, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName

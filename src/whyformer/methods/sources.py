@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import Key, MapPass, map_pass
+from whyformer.methods.attended_passes import AttendedPass, attended_pass
+from whyformer.methods.map_passes import Key, MapPass, map_pass
 from whyformer.methods.passes import Feed, ForwardPass
 from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
-from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.structure import MERGED, NOT_YET, Structure
 from whyformer.models.kinds import last_row_only
@@ -110,7 +110,7 @@ class Sources:
 
     @cached_property
     def structure(self) -> Structure:
-        """The sequences of rows, their blocks and their attention."""
+        """The streams of rows, their blocks and their attention."""
         passed = map_pass(self.forward_pass(), self.scored_inputs, self.read_logits, self.derived)
         return Structure(passed, self.inputs.name, (*self.scored_inputs, *self.derived))
 
@@ -123,7 +123,7 @@ class Sources:
         return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, supported))
 
     def map_pass(self, *, relevance: bool = False, row_alone: bool = False) -> MapPass:
-        """Return a recorded pass with the attentions of all sequences.
+        """Return a recorded pass with the attentions of all streams.
 
         Args:
             relevance: whether relevance will be propagated.
@@ -169,14 +169,14 @@ class Sources:
     def attended(
         self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, start: int = 0
     ) -> AttendedPass:
-        """Return a recorded pass with its single sequence of attending rows.
+        """Return a recorded pass with its single stream of attending rows.
 
         Args:
             values, roots: as for :meth:`rooted_pass`.
             start: index of the first block used. Blocks whose rows are merged later cannot be used.
 
         Raises:
-            MethodNotApplicable: there is no such sequence.
+            MethodNotApplicable: there is no such stream.
         """
         self._refuse_shared(False)
         self.refuse_streams()
@@ -245,7 +245,7 @@ class Sources:
         return elements
 
     def only_rows(self) -> Key:
-        """Return the name of the rows of the only sequence of tokens that the target reads, or raise."""
+        """Return the name of the rows of the only stream that the target reads, or raise."""
         key = self.structure.alone(self.inputs.name)
         if key is None:
             raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
@@ -339,7 +339,7 @@ class Sources:
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
 
     def of_rows(self, values: Tensor, logits: Tensor, diagnostics: dict[str, Any] | None = None) -> Scores:
-        """Turn scores ``[B, N]`` of the only sequence of tokens that the target reads into scores of its inputs."""
+        """Turn scores ``[B, N]`` of the only stream that the target reads into scores of its inputs."""
         return self.of_sources({self.only_rows(): values}, logits, diagnostics or {})
 
     def of_sources(self, row_scores: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
@@ -384,7 +384,7 @@ class Sources:
 
     @property
     def one_sequence(self) -> bool:
-        """True if the target reads a single sequence of tokens that attends once in each block."""
+        """True if the target reads a single stream, which attends once in each block."""
         return self.structure.alone(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:
@@ -398,7 +398,7 @@ class Sources:
             raise self.refuse(reason[0], verdict=reason[1])
 
     def refuse_streams(self) -> None:
-        """Check that there is a single sequence of tokens that attends once in each block, and that its maps are known.
+        """Check that there is a single stream, which attends once in each block, and that its maps are known.
 
         Raises:
             MethodNotApplicable: there is none.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import MapPass, WalkResult
+from whyformer.methods.map_passes import MapPass, WalkResult
 from whyformer.methods.passes import Callback, ForwardPass, argument_of, record_pass, record_wide_pass
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses

@@ -30,8 +30,8 @@ from whyformer.tape.tables import (
     name_set,
 )
 from whyformer.tape.trials import (
+    DEVIATIONS,
     REPEATABLE,
-    ROOTS,
     SHIFTED_SOFTMAX,
     SPREADING,
     Draws,
@@ -51,7 +51,7 @@ _Segment = tuple[int, tuple[Call, ...]]
 
 _MOST_CALLS, _MOST_SEGMENTS = 40, 14
 _MASKED = name_set("where masked_fill index_put mul div")
-_SPREAD = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
+_PAIRWISE = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 
@@ -210,7 +210,7 @@ class Regions:
         """Return True if a call is elementwise and nonlinear, which includes masking by a mask computed from x."""
         if call.name in _MASKED:
             return any(not self.carry[o] and self.origins.follows[o] for o in call.operands)
-        return call.name in CURVED or call.name in _SPREAD
+        return call.name in CURVED or call.name in _PAIRWISE
 
     def is_binary(self, call: Call) -> bool:
         """Return True if a call is elementwise and has several operands that carry."""
@@ -233,14 +233,14 @@ class Regions:
         nonlinear = [c for c in calls if self.is_nonlinear(c)]
         if not nonlinear or not any(self.is_nonlinear(c) or self.is_binary(c) for c in fresh) or self.reduced(entry):
             return False
-        single = len(nonlinear) == 1 and nonlinear[0].name not in _MASKED | _SPREAD
+        single = len(nonlinear) == 1 and nonlinear[0].name not in _MASKED | _PAIRWISE
         if single and not any(map(self.is_binary, calls)):
             return False
         if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
             return True
-        if not all(c.name in ELEMENTWISE | _SPREAD or KINDS.get(c.name) == "view" for c in calls):
+        if not all(c.name in ELEMENTWISE | _PAIRWISE or KINDS.get(c.name) == "view" for c in calls):
             return False
-        if any(c.name in _SPREAD for c in calls) and not self.joins_constants(calls):
+        if any(c.name in _PAIRWISE for c in calls) and not self.joins_constants(calls):
             return False
         return self.cached(RegionTrial(self.origins, entry, end, tuple(calls)), is_elementwise)
 
@@ -273,7 +273,7 @@ class Regions:
     def norm_or_softmax(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
         """Return (kind, axes) of the norm or softmax that the calls compute; None if they compute neither."""
         names = {c.name for c in calls}
-        if len(calls) < 2 or not names & (ROOTS | EXPONENTIALS):
+        if len(calls) < 2 or not names & (DEVIATIONS | EXPONENTIALS):
             return None
         if not any(c.name in SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
             return None

@@ -22,8 +22,8 @@ from whyformer.tape.units import reduced_axes
 from whyformer.tape.values import Tape
 
 __all__ = [
+    "DEVIATIONS",
     "REPEATABLE",
-    "ROOTS",
     "SHIFTED_SOFTMAX",
     "SOFTMAX_KINDS",
     "SPREADING",
@@ -43,7 +43,9 @@ SOFTMAX_KINDS = ("softmax", SHIFTED_SOFTMAX)
 
 _LEAST_ROWS, _FEW = 12, 6
 
-ROOTS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+DEVIATIONS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+"""Calls by which a norm may compute 1/σ."""
+
 REPEATABLE = frozenset(KINDS) | ELEMENTWISE | COMPARISONS
 SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
 _POSITIVE = name_set("exp exp2 softplus sigmoid square abs")
@@ -260,7 +262,7 @@ def norm_or_softmax(trial: RegionTrial) -> tuple[str, tuple[int, ...]] | None:
         ratio = (plus / rows(trial(x / 2) for x in drawn)).nan_to_num(0, 0, 0)
         if is_softmax(a / 2, ratio, sums=False) and is_softmax(plus.log(), plus, sink):
             return SHIFTED_SOFTMAX, axes
-    return ("norm", axes) if names & ROOTS and is_norm(a, plus, rows(trial(-x) for x in drawn)) else None
+    return ("norm", axes) if names & DEVIATIONS and is_norm(a, plus, rows(trial(-x) for x in drawn)) else None
 
 
 def _mixed_axes(trial: RegionTrial, x: Tensor, y: Tensor) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task

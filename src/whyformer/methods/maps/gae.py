@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients

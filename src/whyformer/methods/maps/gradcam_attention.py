@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention, WalkResult
 from whyformer.methods.conservation import Sums
+from whyformer.methods.map_passes import Key, MapPass, NamedAttention, WalkResult
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.passes import Callback
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD

@@ -454,7 +454,7 @@ def map_pass(
     read_logits: LogitsReader,
     derived: Mapping[str, str] | None = None,
 ) -> MapPass:
-    """Return a pass with its sequences, their blocks and attentions.
+    """Return a pass with its streams, their blocks and attentions.
 
     Args:
         recording: a recorded pass.
