@@ -49,10 +49,11 @@ __all__ = ["Regions"]
 _Segment = tuple[int, tuple[Call, ...]]
 """A value, and the calls from it to a later value that it dominates."""
 
-_MOST_CALLS, _MOST_SEGMENTS = 40, 14
-_MASKED = name_set("where masked_fill index_put mul div")
+_MOST_CALLS, _MOST_SEGMENTS = 40, 14  # of a region
+_MASKED = name_set("where masked_fill index_put mul div")  # nonlinear if the mask or a factor is computed from x
 _PAIRWISE = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
+"""Calls with which a norm, a softmax or an activation may end."""
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 
 

@@ -41,14 +41,15 @@ SHIFTED_SOFTMAX = "shifted softmax"
 SOFTMAX_KINDS = ("softmax", SHIFTED_SOFTMAX)
 """The kinds of units whose result is a softmax along an axis."""
 
-_LEAST_ROWS, _FEW = 12, 6
+_LEAST_ROWS = 12  # number of rows on which a function is tested
+_FEW = 6  # number of elements along an axis whose size does not matter
 
 DEVIATIONS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
 """Calls by which a norm may compute 1/σ."""
 
 REPEATABLE = frozenset(KINDS) | ELEMENTWISE | COMPARISONS
 SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
-_POSITIVE = name_set("exp exp2 softplus sigmoid square abs")
+_POSITIVE = name_set("exp exp2 softplus sigmoid square abs")  # restrict the range of their operand
 _SIZELESS = ELEMENTWISE | COPIES | COMPARISONS | SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
 """Calls whose arguments do not depend on the sizes of the axes along which they do not reduce."""
 

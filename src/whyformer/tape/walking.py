@@ -109,8 +109,7 @@ class Step:
     Attributes:
         unit: the unit.
         rule: the composite's rule for it.
-        carry: for each entry, whether a path leads to it from a root, not through an entry that the composite holds
-            constant.
+        carry: for each entry, whether it depends on a root through entries that the composite does not hold constant.
         live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
             a wanted value.
         visited: True if an entry is live, or an exit is wanted.
