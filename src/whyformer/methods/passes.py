@@ -196,9 +196,12 @@ class ForwardPass:
         ends = outputs if read_logits is None else self._ends(read_logits)
         key = tuple(sources), ends, learned
         if key not in self._layouts:
-            plain = self.layout(sources, read_logits) if learned else None
-            maps = {} if plain is None else self._first_maps(plain, ends, outputs)
-            self._layouts[key] = plain if plain is not None and not maps else self._layout(sources, outputs, ends, maps)
+            layout = self.layout(sources, read_logits) if learned else self._layout(sources, outputs, ends, {})
+            if learned:
+                program, calls = read_program(self.tape, layout.roots, ends), needed_calls(self.tape.calls, outputs)
+                maps = find_first_maps(program, self.tape, layout.rows, layout.streams, calls)
+                layout = self._layout(sources, outputs, ends, maps) if maps else layout
+            self._layouts[key] = layout
         return self._layouts[key]
 
     def _layout(
@@ -224,12 +227,6 @@ class ForwardPass:
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
         maps_of_all = {n for a in find_attentions(every, tape, rows) for n in a.maps}
         return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
-
-    def _first_maps(
-        self, layout: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
-    ) -> dict[int, tuple[int, ...]]:
-        program = read_program(self.tape, layout.roots, ends)
-        return find_first_maps(program, self.tape, layout.rows, layout.streams, needed_calls(self.tape.calls, outputs))
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
@@ -344,15 +341,9 @@ class ForwardPass:
                 if number >= first:
                     watchers[number].append(sums.entering(block, number))
         with self.naming_modules():
-            flows = walk_back(
-                program,
-                self.tape,
-                [(composite, starts) for composite in composites],
-                at={n: partial(_call_all, functions) for n, functions in watchers.items()},
-                wanted=wanted,
-                samples=None if sums is None else sums.samples,
-                on_unit=None if sums is None else sums.on_unit,
-            )
+            given: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
+            given["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
+            flows = walk_back(program, self.tape, [(c, starts) for c in composites], wanted=wanted, **given)
         self.tape.release()
         return flows, sums
 
