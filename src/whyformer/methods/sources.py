@@ -16,7 +16,7 @@ from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended_passes import AttendedPass, attended_pass
 from whyformer.methods.map_passes import Key, MapPass, map_pass
-from whyformer.methods.passes import Feed, ForwardPass
+from whyformer.methods.passes import Feed, ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
@@ -105,8 +105,24 @@ class Sources:
 
     # -- passes
     def forward_pass(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs; see :meth:`whyformer.methods.task.Task.forward_pass`."""
-        raise TypeError("only a Task can be recorded")
+        """Return a recorded pass of the inputs, which several targets or methods may share. With ``wide``, it runs in
+        float32 or wider, as relevance requires."""
+
+        def make() -> ForwardPass:
+            feed, samples = self.feed(self.inputs), self.inputs.samples
+            if wide:
+                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
+            return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
+
+        in_float32 = wide and (self.in_half_precision or self.forward_pass().is_half)
+        if in_float32 not in self._passes:
+            shared = self.shared
+            self._passes[in_float32] = make() if shared is None else shared.forward_pass(self, make, in_float32)
+        return self._passes[in_float32]
+
+    @cached_property
+    def _passes(self) -> dict[bool, ForwardPass]:
+        return {}
 
     @cached_property
     def structure(self) -> Structure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
 from whyformer.methods.map_passes import MapPass, WalkResult
-from whyformer.methods.passes import Callback, ForwardPass, argument_of, record_pass, record_wide_pass
+from whyformer.methods.passes import Callback, argument_of, record_pass
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
@@ -140,26 +139,6 @@ class Task(Sources):
             return target(logits.to(rows).index_put((places,), rows))[places]
 
         return replace(self, inputs=self.inputs.of_samples(numbers), resolve=lambda _: value)
-
-    def forward_pass(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs, which several targets or methods may share. With ``wide``, it runs in
-        float32 or wider, as relevance requires."""
-
-        def make() -> ForwardPass:
-            feed, samples = self.feed(self.inputs), self.inputs.samples
-            if wide:
-                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
-            return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
-
-        in_float32 = wide and (self.in_half_precision or self.forward_pass().is_half)
-        if in_float32 not in self._passes:
-            shared = self.shared
-            self._passes[in_float32] = make() if shared is None else shared.forward_pass(self, make, in_float32)
-        return self._passes[in_float32]
-
-    @cached_property
-    def _passes(self) -> dict[bool, ForwardPass]:
-        return {}
 
     def walk(
         self,
