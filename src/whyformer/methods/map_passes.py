@@ -136,8 +136,9 @@ class MapPass:
         Raises:
             ModelError: the model multiplies exp(scores) by a bias, so that scores with their bias are not computed.
         """
-        attention = self.attentions[index]
-        if any(self.program.makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
+        attention, makers = self.attentions[index], self.program.makers
+        # a map among learned vectors is constant, so no unit computes it
+        if any(p.map in makers and makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
             raise ModelError("the attention scores of the model are not computed: it multiplies exp(q·k) by a bias")
         return attention.arrange(*(self.recording.tape[p.scores] for p in attention.pieces))
 
