@@ -517,6 +517,18 @@ def test_division_is_finite(dtype: torch.dtype, a: float, b: float) -> None:
         torch.testing.assert_close(quotient, torch.tensor(a, dtype=dtype) / torch.tensor(b, dtype=dtype))
 
 
+@pytest.mark.parametrize("name", ["deep Taylor", *LINEAR_RULES])
+def test_vmap_over_seeds_equals_single_seeds(name: str) -> None:
+    model, pixels = zoo.build("hf_vit")
+    tape, program = read_model(model, pixels)
+    seeds = random_tensor(3, *tape.shapes[program.output])
+
+    def walk(seed: Tensor) -> Tensor:
+        return walk_back(program, tape, [(LAYERS[name][0], {program.output: seed})], wanted=program.roots)[0][program.roots[0]]
+
+    assert_equal(torch.vmap(walk)(seeds), torch.stack([walk(seed) for seed in seeds]))
+
+
 # -- errors --------------------------------------------------------------------------------------------------------------
 @each
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whyformer.rules.linear import identity
 from whyformer.tape.adjoints import softmax_adjoint
+from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
 from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import UNNORMALIZED, Unit
@@ -38,9 +39,10 @@ def secant(walk: Walk, step: Step, flows: Flows) -> Parts:
     zero = x.new_zeros(()) if elementwise else torch.zeros_like(x)
     origin = g(zero)
     limit = (g(zero + h) - g(zero - h)) / (2 * h)
-    if not bool(origin.isfinite().all()):
+    concrete = not in_transform()  # inside vmap, Python cannot branch on values
+    if concrete and not bool(origin.isfinite().all()):
         return adjoint(walk, step, flows)
-    if elementwise and float(origin) == 0:  # g(x) / x is exact enough, and only 0/0 must be replaced
+    if concrete and elementwise and float(origin) == 0:  # g(x) / x is exact enough, and only 0/0 must be replaced
         slope = g(x).div_(x).nan_to_num_(float(limit), math.inf, -math.inf)
     else:
         slope = torch.where(x.abs() < h, limit, (g(x) - origin) / torch.where(x == 0, 1, x))

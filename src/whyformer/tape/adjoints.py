@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.tape.calls import Call, Slot
+from whyformer.tape.state import in_transform
 from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
@@ -50,10 +51,13 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bo
             f"'{call.name}' draws random numbers that were not recorded, so nothing can be propagated through it: "
             "call model.eval(), or turn off the randomness in its forward"
         )
-    return _by_autograd(call, tape, flows, want)
+    # inside vmap, only functional transforms are possible
+    found = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, want))
+    return [next(found) if wanted else None for wanted in want]
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
+    """Return the flow to each operand that is wanted."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [t.clone() if t.is_inference() else t.detach() for t in (tape[o] for o in call.operands)]
         inputs = [leaf.requires_grad_() for leaf, wanted in zip(leaves, want, strict=True) if wanted]
@@ -73,8 +77,22 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
             raise _no_derivative(call) from error
     if all(f is None for f in found):
         raise _no_derivative(call)
-    remaining = iter(found)
-    return [next(remaining) if wanted else None for wanted in want]
+    return found
+
+
+def _by_vjp(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
+    """Return what :func:`_by_autograd` returns, as a function that can be transformed."""
+    arriving = [i for i, flow in enumerate(flows) if flow is not None]
+    values = [tape[o] for o in call.operands]
+
+    def function(*variables: Tensor) -> list[Tensor]:
+        remaining = iter(variables)
+        outs = call([next(remaining) if wanted else t for t, wanted in zip(values, want, strict=True)])
+        return [outs[i] for i in arriving]
+
+    outs, pull, *_ = torch.func.vjp(function, *(t for t, wanted in zip(values, want, strict=True) if wanted))
+    given = zip(outs, (flow for flow in flows if flow is not None), strict=True)
+    return pull([in_dtype(flow.reshape(out.shape), out.dtype) for out, flow in given])
 
 
 def _like(flow: Tensor, value: Tensor) -> Tensor:
@@ -137,7 +155,7 @@ def unbroadcast(flow: Tensor, shape: torch.Size) -> Tensor:
 def rows_with_flow(flow: Tensor) -> Tensor | None:
     """Return the indices of the rows of a matrix that are not zero; None if they are half of the rows or more. After
     the last attention, few rows have a flow, and padding has none."""
-    if len(flow) <= 8 or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
+    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
         return None
     rows = flow.any(-1).nonzero()[:, 0]
     return rows if 2 * len(rows) < len(flow) else None

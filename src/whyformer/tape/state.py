@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["SWITCHES", "bare", "without_autocast"]
+__all__ = ["SWITCHES", "bare", "in_transform", "without_autocast"]
 
 
 class Switches:
@@ -50,3 +50,8 @@ def bare() -> Iterator[None]:
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Context manager that turns autocast off for all devices."""
     return torch._C._DisableAutocast()
+
+
+def in_transform() -> bool:
+    """Return True inside a function transform such as ``torch.vmap``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -24,7 +24,7 @@ from whyformer.tape.adjoints import adjoint_of_call, in_dtype
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, RowSamples
-from whyformer.tape.state import bare
+from whyformer.tape.state import bare, in_transform
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -276,7 +276,9 @@ def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
 
 def _by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
     """Return the seeds; as two parts, the positive and the negative ones, if ``composite.by_sign`` and both occur."""
-    if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
+    # inside vmap, Python cannot branch on values, and a part without a flow adds nothing
+    mixed = composite.by_sign and (in_transform() or any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()))
+    if not mixed:
         return [dict(seeds)]
     return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]
 
