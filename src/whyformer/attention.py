@@ -18,7 +18,7 @@ from whyformer.methods.finishing import Finish
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.methods.texts import each_text
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
@@ -239,7 +239,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     task, maps, row, logits = ready.work(ready.task(resolver, name), lambda task: _observed(task, gradient))
 
     def laid_out(values: Tensor) -> dict[str, Scores]:
-        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient})
+        scores = task.of_rows(values.to(logits.device), logits, {"class_specific": gradient})
         layouts = each_text(task, task.lay_out(scores))
         return {"": replace(layouts, parts={}), **layouts.parts}
 
@@ -268,7 +268,7 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
 
     if gradient:
         on_map = lambda index, weights, flow: keep(index, (weights * flow).clamp(min=0))  # noqa: E731
-        readouts = work.walk(GRADIENT, MapWatch(numbers, on_map)).readouts
+        readouts = work.walk(GRADIENT, on_map, numbers).readouts
     else:
         _, readouts = work.read_rows()
         for number in numbers:

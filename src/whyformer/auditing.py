@@ -260,13 +260,13 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
     for name, composite in RULES.items():
         try:
             rooted = task.rooted_pass(composite)
-            flows = rooted.back(task.seed(rooted.logits))
+            flows, moved = rooted.back(task.seed(rooted.logits))
         except WhyformerError:
             continue  # Audit.methods has the reason
         relevance = composite.carrier == "relevance"
         start = float(task.value(rooted.logits).sum()) or 1.0
-        if relevance:
-            figure = rooted.balance.diagnostics()["conservation"]
+        if moved is not None:
+            figure = moved.diagnostics()["conservation"]
             start = sum(figure["start"]) or 1.0
             blocks[name] = {int(block): sum(samples) / start for block, samples in figure["blocks"].items()}
             lost[name] = {kind: sum(samples) / start for kind, samples in figure["given_up_by_operation"].items()}

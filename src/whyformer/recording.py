@@ -36,7 +36,7 @@ from whyformer.tape.streams import Block
 from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit, reach, roots_of
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Composite, by_sign, walk_back
+from whyformer.tape.walking import Composite, walk_back
 from whyformer.tape.walking import replay as replay_tape
 from whyformer.targets import Target
 
@@ -278,9 +278,8 @@ class Record:
         program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
         # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
         samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
-        wanted_numbers = [v.number for v in values]
-        runs = [(rules, by_sign(rules, seeds))]
-        (flows,) = walk_back(program, self.tape, runs, wanted=wanted_numbers, samples=samples)
+        numbers = [v.number for v in values]
+        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=numbers, samples=samples)
         self.tape.release()
         return {v: flows[v.number] for v in values}
 

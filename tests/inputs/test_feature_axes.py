@@ -53,6 +53,7 @@ def text_model() -> nn.Module:
         (lambda: SingleLayer(nn.Linear(MELS, WIDTH)), "features", (2, STEPS, MELS), STEPS),
         (lambda: SingleLayer(nn.Linear(MELS, WIDTH), lambda x: x.transpose(1, 2)), "features", (2, MELS, STEPS), STEPS),
         (lambda: SingleLayer(nn.Linear(MELS * 6, WIDTH), lambda x: x.flatten(1)), "features", (2, 6, MELS), 6),
+        (lambda: SingleLayer(nn.Conv1d(MELS, WIDTH, 5, 3), lambda x: nn.functional.avg_pool1d(x, 2)), "features", (2, MELS, STEPS), STEPS),
     ],
 )
 def test_scores_are_indexed_by_the_feature_axis(model: Callable[[], nn.Module], name: str, shape: tuple[int, ...], features: int) -> None:

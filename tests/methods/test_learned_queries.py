@@ -106,7 +106,7 @@ def test_rollout_equals_reference() -> None:
     assert torch.allclose(e.scores, tokens[:, 0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution", "partial_lrp", "value_zeroing", "libragrad"])
+@pytest.mark.parametrize("method", ["agcam", "gae", "rollout", "transformer_attribution", "partial_lrp", "value_zeroing", "libragrad"])
 def test_batch_equals_single_samples(method: str) -> None:
     model, x = build_detector()
     model.requires_grad_(False)

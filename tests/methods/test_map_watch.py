@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import MethodNotApplicable
-from whyformer.methods.task import MapWatch
 from whyformer.tape.recording import record_call
 from whyformer.tape.sources import find_sources
 from whyformer.tape.walking import GRADIENT
@@ -40,7 +39,7 @@ def test_watched_gradients_of_attention_maps_equal_autograd(name: str, attention
     def watch(block: int, weights: Tensor, gradient: Tensor) -> None:
         watched[block] = weights, gradient
 
-    task.walk(GRADIENT, MapWatch(range(3), watch))
+    task.walk(task.attended(), GRADIENT, watch, range(3))
     assert list(watched) == [2, 1, 0]
     for block, (weights, gradient) in watched.items():
         # transformers computes the map of written attention in float32

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import whyformer
 from whyformer.errors import InputError
 from whyformer.methods import METHODS
-from whyformer.methods.task import MapWatch, Task
+from whyformer.methods.task import Task
 from zoo import build, modality
 
 TA = "transformer_attribution"
@@ -66,18 +65,18 @@ def test_maps_of_one_block_are_in_memory_at_a_time(name: str, monkeypatch: pytes
     """Gradient and relevance of a block are combined and freed before the next block."""
     order: list[int] = []
     previous: list[weakref.ref[torch.Tensor]] = []
-    walk_over = Task.walk_over
+    walk = Task.walk
 
-    def watched(task: Task, passed: Any, rules: Any, watch: MapWatch) -> Any:
+    def watched(task: Task, passed: Any, rules: Any, on_map: Any, blocks: Any, **options: Any) -> Any:
         def record_block(block: int, *flows: torch.Tensor) -> None:
             order.append(block)
             assert [alive() for alive in previous if alive() is not None] == []
             previous[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
-            watch.on_map(block, *flows)
+            on_map(block, *flows)
 
-        return walk_over(task, passed, rules, replace(watch, on_map=record_block))
+        return walk(task, passed, rules, record_block, blocks, **options)
 
-    monkeypatch.setattr(Task, "walk_over", watched)
+    monkeypatch.setattr(Task, "walk", watched)
     whyformer.explain(*build(name), TA, 1)
     assert order == [2, 1, 0]
     assert len(previous) == 3  # the map, its relevance and its gradient

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import whyformer
 from whyformer.explaining import open_model
 from whyformer.methods.maps.streams import Paths
-from whyformer.methods.task import MapWatch
 from whyformer.models.structure import find_blocks, first_bad_parameter
 from whyformer.models.walking import modules, named_modules
 from whyformer.tape.walking import GRADIENT
@@ -116,7 +115,8 @@ def test_readout_tokens(name: str) -> None:
     """By the gradient at the output of the last block: CLS, CLS and distillation token, last token, or all."""
     model, inputs = build(name)
     ready = open_model(model).prepare(inputs)
-    row = ready.task(ready.resolver(1), "gae").walk(GRADIENT, MapWatch(range(3), lambda *_: None)).row
+    task = ready.task(ready.resolver(1), "gae")
+    row = task.walk(task.attended(), GRADIENT, lambda *_: None, range(3)).row
     assert torch.allclose(row.sum(-1), torch.ones(2, dtype=row.dtype))
     assert row[0].gt(1e-12).nonzero()[:, 0].tolist() == READOUT[name]
     if isinstance(inputs, dict):  # the second sample has seven tokens, and its readout excludes padding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,13 @@ def random_tensor(*shape: int, seed: int = 0) -> Tensor:
 
 
 def relevance(function: Function, x: Tensor, composite: Composite, seed: Tensor | None = None, *, pixels: bool = False) -> Tensor:
-    """Relevance of x, which is the model input if ``pixels`` is set, otherwise an inner value."""
+    """Relevance of x, which is the model input if ``pixels`` is set, otherwise an inner value. Seeds of both signs are not separated."""
     tape, y = record(lambda x: function(x if pixels else x * 1), x)
     root = tape.number(x) if pixels else tape.calls[0].results[0]
     program = read_program(tape, [root], tape.number(y))
     seed = random_tensor(*y.shape, seed=9).to(y.dtype) if seed is None else seed
-    return walk_back(program, tape, [(composite, {program.output: seed})], wanted=[root])[0][root]
+    runs = [(replace(composite, by_sign=False), {program.output: seed})]
+    return walk_back(program, tape, runs, wanted=[root])[0][root]
 
 
 def assert_equal(result: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:

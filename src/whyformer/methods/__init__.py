@@ -3,7 +3,7 @@
 A method is a function from a :class:`~whyformer.methods.task.Task` (a model, its inputs and a target) to
 :class:`~whyformer.methods.scores.Scores`. Begin with ``registry`` and ``task``, then read a short method, such as
 ``maps/attcat``. Most methods walk over a recorded pass: ``passes`` records it, ``roots`` finds the values that get
-relevance, ``attended`` and ``maps/streams`` observe its attention maps.
+relevance, ``map_passes`` and ``maps/streams`` observe its attention maps.
 """
 
 from whyformer.methods import auto, multipliers, propagation  # noqa: F401 - each registers its methods

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
+from whyformer.methods.map_passes import Key, MapPass
 from whyformer.methods.registry import Checked, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName
-from whyformer.tape.streams import Stream
 from whyformer.tape.walking import Composite
 
 _PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
@@ -55,16 +54,12 @@ def _walk_to_blocks(
     """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
     ``observe`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
     at: dict[int, Callable[..., None]] = {}
-
-    def enter(stream: Stream, number: int, flow: Tensor | None) -> None:
-        observe(passed.name_of(stream), *passed.arrived(stream, number, flow))
-
     for stream in (s for s in passed.layout.streams if not s.is_learned):
         count = math.ceil(round(share * len(stream.all_blocks), 9))  # 0.28 · 25 is 7.000000000000001
         for block in stream.all_blocks[: max(1, count)]:
             if not passed.holds(block.entry, stream):
                 raise task.refuse("its blocks have different rows, so their products cannot be summed")
-            at[block.entry] = partial(enter, stream, block.entry)
+            at[block.entry] = passed.arriving(stream, block.entry, partial(observe, passed.name_of(stream)))
     passed.walk(task.seed(passed.logits), [composite], at=at)
     return passed.logits
 

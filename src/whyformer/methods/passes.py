@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelChanged, ModelError, UnknownOperation
 from whyformer.inputs import Inputs
+from whyformer.methods.conservation import Sums
 from whyformer.models.ends import end_in, without_end
 from whyformer.models.isolation import WAIT
 from whyformer.models.output import Output, with_tensors
@@ -40,8 +42,10 @@ from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_pas
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
+from whyformer.tape.walking import Composite, walk_back
 
 __all__ = [
+    "Callback",
     "Change",
     "ForwardPass",
     "Layout",
@@ -53,6 +57,7 @@ __all__ = [
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
 LogitsReader = Callable[[Output], Tensor]
 Change = Mapping[int, Callable[[Tensor], Tensor]]
+Callback = Callable[..., None]
 
 
 # -- one pass --------------------------------------------------------------------------------------------------------
@@ -191,9 +196,12 @@ class ForwardPass:
         ends = outputs if read_logits is None else self._ends(read_logits)
         key = tuple(sources), ends, learned
         if key not in self._layouts:
-            plain = self.layout(sources, read_logits) if learned else None
-            maps = {} if plain is None else self._first_maps(plain, ends, outputs)
-            self._layouts[key] = plain if plain is not None and not maps else self._layout(sources, outputs, ends, maps)
+            layout = self.layout(sources, read_logits) if learned else self._layout(sources, outputs, ends, {})
+            if learned:
+                program, calls = read_program(self.tape, layout.roots, ends), needed_calls(self.tape.calls, outputs)
+                maps = find_first_maps(program, self.tape, layout.rows, layout.streams, calls)
+                layout = self._layout(sources, outputs, ends, maps) if maps else layout
+            self._layouts[key] = layout
         return self._layouts[key]
 
     def _layout(
@@ -219,12 +227,6 @@ class ForwardPass:
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
         maps_of_all = {n for a in find_attentions(every, tape, rows) for n in a.maps}
         return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
-
-    def _first_maps(
-        self, layout: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
-    ) -> dict[int, tuple[int, ...]]:
-        program = read_program(self.tape, layout.roots, ends)
-        return find_first_maps(program, self.tape, layout.rows, layout.streams, needed_calls(self.tape.calls, outputs))
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
@@ -303,6 +305,52 @@ class ForwardPass:
                 )
             gradients = torch.autograd.grad(row, list(leaves.values()), seed, allow_unused=True)
         return {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
+
+    def walk_back(
+        self,
+        roots: Iterable[int],
+        starts: Mapping[int, Tensor],
+        composites: Sequence[Composite],
+        *,
+        seed: Tensor,
+        layout: Layout | None = None,
+        at: Mapping[int, Sequence[Callback]] | None = None,
+        wanted: Collection[int] = (),
+    ) -> tuple[list[dict[int, Tensor]], Sums | None]:
+        """Walk back from the values that a target reads, and sum the relevance at the blocks on the way.
+
+        Args:
+            roots: numbers of the values at which relevance ends.
+            starts: value -> flow with which the walk starts there, see :meth:`starts`.
+            composites: the rules of each run.
+            seed: ``[B, C]``, ∂target/∂logits.
+            layout: the rows of the pass, needed by a composite that propagates relevance.
+            at: value -> functions to call with the flow that arrives there under each composite.
+            wanted: values whose flows are returned.
+
+        Returns:
+            The flows of each run at the wanted values; the sums of relevance, None without such a composite.
+        """
+        program = read_program(self.tape, roots, starts)
+        watchers = defaultdict[int, list[Callback]](list, {n: list(functions) for n, functions in (at or {}).items()})
+        run, sums = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None), None
+        if run is not None and layout is not None:
+            borders, first = layout.borders(program), min((*watchers, *wanted))  # the walk ends at the first
+            sums = Sums(layout.rows, starts, seed, run, bool(borders), self.precision)
+            for number, block in borders.items():
+                if number >= first:
+                    watchers[number].append(sums.entering(block, number))
+        with self.naming_modules():
+            given: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
+            given["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
+            flows = walk_back(program, self.tape, [(c, starts) for c in composites], wanted=wanted, **given)
+        self.tape.release()
+        return flows, sums
+
+
+def _call_all(functions: Sequence[Callback], *flows: Tensor | None) -> None:
+    for function in functions:
+        function(*flows)
 
 
 def argument_of(feed: Feed, place: str | int) -> Tensor:

@@ -10,7 +10,7 @@ from whyformer.methods.gradients.input_gradients import of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Amount, Block, between, method, one_of
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.propagation import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.tape.walking import Composite
 
@@ -52,8 +52,9 @@ def lrp(
     Under the plain add rule, single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
     recorded = task.rooted_pass(_rules(rule, alpha, epsilon, gamma))
-    flows = recorded.back(task.seed(recorded.logits))
-    return of_roots(task, recorded.logits, flows, "sum", recorded.balance.diagnostics(promised=rule == "shared"))
+    flows, sums = recorded.back(task.seed(recorded.logits))
+    figures = None if sums is None else sums.diagnostics(promised=rule == "shared")
+    return of_roots(task, recorded.logits, flows, "sum", figures)
 
 
 @method(
@@ -84,6 +85,6 @@ def partial_lrp(
         maps[index] = relevance.clamp(min=0).mean(1)
 
     work = streams.begin(task, rules, row_alone=True)
-    walked = work.walk(rules, MapWatch(work.attentions_for(Aggregation(layers=block)), observe))
+    walked = work.walk(rules, observe, work.attentions_for(Aggregation(layers=block)))
     rows = work.paths(maps, walked.readouts).mean_of_rows()
-    return work.scores(rows, walked.logits, walked.balance, promised=promised)
+    return work.scores(rows, walked.logits, walked.sums, promised=promised)

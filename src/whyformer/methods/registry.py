@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import InputError, MethodNotApplicable, unknown
+from whyformer.methods.affinity import spread
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -199,8 +200,8 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
     """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its name.
 
     The settings and their checks are read from the signature: ``bool``, a ``Literal``, or ``Annotated`` with a check.
-    The registry runs the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods score token
-    rows and need not know their places in a picture. Methods for patches get a setting ``affinity`` (False), see
+    A method that scores the model's rows returns :meth:`~whyformer.methods.task.Task.of_rows` of the scores, and need
+    not know the places of rows in a picture. Methods for patches get a setting ``affinity`` (False), see
     :mod:`whyformer.methods.affinity`.
 
     Args:
@@ -225,7 +226,7 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
                 raise _no_checkpoint(registered.name)
             affinity = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
-            return _spread(task, scores) if affinity else scores
+            return spread(task, scores) if affinity else scores
 
         METHODS[function.__name__] = Method(function.__name__, summary, settings, checks, laid_out, **facts)
         return function
@@ -240,12 +241,6 @@ def _no_checkpoint(name: str) -> MethodNotApplicable:
         f"{name} does not support checkpoint=True, because it does not propagate through whole blocks: omit it, or use "
         f"{others}"
     )
-
-
-def _spread(task: Task, scores: Scores) -> Scores:
-    from whyformer.methods.affinity import spread
-
-    return spread(task, scores)
 
 
 def find(name: str) -> Method:

@@ -2,7 +2,7 @@
 
     recording = record_pass(model, feed)
     rooted = RootedPass(recording, find_roots(recording, sources), COMPOSITES["attnlrp"], read_logits)
-    multipliers = rooted.back(seed)  # input -> m; its relevance is rooted.root_values[name] * m
+    multipliers, _ = rooted.back(seed)  # input -> m; its relevance is rooted.root_values[name] * m
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Balance, Sums
+from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Feed, ForwardPass, Layout, LogitsReader, argument_of, record_pass
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
-from whyformer.tape.program import Program, read_program
+from whyformer.tape.program import read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
 from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import GRADIENT, Composite, by_sign, walk_back
+from whyformer.tape.walking import GRADIENT, Composite, walk_back
 
 __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
 
@@ -175,16 +175,16 @@ def _entry(
     return looked_up if mixed else number, row_numbers
 
 
-_MIXED: Recent[tuple[bool]] = Recent(64)
+_MIXED: Recent[bool] = Recent(64)
 
 
 def _is_mixed(
     recording: ForwardPass, rows: Rows, value: int, row_numbers: Tensor, looked_up: int, others: tuple[int, ...]
 ) -> bool:
     """Return True if the rows of an input in a value depend on other inputs, or its other rows depend on this input."""
-    tape, key = recording.tape, (recording.tape.signature, value, looked_up, others)
-    cached = _MIXED.get(key)
-    if cached is None:
+    tape = recording.tape
+
+    def measure() -> bool:
         label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
         inside[row_numbers.flatten()] = True
         is_inside = inside[label].to(tape.device(value))
@@ -192,10 +192,10 @@ def _is_mixed(
         program = read_program(tape, [looked_up, *others], [value])
         runs = [(GRADIENT, {value: seed * is_inside}), (GRADIENT, {value: seed * ~is_inside})]
         from_inside, from_outside = walk_back(program, tape, runs, wanted=[looked_up, *others])
-        mixed = any(bool(from_inside[n].any()) for n in others) or bool(from_outside[looked_up].any())
-        cached = _MIXED.put(key, (mixed,))
         tape.release()
-    return cached[0]
+        return any(bool(from_inside[n].any()) for n in others) or bool(from_outside[looked_up].any())
+
+    return _MIXED.once((tape.signature, value, looked_up, others), measure)
 
 
 def changed_pass(
@@ -285,7 +285,6 @@ class RootedPass:
     read_logits: LogitsReader
     layout: Layout | None = None
     moved: bool = False
-    _sums: list[Sums] = field(default_factory=list, repr=False)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -297,8 +296,9 @@ class RootedPass:
         """Input -> value of its root; ``[B, N, ...]`` for texts."""
         return {name: self.roots.arranged(name, self.recording.tape.__getitem__) for name in self.roots.numbers}
 
-    def back(self, seed: Tensor) -> dict[str, Tensor]:
-        """Propagate to the roots; return {input: flow that arrives at its root}, in the layout of :attr:`root_values`.
+    def back(self, seed: Tensor) -> tuple[dict[str, Tensor], Sums | None]:
+        """Propagate to the roots; return ({input: flow that arrives at its root}, in the layout of
+        :attr:`root_values`; the sums of relevance, None if the composite propagates multipliers).
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
@@ -306,13 +306,9 @@ class RootedPass:
         Raises:
             ModelError: nothing arrives at any root.
         """
-        tape, roots = self.recording.tape, self.roots.every
-        starts = self.recording.starts(self.read_logits, seed)
-        program = read_program(tape, roots, starts)
-        with self.recording.naming_modules():
-            runs = [(self.composite, by_sign(self.composite, starts))]
-            (flows,) = walk_back(program, tape, runs, wanted=roots, **self._within(program, starts, seed))
-        tape.release()
+        recording, roots = self.recording, self.roots.every
+        starts, rules = recording.starts(self.read_logits, seed), [self.composite]
+        (flows,), sums = recording.walk_back(roots, starts, rules, seed=seed, layout=self.layout, wanted=roots)
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
             constant = f", or {self.composite.name} holds every path constant (then use input_x_gradient)"
             raise ModelError(
@@ -321,20 +317,4 @@ class RootedPass:
                 f"{constant if self.composite.rules else ''}. Remove that operation, explain another target, or use "
                 "occlusion"
             )
-        return {name: self.roots.arranged(name, flows.__getitem__) for name in self.roots.numbers}
-
-    def _within(self, program: Program, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
-        """Return the walk's arguments to distribute relevance within each sample, and to sum it."""
-        if self.layout is None:
-            return {}
-        borders = self.layout.borders(program)
-        precision = self.recording.precision
-        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders), precision=precision)
-        self._sums.append(sums)
-        at = {entry: sums.entering(block, entry) for entry, block in borders.items()}
-        return {"at": at, "samples": sums.samples, "on_unit": sums.on_unit}
-
-    @property
-    def balance(self) -> Balance:
-        """The conservation of relevance in the last call of :meth:`back`."""
-        return self._sums[-1].balance
+        return {name: self.roots.arranged(name, flows.__getitem__) for name in self.roots.numbers}, sums

@@ -20,12 +20,11 @@ class Scores:
     """A method's result.
 
     Attributes:
-        values: ``[B, N]`` one score per row of the sequence that the target reads (kind "sequence", which the registry
-            turns into "token" or "patch"), ``[B, N]`` one per input token ("token"), ``[B, P]`` one per cell of a
-            picture ("patch"), ``[B, H, W]`` ("pixel"). For C texts per sample ``[B · C, N]``, for C texts that all
-            samples share ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
+        values: ``[B, N]`` one score per input token (kind "token"), ``[B, P]`` one per cell of a picture ("patch"),
+            ``[B, H, W]`` ("pixel"). For C texts per sample ``[B · C, N]``, for C texts that all samples share
+            ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
         logits: ``[B, C]`` of the plain forward pass.
-        kind: "sequence", "token", "patch" or "pixel".
+        kind: "token", "patch" or "pixel".
         diagnostics: diagnostics of the method.
         grid: (rows, columns) of kind "patch", for a video (time steps, rows, columns); None without a grid.
         cells: (left, top, right, bottom) of the grid in pixels of the model's input; None for all of it.
@@ -38,7 +37,7 @@ class Scores:
 
     values: Tensor
     logits: Tensor
-    kind: str = "sequence"
+    kind: str = "token"
     diagnostics: dict[str, Any] = field(default_factory=dict)
     grid: tuple[int, ...] | None = None
     cells: Box | None = None

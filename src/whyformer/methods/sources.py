@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import Key, MapPass, map_pass
-from whyformer.methods.passes import Feed, ForwardPass
+from whyformer.methods.attended_passes import AttendedPass, attended_pass
+from whyformer.methods.map_passes import Key, MapPass, map_pass
+from whyformer.methods.passes import Feed, ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.scores import Scores, at_elements
-from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.structure import MERGED, NOT_YET, Structure
 from whyformer.models.kinds import last_row_only
@@ -105,12 +105,28 @@ class Sources:
 
     # -- passes
     def forward_pass(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs; see :meth:`whyformer.methods.task.Task.forward_pass`."""
-        raise TypeError("only a Task can be recorded")
+        """Return a recorded pass of the inputs, which several targets or methods may share. With ``wide``, it runs in
+        float32 or wider, as relevance requires."""
+
+        def make() -> ForwardPass:
+            feed, samples = self.feed(self.inputs), self.inputs.samples
+            if wide:
+                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
+            return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
+
+        in_float32 = wide and (self.in_half_precision or self.forward_pass().is_half)
+        if in_float32 not in self._passes:
+            shared = self.shared
+            self._passes[in_float32] = make() if shared is None else shared.forward_pass(self, make, in_float32)
+        return self._passes[in_float32]
+
+    @cached_property
+    def _passes(self) -> dict[bool, ForwardPass]:
+        return {}
 
     @cached_property
     def structure(self) -> Structure:
-        """The sequences of rows, their blocks and their attention."""
+        """The streams of rows, their blocks and their attention."""
         passed = map_pass(self.forward_pass(), self.scored_inputs, self.read_logits, self.derived)
         return Structure(passed, self.inputs.name, (*self.scored_inputs, *self.derived))
 
@@ -123,7 +139,7 @@ class Sources:
         return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, supported))
 
     def map_pass(self, *, relevance: bool = False, row_alone: bool = False) -> MapPass:
-        """Return a recorded pass with the attentions of all sequences.
+        """Return a recorded pass with the attentions of all streams.
 
         Args:
             relevance: whether relevance will be propagated.
@@ -167,34 +183,26 @@ class Sources:
         return map_pass(recording, self.scored_inputs, self.read_logits, self.derived)
 
     def attended(
-        self,
-        values: Mapping[str, Tensor] | None = None,
-        roots: Roots | None = None,
-        *,
-        relevance: bool = False,
-        row_alone: bool = False,
-        merged: bool = False,
+        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, start: int = 0
     ) -> AttendedPass:
-        """Return a recorded pass with its single sequence of attending rows.
+        """Return a recorded pass with its single stream of attending rows.
 
         Args:
             values, roots: as for :meth:`rooted_pass`.
-            relevance: whether relevance will be propagated.
-            row_alone: as for :meth:`map_pass`.
-            merged: allow rows that are merged from rows which attended before.
+            start: index of the first block used. Blocks whose rows are merged later cannot be used.
 
         Raises:
-            MethodNotApplicable: there is no such sequence.
+            MethodNotApplicable: there is no such stream.
         """
-        self._refuse_shared(row_alone)
+        self._refuse_shared(False)
         self.refuse_streams()
-        recording = self._changed(values, roots)[0] if values else self.forward_pass(wide=relevance)
+        recording = self._changed(values, roots)[0] if values else self.forward_pass()
         attended = attended_pass(self._with_structure(recording), self.inputs.name)
         if attended is None:
             if self.structure.merges:
                 raise self.refuse(MERGED)
             raise self.refuse("the target reads other values than the last state of its tokens", verdict=NOT_YET)
-        if attended.first and not merged:
+        if start < attended.first:
             raise self.refuse(MERGED)
         return attended
 
@@ -253,7 +261,7 @@ class Sources:
         return elements
 
     def only_rows(self) -> Key:
-        """Return the name of the rows of the only sequence of tokens that the target reads, or raise."""
+        """Return the name of the rows of the only stream that the target reads, or raise."""
         key = self.structure.alone(self.inputs.name)
         if key is None:
             raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
@@ -284,6 +292,12 @@ class Sources:
                 sample, column = ((rows >= 0) & chosen).nonzero(as_tuple=True)
                 real[sample, rows[sample, column]] = value
         return real
+
+    def mean_of_queries(self, maps: Tensor, key: Key | None = None) -> Tensor:
+        """Return the mean ``[B, K]`` of maps ``[B, Q, K]`` over the queries except padding; ``key`` as for
+        :meth:`real_rows`."""
+        real = self.real_rows(key, maps.shape[:2]).to(maps.device)
+        return (maps * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
     def _elements(self, name: str, count: int) -> Tensor:
         """Return ``[B, M]`` the element of an input that each looked-up row represents."""
@@ -340,6 +354,10 @@ class Sources:
         places = elements.to(values.device).expand(len(values), -1)
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
 
+    def of_rows(self, values: Tensor, logits: Tensor, diagnostics: dict[str, Any] | None = None) -> Scores:
+        """Turn scores ``[B, N]`` of the only stream that the target reads into scores of its inputs."""
+        return self.of_sources({self.only_rows(): values}, logits, diagnostics or {})
+
     def of_sources(self, row_scores: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""
         by_input = {}
@@ -382,7 +400,7 @@ class Sources:
 
     @property
     def one_sequence(self) -> bool:
-        """True if the target reads a single sequence of tokens that attends once in each block."""
+        """True if the target reads a single stream, which attends once in each block."""
         return self.structure.alone(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:
@@ -396,7 +414,7 @@ class Sources:
             raise self.refuse(reason[0], verdict=reason[1])
 
     def refuse_streams(self) -> None:
-        """Check that there is a single sequence of tokens that attends once in each block, and that its maps are known.
+        """Check that there is a single stream, which attends once in each block, and that its maps are known.
 
         Raises:
             MethodNotApplicable: there is none.

@@ -1,4 +1,4 @@
-"""The structure of a model, read from a recorded pass: its sequences of rows, their blocks and their attention."""
+"""The structure of a model, read from a recorded pass: its streams of rows, their blocks and their attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention
+from whyformer.methods.map_passes import Key, MapPass, NamedAttention
 from whyformer.tape.streams import Stream, is_passed
 
 __all__ = ["MERGED", "NOT_YET", "NO_ATTENTION", "UNREAD", "Structure"]
@@ -21,7 +21,7 @@ MERGED = "its attention works in windows or at several resolutions, so there is 
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The sequences of rows of a recorded pass.
+    """The streams of rows of a recorded pass.
 
     Attributes:
         passed: the pass.
@@ -50,21 +50,21 @@ class Structure:
 
     @cached_property
     def streams(self) -> list[Stream]:
-        """The sequences with blocks."""
+        """The streams with blocks."""
         return [stream for stream in self.passed.layout.streams if stream.all_blocks]
 
     @property
     def ends(self) -> Mapping[Key, Stream]:
-        """Name of rows -> sequence, for the sequences that the target reads."""
+        """Name of rows -> stream, for the streams that the target reads."""
         return self.passed.ends
 
     @property
     def layers(self) -> int:
-        """The number of blocks of the sequence that the target reads; the maximum if it reads several."""
+        """The number of blocks of the stream that the target reads; the maximum if it reads several."""
         return max(map(self.count, self.ends.values()), default=0)
 
     def count(self, stream: Stream) -> int:
-        """Return the number of blocks of a sequence, with those before merges of its rows."""
+        """Return the number of blocks of a stream, with those before merges of its rows."""
         return sum(len(s.blocks) for s in (*self.passed.layout.earlier(stream), stream))
 
     @cached_property
@@ -84,7 +84,7 @@ class Structure:
         return matches[0] if len(matches) == 1 else None
 
     def tower(self, name: str) -> Key | None:
-        """Return :meth:`alone` of an input if its rows are not those of another sequence; else None.
+        """Return :meth:`alone` of an input if its rows are not those of another stream; else None.
 
         Methods whose cost grows with the number of rows explain only the main input's tower of two.
         """
@@ -102,7 +102,7 @@ class Structure:
         return names
 
     def attending(self, name: str) -> list[int]:
-        """Return the indices of the blocks of sequences that the target reads that attend to rows of an input."""
+        """Return the indices of those blocks that attend to rows of an input, in streams that the target reads."""
         keys = self.passed.key_streams
         layers = ((n, a.layer) for n, a in self.attentions.items() if a.queries in self.ends and not a.is_merged)
         return sorted({layer for n, layer in layers if any(name in key for key in keys[n])})
@@ -136,7 +136,7 @@ class Structure:
         return None if self.ends else (UNREAD, NOT_YET)
 
     def _is_bypassed(self, stream: Stream) -> bool:
-        """Return True if the target also reads values of a sequence before its first block."""
+        """Return True if the target also reads values of a stream before its first block."""
         if not stream.attends_to_itself or self.passed.layout.earlier(stream):
             return False
         alone = replace(self.passed, alone=stream.names)
@@ -144,6 +144,6 @@ class Structure:
 
 
 def _share_inputs(streams: Iterable[Stream]) -> bool:
-    """Return True if the rows of several sequences are those of the same inputs."""
+    """Return True if the rows of several streams are those of the same inputs."""
     inputs = [frozenset(stream.names) for stream in streams if not stream.is_learned]
     return len(set(inputs)) < len(inputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import Callback, MapPass, WalkResult
-from whyformer.methods.passes import ForwardPass, argument_of, record_pass, record_wide_pass
-from whyformer.methods.roots import Roots
+from whyformer.methods.map_passes import MapPass, WalkResult
+from whyformer.methods.passes import Callback, argument_of, record_pass
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
-from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
+from whyformer.methods.structure import NOT_YET, UNREAD
 from whyformer.models.isolation import refuse_changes
 from whyformer.models.kinds import accepts_batches
 from whyformer.models.output import Output
@@ -30,27 +28,7 @@ from whyformer.tape.feeding import find_read_box
 from whyformer.tape.places import Box
 from whyformer.tape.walking import GRADIENT, Composite
 
-__all__ = ["MapWatch", "Scores", "Task"]
-
-
-@dataclass(frozen=True)
-class MapWatch:
-    """Callbacks of a backward walk.
-
-    Attributes:
-        blocks: indices of the observed blocks.
-        on_map: called with the block's index, its map A and the flow that arrives at A, ``[B, H, N, N]`` each, the last
-            block first; None to observe no maps.
-        gradient: also pass ∂target/∂A to ``on_map``, as the fourth argument.
-        scores: pass the attention scores before the softmax to ``on_map`` instead of A.
-        entering: called with the block's index, its input, and the flow that arrives there, ``[B, N, D]`` each.
-    """
-
-    blocks: Collection[int]
-    on_map: Callable[..., None] | None = None
-    gradient: bool = False
-    scores: bool = False
-    entering: Callable[[int, Tensor, Tensor], None] | None = None
+__all__ = ["Scores", "Task"]
 
 
 @dataclass(frozen=True)
@@ -162,73 +140,42 @@ class Task(Sources):
 
         return replace(self, inputs=self.inputs.of_samples(numbers), resolve=lambda _: value)
 
-    def forward_pass(self, *, wide: bool = False) -> ForwardPass:
-        """Return a recorded pass of the inputs, which several targets or methods may share. With ``wide``, it runs in
-        float32 or wider, as relevance requires."""
-
-        def make() -> ForwardPass:
-            feed, samples = self.feed(self.inputs), self.inputs.samples
-            if wide:
-                return record_wide_pass(self.model, feed, self.read_logits, samples, checkpoint=self.options.checkpoint)
-            return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
-
-        in_float32 = wide and (self.in_half_precision or self.forward_pass().is_half)
-        if in_float32 not in self._passes:
-            shared = self.shared
-            self._passes[in_float32] = make() if shared is None else shared.forward_pass(self, make, in_float32)
-        return self._passes[in_float32]
-
-    @cached_property
-    def _passes(self) -> dict[bool, ForwardPass]:
-        return {}
-
     def walk(
         self,
+        passed: MapPass,
         composite: Composite,
-        watch: MapWatch,
-        values: Mapping[str, Tensor] | None = None,
-        roots: Roots | None = None,
+        on_map: Callback,
+        watched: Iterable[int],
+        *,
+        gradient: bool = False,
+        scores: bool = False,
+        at: Mapping[int, Callback] | None = None,
     ) -> WalkResult:
-        """Walk back from the target and observe attention maps or the inputs of blocks.
-
-        Args:
-            composite: the rules of the backward walk.
-            watch: the callbacks.
-            values, roots: as for :meth:`rooted_pass`.
-
-        Raises:
-            MethodNotApplicable: no attention, or the last block's output does not reach the logits.
-        """
-        relevance, has_maps = composite.carrier == "relevance", watch.on_map is not None
-        attended = self.attended(values, roots, relevance=relevance, row_alone=not has_maps, merged=True)
-        if min(watch.blocks, default=attended.first) < attended.first:
-            raise self.refuse(MERGED)
-        at = {} if watch.entering is None else attended.entries(watch.blocks, watch.entering)
-        walked = self.walk_over(attended, composite, watch, at)
-        if has_maps and not walked.readouts:
-            raise self.refuse(UNREAD, verdict=NOT_YET)
-        return walked
-
-    def walk_over(
-        self, passed: MapPass, composite: Composite, watch: MapWatch, at: Mapping[int, Callback] | None = None
-    ) -> WalkResult:
-        """Walk back over a recorded pass and observe its attention maps.
+        """Walk back from the target over a recorded pass and observe its attention maps.
 
         Args:
             passed: the pass.
             composite: the rules of the backward walk.
-            watch: the callbacks; its blocks are indices of attentions.
-            at: as for :meth:`MapPass.walk`.
+            on_map: called with an attention's index, its map A and the flow that arrives at A, ``[B, H, Q, K]`` each,
+                the last attention first.
+            watched: indices of the observed attentions.
+            gradient: also pass ∂target/∂A to ``on_map``, as the fourth argument.
+            scores: pass the attention scores before the softmax to ``on_map`` instead of A.
+            at: value -> function to call with the flows that arrive there, see :meth:`MapPass.walk`.
+
+        Raises:
+            MethodNotApplicable: the output of the last block does not reach the logits.
         """
-        first_run = [GRADIENT] if watch.gradient or composite.carrier == "relevance" else []
+        first_run = [GRADIENT] if gradient or composite.carrier == "relevance" else []
 
         def at_map(index: int, *flows: Tensor) -> None:
-            shown = passed.scores(index) if watch.scores else passed.map(index)
-            if watch.on_map is not None:
-                watch.on_map(index, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+            shown = passed.scores(index) if scores else passed.map(index)
+            on_map(index, shown, flows[-1], *(flows[:1] if gradient else ()))
 
-        on_map = None if watch.on_map is None else at_map
-        return passed.walk(self.seed(passed.logits), [*first_run, composite], on_map, watch.blocks, at=at)
+        walked = passed.walk(self.seed(passed.logits), [*first_run, composite], at_map, watched, at=at)
+        if not walked.readouts:
+            raise self.refuse(UNREAD, verdict=NOT_YET)
+        return walked
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -288,25 +235,21 @@ class Task(Sources):
         return None
 
     def lay_out(self, scores: Scores) -> Scores:
-        """Turn scores of rows into scores of tokens or of a picture's cells, without those of CLS and registers. Scores
-        of a picture also get the box of the pixels that the model reads."""
-        laid_out = self._laid_out(scores)
-        parts = {n: self._with_read(part) for n, part in laid_out.parts.items()}
-        return replace(self._with_read(laid_out), parts=parts)
+        """Add the box of the pixels that the model reads to scores of pictures.
 
-    def _with_read(self, scores: Scores) -> Scores:
-        inputs = scores.inputs or self.inputs
-        return scores if inputs.modality != "image" else replace(scores, read=self.read_box(inputs.name))
-
-    def _laid_out(self, scores: Scores) -> Scores:
-        if scores.kind == "sequence":
-            laid_out = self.of_sources({self.only_rows(): scores.values}, scores.logits, scores.diagnostics)
-            scores = replace(laid_out, warnings=scores.warnings, absent=scores.absent)
+        Raises:
+            MethodNotApplicable: scores of tokens are not one for each token of each of a sample's texts.
+        """
         inputs = scores.inputs or self.inputs
         each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
         if scores.kind == "token" and not each:
             raise self.refuse("its rows are not the tokens of each sample's texts", verdict=NOT_YET)
-        return scores
+        parts = {n: self._with_read(part) for n, part in scores.parts.items()}
+        return replace(self._with_read(scores), parts=parts)
+
+    def _with_read(self, scores: Scores) -> Scores:
+        inputs = scores.inputs or self.inputs
+        return scores if inputs.modality != "image" else replace(scores, read=self.read_box(inputs.name))
 
     def same_rows(self, values: Tensor, expected: Tensor) -> bool:
         """Return whether two ``[B, N, D]`` are equal up to rounding, except at padding."""

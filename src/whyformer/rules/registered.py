@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -16,17 +16,9 @@ from whyformer.tape.custom_ops import LIKES, recorded_as
 from whyformer.tape.walking import Composite, Parts, Step, Walk, adjoint, repeat_unit
 from whyformer.tape.walking import Rule as TapeRule
 
-
-@dataclass(frozen=True)
-class CustomRule:
-    """The rule of a custom operation: ``like``, a similar operation or kind of operations, or ``rule``."""
-
-    like: str = ""
-    rule: Rule | None = None
-
-
-_registered: dict[Any, CustomRule] = {}
-_in_context: ContextVar[Mapping[Any, CustomRule] | None] = ContextVar("rules of this call", default=None)
+# operation -> a similar operation or kind of operations, or a rule
+_registered: dict[Any, str | Rule] = {}
+_in_context: ContextVar[Mapping[Any, str | Rule] | None] = ContextVar("rules of this call", default=None)
 
 
 def register(operation: Any, *, like: str | None = None, rule: Rule | None = None) -> None:
@@ -50,7 +42,7 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
         InputError: neither or both of ``like`` and ``rule`` are passed, ``like`` does not exist, or torch decomposes
             the operation into others before it is recorded.
     """
-    _registered[operation] = _custom_rule(operation, like, rule)
+    _registered[operation] = _checked(operation, like, rule)
 
 
 @contextlib.contextmanager
@@ -60,10 +52,8 @@ def custom_rules(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
     Args:
         rules: maps an operation to a similar one or to its rule, as in :func:`register`.
     """
-    added = {
-        key: _custom_rule(key, None, value) if isinstance(value, Rule) else _custom_rule(key, value, None)
-        for key, value in (rules or {}).items()
-    }
+    pairs = ((key, (None, value) if isinstance(value, Rule) else (value, None)) for key, value in (rules or {}).items())
+    added = {key: _checked(key, like, rule) for key, (like, rule) in pairs}
     token = _in_context.set({**(_in_context.get() or {}), **added})
     try:
         yield
@@ -71,7 +61,7 @@ def custom_rules(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
         _in_context.reset(token)
 
 
-def _rules_in_force() -> dict[Any, CustomRule]:
+def _rules_in_force() -> dict[Any, str | Rule]:
     """Return the custom rules in force; those of :func:`custom_rules` override those of :func:`register`."""
     return {**_registered, **(_in_context.get() or {})}
 
@@ -79,17 +69,18 @@ def _rules_in_force() -> dict[Any, CustomRule]:
 def likes() -> dict[Any, str]:
     """Return, for each operation with a rule in force, the similar operation, or the kind under which
     :func:`with_custom_rules` adds its custom rule."""
-    return {recorded_as(key): rule.like or _kind(rule) for key, rule in _rules_in_force().items()}
+    rules = _rules_in_force().items()
+    return {recorded_as(key): rule if isinstance(rule, str) else _kind(rule) for key, rule in rules}
 
 
 def with_custom_rules(composite: Composite) -> Composite:
     """Return a composite with the custom rules in force added. The empty composite, the gradient, stays empty."""
-    custom = {_kind(d): _on_tape(d.rule, composite) for d in _rules_in_force().values() if d.rule is not None}
+    custom = {_kind(r): _on_tape(r, composite) for r in _rules_in_force().values() if isinstance(r, Rule)}
     return replace(composite, rules={**composite.rules, **custom}) if custom and composite.rules else composite
 
 
-def _kind(custom: CustomRule) -> str:
-    return f"rule {id(custom.rule)}"
+def _kind(rule: Rule) -> str:
+    return f"rule {id(rule)}"
 
 
 def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
@@ -121,15 +112,19 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
     return TapeRule(rule.hold, rule.share, back, name=rule.name)
 
 
-def _custom_rule(operation: Any, like: str | None, rule: Rule | None) -> CustomRule:
+def _checked(operation: Any, like: str | None, rule: Rule | None) -> str | Rule:
+    """Return the one of ``like`` and ``rule`` that was passed, after checking it."""
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
         raise InputError('give either like="gelu" (a similar operation) or rule=Rule(...) for a custom operation')
     recorded_as(operation)
-    if like and like not in LIKES:
+    if rule is not None:
+        return rule
+    name = like or ""
+    if name not in LIKES:
         raise unknown(
             f"{operation!r} cannot be registered as",
-            like,
+            name,
             LIKES,
             'Use an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
         )
-    return CustomRule(like or "", rule)
+    return name

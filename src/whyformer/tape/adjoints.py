@@ -51,48 +51,48 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bo
             f"'{call.name}' draws random numbers that were not recorded, so nothing can be propagated through it: "
             "call model.eval(), or turn off the randomness in its forward"
         )
-    return _by_autograd(call, tape, flows, want)
+    # inside vmap, only functional transforms are possible
+    found = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, want))
+    return [next(found) if wanted else None for wanted in want]
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
-    needed = [i for i, w in enumerate(want) if w]
-    arriving = [i for i, f in enumerate(flows) if f is not None]
-    values = [tape[o] for o in call.operands]
-    if in_transform():  # inside vmap, only functional transforms are possible
-        grads_in = _by_vjp(call, values, flows, needed, arriving)
-    else:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [t.clone() if t.is_inference() else t.detach() for t in values]
-            for i in needed:
-                leaves[i].requires_grad_()
-            try:
-                outs = call(leaves)
-            except RuntimeError as error:  # a custom operator that fails under autograd
-                raise _no_derivative(call) from error
-            if not all(outs[i].requires_grad for i in arriving):
-                raise _no_derivative(call)
-            grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
-            sources, inputs = [outs[i] for i in arriving], [leaves[i] for i in needed]
-            try:
-                grads_in = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
-            except RuntimeError as error:
-                if "autograd formula" not in str(error):
-                    raise
-                raise _no_derivative(call) from error
-    if all(f is None for f in grads_in):
+    """Return the flow to each operand that is wanted."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [t.clone() if t.is_inference() else t.detach() for t in (tape[o] for o in call.operands)]
+        inputs = [leaf.requires_grad_() for leaf, wanted in zip(leaves, want, strict=True) if wanted]
+        try:
+            outs = call(leaves)
+        except RuntimeError as error:  # a custom operator that fails under autograd
+            raise _no_derivative(call) from error
+        arriving = [(out, flow) for out, flow in zip(outs, flows, strict=True) if flow is not None]
+        if not all(out.requires_grad for out, _ in arriving):
+            raise _no_derivative(call)
+        sources, grads = [out for out, _ in arriving], [_like(flow.reshape(out.shape), out) for out, flow in arriving]
+        try:
+            found = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
+        except RuntimeError as error:
+            if "autograd formula" not in str(error):
+                raise
+            raise _no_derivative(call) from error
+    if all(f is None for f in found):
         raise _no_derivative(call)
-    by_operand = dict(zip(needed, grads_in, strict=True))
-    return [by_operand.get(i) for i in range(len(want))]
+    return found
 
 
-def _by_vjp(call: Call, values: list[Tensor], flows: list[Flow], needed: list[int], arriving: list[int]) -> Any:
+def _by_vjp(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
+    """Return what :func:`_by_autograd` returns, as a function that can be transformed."""
+    arriving = [i for i, flow in enumerate(flows) if flow is not None]
+    values = [tape[o] for o in call.operands]
+
     def function(*variables: Tensor) -> list[Tensor]:
-        replaced = dict(zip(needed, variables, strict=True))
-        outs = call([replaced.get(i, t) for i, t in enumerate(values)])
+        remaining = iter(variables)
+        outs = call([next(remaining) if wanted else t for t, wanted in zip(values, want, strict=True)])
         return [outs[i] for i in arriving]
 
-    outs, pull, *_ = torch.func.vjp(function, *(values[i] for i in needed))
-    return pull([in_dtype(flows[i].reshape(out.shape), out.dtype) for i, out in zip(arriving, outs, strict=True)])  # type: ignore[union-attr]
+    outs, pull, *_ = torch.func.vjp(function, *(t for t, wanted in zip(values, want, strict=True) if wanted))
+    given = zip(outs, (flow for flow in flows if flow is not None), strict=True)
+    return pull([in_dtype(flow.reshape(out.shape), out.dtype) for out, flow in given])
 
 
 def _like(flow: Tensor, value: Tensor) -> Tensor:

@@ -263,7 +263,7 @@ class CustomCalls:
         expected = _SUMS[operation.like](*(self.recorder.tape[b] for b in branches))
         if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-3, atol=1e-6):
             raise ModelError(f"'{operation.name}' is registered as {operation.like}, but gives other values")
-        self.recorder.step(operation.like, _SUMS[operation.like], branches, output)
+        self.recorder.step(operation.like, _SUMS[operation.like], branches, result=output)
 
     def _norm(
         self, operation: _Operation, x: int, parameters: Sequence[Tensor], epsilons: Sequence[float], output: Tensor
@@ -276,22 +276,21 @@ class CustomCalls:
                 f"'{operation.name}' is registered as a norm, but gives other values than layer_norm and rms_norm "
                 "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.core.Rule(...)"
             )
-        shape, step = tape.shapes[x], recorder.step
-        row = (*shape[:-1], 1)
+        step = recorder.step
         if norm.centred:
-            x = step("sub", torch.sub, [x, step("mean", torch.mean, [x], row, [-1], True)], shape)
-        variance = step("mean", torch.mean, [step("square", torch.square, [x], shape)], row, [-1], True)
-        inverse = step("rsqrt", torch.rsqrt, [step("add", torch.add, [variance], row, norm.eps)], row)
+            x = step("sub", torch.sub, [x, step("mean", torch.mean, [x], [-1], True)])
+        variance = step("mean", torch.mean, [step("square", torch.square, [x])], [-1], True)
+        inverse = step("rsqrt", torch.rsqrt, [step("add", torch.add, [variance], norm.eps)])
         steps: list[tuple[str, Any, int]] = [("mul", torch.mul, inverse)]
         if norm.weight is not None:
             weight = recorder.number(norm.weight)
-            if norm.plus_one:
-                weight = step("add", torch.add, [weight], tape.shapes[weight], 1)
-            steps.append(("mul", torch.mul, weight))
+            steps.append(("mul", torch.mul, step("add", torch.add, [weight], 1) if norm.plus_one else weight))
         if norm.bias is not None:
             steps.append(("add", torch.add, recorder.number(norm.bias)))
-        for i, (name, function, other) in enumerate(steps):
-            x = step(name, function, [x, other], output if i == len(steps) - 1 else shape)
+        for name, function, other in steps[:-1]:
+            x = step(name, function, [x, other])
+        name, function, other = steps[-1]
+        step(name, function, [x, other], result=output)
 
 
 def _class_name(kind: type) -> str:

@@ -2,8 +2,8 @@
 
 :data:`DECOMPOSED` maps the name of a fused call to a function of
 
-- ``step(name, function, operands, result, *constants, dtype=None)``, which records a part as a separate call and
-  returns the number of its result (:meth:`whyformer.tape.recording.Recorder.step`),
+- ``step(name, function, operands, *constants, result=None)``, which records a part as a separate call and returns the
+  number of its result (:meth:`whyformer.tape.recording.Recorder.step`),
 - the tape,
 - ``named``, the arguments of the fused call by name, with tensors as slots into ``operands``, and ``out``, its output.
 
@@ -48,16 +48,14 @@ def decompose_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int],
     if len(tape.shapes[operands[0]]) <= _LARGEST_BIAS and not any(is_diagonal(tape, n) for n in (a, b)):
         return False
     alpha, beta = named.get("alpha", 1), named.get("beta", 1)
-    steps = 1 + (alpha != 1) + (beta != 0)
-    left = iter([out.shape] * (steps - 1) + [out])
-    y = step("matmul", torch.matmul, [a, b], next(left))
+    y = step("matmul", torch.matmul, [a, b], result=out if (alpha, beta) == (1, 0) else None)
     if alpha != 1:
-        y = step("mul", torch.mul, [y], next(left), alpha)
+        y = step("mul", torch.mul, [y], alpha, result=None if beta else out)
     if beta != 0:
         x = number("self")
         if beta != 1:
-            x = step("mul", torch.mul, [x], tape.shapes[x], beta)
-        step("add", torch.add, [x, y], next(left))
+            x = step("mul", torch.mul, [x], beta)
+        step("add", torch.add, [x, y], result=out)
     return True
 
 
@@ -74,68 +72,46 @@ def decompose_attention(step: Step, tape: Tape, named: Named, operands: Sequence
     assert v is not None
     half = tape.dtypes[q].itemsize < 4
     if half:  # the kernel accumulates in float32
-        q, k, v = (
-            step("_to_copy", partial(_cast, dtype=torch.float32), [o], tape.shapes[o], dtype=torch.float32)
-            for o in (q, k, v)
-        )
-    *rest, heads, queries, width = tape.shapes[q]
-    keys, groups = tape.shapes[k][-2], tape.shapes[k][-3]
-    scale = named.get("scale")
-    scale = width**-0.5 if scale is None else scale
+        q, k, v = (step("_to_copy", partial(_cast, dtype=torch.float32), [o]) for o in (q, k, v))
+    heads, groups, width = tape.shapes[q][-3], tape.shapes[k][-3], tape.shapes[q][-1]
     if heads != groups:  # grouped queries: several query heads share keys and values
-        times = heads // groups
-        k, v = (
-            step(
-                "repeat_interleave",
-                partial(_repeat_heads, times=times),
-                [o],
-                (*rest, heads, *tape.shapes[o][-2:]),
-                times,
-                -3,
-            )
-            for o in (k, v)
-        )
-    square = (*rest, heads, queries, keys)
-    scaled = step("mul", torch.mul, [q], tape.shapes[q], scale)
-    turned = step("transpose", torch.transpose, [k], (*rest, heads, width, keys), -2, -1)
-    scores = step("matmul", torch.matmul, [scaled, turned], square)
+        k, v = (step("repeat_interleave", torch.repeat_interleave, [o], heads // groups, -3) for o in (k, v))
+    scale = named.get("scale")
+    scaled = step("mul", torch.mul, [q], width**-0.5 if scale is None else scale)
+    scores = step("matmul", torch.matmul, [scaled, step("transpose", torch.transpose, [k], -2, -1)])
     if mask is not None and tape.dtypes[mask] == torch.bool:
-        hidden = step("logical_not", torch.logical_not, [mask], tape.shapes[mask])
-        scores = step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+        hidden = step("logical_not", torch.logical_not, [mask])
+        scores = step("masked_fill", torch.masked_fill, [scores, hidden], -math.inf)
     elif mask is not None:
-        scores = step("add", torch.add, [scores, mask], square)
+        scores = step("add", torch.add, [scores, mask])
     if named.get("is_causal"):
-        hidden = step("causal_mask", _causal_mask, [scores], (queries, keys), dtype=torch.bool)
-        scores = step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+        hidden = step("causal_mask", _causal_mask, [scores])
+        scores = step("masked_fill", torch.masked_fill, [scores, hidden], -math.inf)
     name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
-    weights = step(name, function, [scores], square, -1)
+    weights = step(name, function, [scores], -1)
+    mixed = step("matmul", torch.matmul, [weights, v], result=None if half else out)
     if half:
-        mixed = step("matmul", torch.matmul, [weights, v], out.shape)
-        step("_to_copy", partial(_cast, dtype=out.dtype), [mixed], out)
-    else:
-        step("matmul", torch.matmul, [weights, v], out)
+        step("_to_copy", partial(_cast, dtype=out.dtype), [mixed], result=out)
     # the other results of the kernel (log-sum-exp, random state) get no numbers: no forward pass reads them
     return True
 
 
 def decompose_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record GLU as the product of one half of its operand and the sigmoid of the other half."""
-    (x,), axis, half = operands, named.get("dim", -1), list(out.shape)
-    count = half[axis]
-    a = step("slice", aten.slice.Tensor, [x], half, axis, 0, count)
-    b = step("slice", aten.slice.Tensor, [x], half, axis, count, 2 * count)
-    step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b], half)], out)
+    (x,), axis = operands, named.get("dim", -1)
+    count = out.shape[axis]
+    a, b = (step("slice", aten.slice.Tensor, [x], axis, i, i + count) for i in (0, count))
+    step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b])], result=out)
     return True
 
 
 def decompose_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record x + v a b as a product and a sum."""
     x, a, b = (operands[named[key].index] for key in ("self", "tensor1", "tensor2"))
-    value, shape = named.get("value", 1), torch.broadcast_shapes(tape.shapes[a], tape.shapes[b])
-    y = step("mul", torch.mul, [a, b], shape)
+    y, value = step("mul", torch.mul, [a, b]), named.get("value", 1)
     if value != 1:
-        y = step("mul", torch.mul, [y], shape, value)
-    step("add", torch.add, [x, y], out)
+        y = step("mul", torch.mul, [y], value)
+    step("add", torch.add, [x, y], result=out)
     return True
 
 
@@ -144,12 +120,11 @@ def decompose_product(step: Step, tape: Tape, named: Named, operands: Sequence[i
     (x,), axis = operands, named.get("dim")
     if axis is None or tape.shapes[x][axis] != 2:
         return False
-    half = [1 if i == axis % len(tape.shapes[x]) else n for i, n in enumerate(tape.shapes[x])]
-    a, b = (step("slice", aten.slice.Tensor, [x], half, axis, i, i + 1) for i in range(2))
+    a, b = (step("slice", aten.slice.Tensor, [x], axis, i, i + 1) for i in range(2))
     if named.get("keepdim"):
-        step("mul", torch.mul, [a, b], out)
+        step("mul", torch.mul, [a, b], result=out)
     else:
-        step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], out, axis)
+        step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b])], axis, result=out)
     return True
 
 
@@ -157,13 +132,12 @@ def decompose_distances(step: Step, tape: Tape, named: Named, operands: Sequence
     """Record the distances of all pairs of rows as norms of their differences; for p = 1, as sums of their absolute
     values."""
     a, b = (operands[named[key].index] for key in ("x1", "x2"))
-    left, right = (*tape.shapes[a][:-1], 1, tape.shapes[a][-1]), (*tape.shapes[b][:-2], 1, *tape.shapes[b][-2:])
-    a, b = step("unsqueeze", torch.unsqueeze, [a], left, -2), step("unsqueeze", torch.unsqueeze, [b], right, -3)
-    difference = step("sub", torch.sub, [a, b], torch.broadcast_shapes(left, right))
-    if named.get("p", 2.0) == 1:
-        step("sum", torch.sum, [step("abs", torch.abs, [difference], tape.shapes[difference])], out, [-1])
+    a, b = step("unsqueeze", torch.unsqueeze, [a], -2), step("unsqueeze", torch.unsqueeze, [b], -3)
+    difference, p = step("sub", torch.sub, [a, b]), named.get("p", 2.0)
+    if p == 1:
+        step("sum", torch.sum, [step("abs", torch.abs, [difference])], [-1], result=out)
     else:
-        step("linalg_vector_norm", aten.linalg_vector_norm.default, [difference], out, named.get("p", 2.0), [-1])
+        step("linalg_vector_norm", aten.linalg_vector_norm.default, [difference], p, [-1], result=out)
     return True
 
 
@@ -181,10 +155,6 @@ DECOMPOSED: Mapping[str, Callable[..., bool]] = {
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.to(dtype)
-
-
-def _repeat_heads(t: Tensor, *_: Any, times: int) -> Tensor:
-    return t.repeat_interleave(times, -3)
 
 
 def _causal_mask(scores: Tensor) -> Tensor:

@@ -256,21 +256,17 @@ class Recorder(TorchDispatchMode):
         decompose = DECOMPOSED.get(facts.name)
         if decompose is not None and decompose(self.step, self.tape, _named(func, slots, named), operands, results[0]):
             return self.with_changes(first, out)
-        if self.change:
-            out = self._changed(out)
-            results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         random = facts.random and facts.name not in FUSED_ATTENTION
         operator = func if facts.name != "as_strided" else restride(args[0])
         numbers = self.number_results(facts.name, operands, results, random)
         self.note(facts.name, operator, slots, named, operands, numbers, random=random)
-        return out
+        return self.with_changes(first, out)
 
     def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
         """Number the results of a call and store those that are expensive to recompute."""
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
-        changed = bool(self.change) and any(first + i in self.change for i in range(len(results)))
-        if changed or random or not operands or name in RAW:
+        if random or not operands or name in RAW:
             held = True
         elif self.hold is not None:
             held = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
@@ -282,49 +278,48 @@ class Recorder(TorchDispatchMode):
             held = name not in _CHEAP
         return [self._new(t, held, depth) for t in results]
 
-    def _changed(self, out: Any) -> Any:
-        """Apply the interventions to the results of a call."""
-        first, results = len(self.tape), list(tensors_in(out))
-        if not any(first + i in self.change for i in range(len(results))):
-            return out
-        change = (self.change.get(first + i) for i in range(len(results)))
-        # cloned, because torch marks the result of a view operator as a view, and can mark a tensor only once
-        new = [t if f is None else _in_layout_of(t, f(t).clone()) for t, f in zip(results, change, strict=True)]
-        return new[0] if isinstance(out, Tensor) else type(out)(new)
-
     # -- fused calls recorded as several calls
     def step(
-        self, name: str, function: Any, operands: Sequence[int], result: Any, *constants: Any, dtype: Any = None
+        self, name: str, function: Any, operands: Sequence[int], *constants: Any, result: Tensor | None = None
     ) -> int:
-        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is the
-        result tensor, or its shape if it has not been computed."""
+        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is its value;
+        None if it is to be computed only when read."""
         tape = self.tape
-        if isinstance(result, Tensor):
+        if result is not None:
             n = self._new(result, True)
         else:
-            dtype = dtype or tape.dtypes[operands[0]]
-            n = tape._add(torch.Size(result), dtype, None)
+            meta = [torch.empty(tape.shapes[o], dtype=tape.dtypes[o], device="meta") for o in operands]
+            like = function(*meta, *constants)
+            n = tape._add(like.shape, like.dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
 
     def with_changes(self, first: int, out: Any) -> Any:
-        """Apply the interventions to a fused call that was recorded as the calls from ``first`` on; return its
-        output ``out``, replaced if it changed."""
+        """Apply the interventions to a call of the model that was recorded as the calls from ``first`` on; return its
+        output ``out``, with the results that change replaced."""
         tape, new = self.tape, dict[int, Tensor]()
         for call in tape.calls[first:] if self.change else ():
             if any(o in new for o in call.operands):
                 results = call([new[o] if o in new else tape[o] for o in call.operands])
                 new.update(zip(call.results, results, strict=True))
-            new.update({r: self.change[r](new.get(r, tape[r])) for r in call.results if r in self.change})
+            for r in (r for r in call.results if r in self.change):
+                value = new[r] if r in new else tape[r]
+                # cloned, because torch marks the result of a view operator as a view, and can mark a tensor only once
+                new[r] = _in_layout_of(value, self.change[r](value).clone())
+        if not new:
+            return out
         for n, tensor in new.items():
             tape.hold(n, tensor)
-        returned = out if isinstance(out, Tensor) else out[0]
-        changed = new.get(tape.number(returned))
-        if changed is None:
-            return out
-        self._assign(changed, tape.number(returned))
-        return changed if isinstance(out, Tensor) else (changed, *out[1:])
+
+        def replaced(result: Any) -> Any:
+            n = tape.number(result) if isinstance(result, Tensor) and tape.knows(result) else -1
+            if n not in new:
+                return result
+            self._assign(new[n], n)
+            return new[n]
+
+        return replaced(out) if isinstance(out, Tensor) else type(out)(map(replaced, out))
 
     # -- writes in place
     def _in_place(

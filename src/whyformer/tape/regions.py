@@ -23,7 +23,6 @@ from whyformer.tape.tables import (
     EXPONENTIALS,
     EXTENSIONS,
     KINDS,
-    MIXING,
     REDUCTIONS,
     RESHAPES,
     SOFTMAXES,
@@ -31,8 +30,8 @@ from whyformer.tape.tables import (
     name_set,
 )
 from whyformer.tape.trials import (
+    DEVIATIONS,
     REPEATABLE,
-    ROOTS,
     SHIFTED_SOFTMAX,
     SPREADING,
     Draws,
@@ -50,10 +49,11 @@ __all__ = ["Regions"]
 _Segment = tuple[int, tuple[Call, ...]]
 """A value, and the calls from it to a later value that it dominates."""
 
-_MOST_CALLS, _MOST_SEGMENTS = 40, 14
-_MASKED = name_set("where masked_fill index_put mul div")
-_SPREAD = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
+_MOST_CALLS, _MOST_SEGMENTS = 40, 14  # of a region
+_MASKED = name_set("where masked_fill index_put mul div")  # nonlinear if the mask or a factor is computed from x
+_PAIRWISE = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
+"""Calls with which a norm, a softmax or an activation may end."""
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 
 
@@ -130,8 +130,7 @@ class Regions:
         if all(self.carry[o] for o in call.operands):  # allows the product of a row with itself, not of rows with rows
             shapes = self.tape.shapes
             return 2 * shapes[call.results[0]].numel() > shapes[call.operands[0]].numel()
-        known = scales(call, self.tape) or all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
-        return not known or call.name not in MIXING | {"bmm"}
+        return not scales(call, self.tape) and not all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
 
     def chain(self, end: int) -> Iterator[_Segment]:
         """Yield the dominators of a value, nearest first, each with all calls from it to the value."""
@@ -212,7 +211,7 @@ class Regions:
         """Return True if a call is elementwise and nonlinear, which includes masking by a mask computed from x."""
         if call.name in _MASKED:
             return any(not self.carry[o] and self.origins.follows[o] for o in call.operands)
-        return call.name in CURVED or call.name in _SPREAD
+        return call.name in CURVED or call.name in _PAIRWISE
 
     def is_binary(self, call: Call) -> bool:
         """Return True if a call is elementwise and has several operands that carry."""
@@ -235,14 +234,14 @@ class Regions:
         nonlinear = [c for c in calls if self.is_nonlinear(c)]
         if not nonlinear or not any(self.is_nonlinear(c) or self.is_binary(c) for c in fresh) or self.reduced(entry):
             return False
-        single = len(nonlinear) == 1 and nonlinear[0].name not in _MASKED | _SPREAD
+        single = len(nonlinear) == 1 and nonlinear[0].name not in _MASKED | _PAIRWISE
         if single and not any(map(self.is_binary, calls)):
             return False
         if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
             return True
-        if not all(c.name in ELEMENTWISE | _SPREAD or KINDS.get(c.name) == "view" for c in calls):
+        if not all(c.name in ELEMENTWISE | _PAIRWISE or KINDS.get(c.name) == "view" for c in calls):
             return False
-        if any(c.name in _SPREAD for c in calls) and not self.joins_constants(calls):
+        if any(c.name in _PAIRWISE for c in calls) and not self.joins_constants(calls):
             return False
         return self.cached(RegionTrial(self.origins, entry, end, tuple(calls)), is_elementwise)
 
@@ -275,7 +274,7 @@ class Regions:
     def norm_or_softmax(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
         """Return (kind, axes) of the norm or softmax that the calls compute; None if they compute neither."""
         names = {c.name for c in calls}
-        if len(calls) < 2 or not names & (ROOTS | EXPONENTIALS):
+        if len(calls) < 2 or not names & (DEVIATIONS | EXPONENTIALS):
             return None
         if not any(c.name in SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
             return None

@@ -181,10 +181,6 @@ class Rows:
                 values.setdefault(family.source, family.value)
         return values
 
-    def component(self, row: int) -> int:
-        """Return a number that is equal for rows whose families are linked, see :meth:`linked`."""
-        return self.linked(int(self.family[row]))
-
     def linked(self, family: int) -> int:
         """Return a number that is equal for families whose rows are joined in some value."""
         while family in self.joined:

@@ -18,7 +18,7 @@ from whyformer.tape.values import Tape
 
 __all__ = ["axis_of_rows", "find_features", "find_sources"]
 
-ROWS = 12  # number of rows whose receptive fields are measured
+_ROWS = 12  # number of rows whose receptive fields are measured
 _LAYERS = {"linear": 0, "mm": 0, "matmul": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # position of the input of a layer
 _FEATURES: Recent[int | None] = Recent(64)
 
@@ -146,7 +146,7 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
         (flow,) = flows_between(tape, n, [{result: seed}])
         if bool(flow[0].any()):  # rows of other samples have no flow
             flows.append(flow[0].double().square())
-        if len(flows) == ROWS:
+        if len(flows) == _ROWS:
             break
     if len(flows) < 2:
         return None
@@ -159,7 +159,7 @@ def _seeds(tape: Tape, result: int, channels: int) -> Iterator[Tensor]:
     flow = random_flow(tape, result)
     rows = flow.movedim(channels, -1).flatten(0, -2)
     rows = rows[:1].expand_as(rows)
-    for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 8 * ROWS].tolist():
+    for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 8 * _ROWS].tolist():
         seed = torch.zeros_like(rows)
         seed[i] = rows[i]
         yield seed.view(flow.movedim(channels, -1).shape).movedim(-1, channels)

@@ -167,7 +167,7 @@ def _find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention
     depth = depths(tape, {p.piece.product for p in pieces})
     groups: dict[Any, list[_Labelled]] = defaultdict(list)
     for p in pieces:
-        sides = [rows.component(int(rows.distinct(t)[-1])) for t in (p.queries, p.keys) if t is not None]
+        sides = [rows.linked(int(rows.family[rows.distinct(t)[-1]])) for t in (p.queries, p.keys) if t is not None]
         groups[depth[p.piece.product], *(sides or [-p.piece.map])].append(p)
     streams: dict[tuple[int, ...], Tensor] = {}
     return [_attention(group, key[0], rows, streams) for key, group in groups.items()]

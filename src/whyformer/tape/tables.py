@@ -108,7 +108,4 @@ EXTENSIONS = name_set("cat constant_pad_nd")
 
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 
-MIXING = name_set("mm addmm baddbmm mv matmul linear convolution embedding")
-"""Linear calls that cannot be part of a norm, a softmax or an activation."""
-
 SOFTMAXES = name_set("_softmax _safe_softmax")

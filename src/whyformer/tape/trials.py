@@ -22,8 +22,8 @@ from whyformer.tape.units import reduced_axes
 from whyformer.tape.values import Tape
 
 __all__ = [
+    "DEVIATIONS",
     "REPEATABLE",
-    "ROOTS",
     "SHIFTED_SOFTMAX",
     "SOFTMAX_KINDS",
     "SPREADING",
@@ -41,12 +41,15 @@ SHIFTED_SOFTMAX = "shifted softmax"
 SOFTMAX_KINDS = ("softmax", SHIFTED_SOFTMAX)
 """The kinds of units whose result is a softmax along an axis."""
 
-_LEAST_ROWS, _FEW = 12, 6
+_LEAST_ROWS = 12  # number of rows on which a function is tested
+_FEW = 6  # number of elements along an axis whose size does not matter
 
-ROOTS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+DEVIATIONS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+"""Calls by which a norm may compute 1/σ."""
+
 REPEATABLE = frozenset(KINDS) | ELEMENTWISE | COMPARISONS
 SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
-_POSITIVE = name_set("exp exp2 softplus sigmoid square abs")
+_POSITIVE = name_set("exp exp2 softplus sigmoid square abs")  # restrict the range of their operand
 _SIZELESS = ELEMENTWISE | COPIES | COMPARISONS | SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
 """Calls whose arguments do not depend on the sizes of the axes along which they do not reduce."""
 
@@ -260,7 +263,7 @@ def norm_or_softmax(trial: RegionTrial) -> tuple[str, tuple[int, ...]] | None:
         ratio = (plus / rows(trial(x / 2) for x in drawn)).nan_to_num(0, 0, 0)
         if is_softmax(a / 2, ratio, sums=False) and is_softmax(plus.log(), plus, sink):
             return SHIFTED_SOFTMAX, axes
-    return ("norm", axes) if names & ROOTS and is_norm(a, plus, rows(trial(-x) for x in drawn)) else None
+    return ("norm", axes) if names & DEVIATIONS and is_norm(a, plus, rows(trial(-x) for x in drawn)) else None
 
 
 def _mixed_axes(trial: RegionTrial, x: Tensor, y: Tensor) -> tuple[int, ...]:

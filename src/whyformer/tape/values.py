@@ -118,8 +118,8 @@ class Tape:
 
     # used by the recorder
     def hold(self, n: int, tensor: Tensor) -> None:
-        """Store a tensor as value ``n``."""
-        self._held[n] = tensor
+        """Store a tensor as value ``n``, possibly of another shape."""
+        self._held[n], self.shapes[n], self.dtypes[n] = tensor, tensor.shape, tensor.dtype
         self._recomputed.pop(n, None)
 
     def _add(self, shape: torch.Size, dtype: torch.dtype, held: Tensor | None) -> int:

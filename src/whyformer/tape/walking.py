@@ -24,7 +24,7 @@ from whyformer.tape.adjoints import adjoint_of_call, in_dtype
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, RowSamples
-from whyformer.tape.state import bare
+from whyformer.tape.state import bare, in_transform
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -35,7 +35,6 @@ __all__ = [
     "Step",
     "Walk",
     "adjoint",
-    "by_sign",
     "decisions",
     "for_each",
     "one_branch",
@@ -110,8 +109,7 @@ class Step:
     Attributes:
         unit: the unit.
         rule: the composite's rule for it.
-        carry: for each entry, whether a path leads to it from a root, not through an entry that the composite holds
-            constant.
+        carry: for each entry, whether it depends on a root through entries that the composite does not hold constant.
         live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
             a wanted value.
         visited: True if an entry is live, or an exit is wanted.
@@ -212,7 +210,7 @@ def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
 def walk_back(
     program: Program,
     tape: Tape,
-    runs: Sequence[tuple[Composite, Mapping[int, Tensor] | list[Flows]]],
+    runs: Sequence[tuple[Composite, Mapping[int, Tensor]]],
     *,
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
@@ -224,8 +222,7 @@ def walk_back(
     Args:
         program: the units of the pass.
         tape: the pass, or another one with the same signature.
-        runs: (composite, {value: seed}) pairs. A seed has the shape of its value. Seeds in a list, as returned by
-            :func:`by_sign`, are propagated separately, and their flows added.
+        runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
         at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
             flow is freed afterwards, so only one such flow is in memory at a time.
         wanted: values whose flows are returned.
@@ -242,8 +239,8 @@ def walk_back(
     at, wanted = dict(at or {}), frozenset(wanted)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
     results, left = [Flows() for _ in runs], {*wanted, *at}
-    parts = [(run, s) for run, (_, seeds) in enumerate(runs) for s in (seeds if isinstance(seeds, list) else [seeds])]
-    owners, flows = [run for run, _ in parts], [dict(seeds) for _, seeds in parts]
+    parts = [(run, flows) for run, (composite, seeds) in enumerate(runs) for flows in _by_sign(composite, seeds)]
+    owners, flows = [run for run, _ in parts], [flows for _, flows in parts]
     plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
 
     def arrive(n: int) -> None:
@@ -277,10 +274,11 @@ def _sum(flows: Iterable[Tensor | None]) -> Tensor | None:
     return arrived[0] if len(arrived) == 1 else torch.stack(arrived).sum(0) if arrived else None
 
 
-def by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
-    """Split seeds with both signs into positive and negative seeds if ``composite.by_sign``; return a list of the
-    seeds that are propagated separately."""
-    if not composite.by_sign or not any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()):
+def _by_sign(composite: Composite, seeds: Mapping[int, Tensor]) -> list[Flows]:
+    """Return the seeds; as two parts, the positive and the negative ones, if ``composite.by_sign`` and both occur."""
+    # inside vmap, Python cannot branch on values, and a part without a flow adds nothing
+    mixed = composite.by_sign and (in_transform() or any(bool((s > 0).any() and (s < 0).any()) for s in seeds.values()))
+    if not mixed:
         return [dict(seeds)]
     return [{n: seed.clamp(min=0) for n, seed in seeds.items()}, {n: seed.clamp(max=0) for n, seed in seeds.items()}]
 

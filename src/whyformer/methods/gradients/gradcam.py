@@ -8,12 +8,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
-from whyformer.tape.streams import Stream
 
 BlockList = Annotated[
     int | list[int],
@@ -72,10 +71,10 @@ def _features(task: Task, numbers: list[int], composite: CompositeName) -> Featu
         raise task.refuse("the inputs of its blocks hold other rows than those that attend there", verdict=NOT_YET)
     arrived: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def arrive(stream: Stream, number: int, flow: Tensor | None) -> None:
-        arrived[number] = passed.arrived(stream, number, flow)
+    def arrive(number: int, features: Tensor, flow: Tensor) -> None:
+        arrived[number] = features, flow
 
-    at = {number: partial(arrive, stream, number) for stream, number in chosen}
+    at = {number: passed.arriving(stream, number, partial(arrive, number)) for stream, number in chosen}
     passed.walk(task.seed(passed.logits), [COMPOSITES[composite]], at=at)
     rows, flows = zip(*(arrived[number] for _, number in chosen), strict=True)
     return passed.name_of(chosen[-1][0]), passed.logits, list(rows), list(flows)

@@ -31,7 +31,7 @@ Values = dict[str, Tensor]  # name of an input -> tensor
 def explain_roots(task: Task, composite: Composite) -> tuple[RootedPass, Values]:
     """Return (recorded pass, flow that arrives at each input): pixels, vectors, or the first block's input for ids."""
     recorded = task.rooted_pass(composite)
-    return recorded, recorded.back(task.seed(recorded.logits))
+    return recorded, recorded.back(task.seed(recorded.logits))[0]
 
 
 def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
@@ -171,7 +171,7 @@ def gradients_at(
         values = {source: task.packed(source, points(source, start, stop).flatten(0, 1)) for source in task.sources}
         recorded = copies.rooted_pass(COMPOSITES[composite], values, roots.get(stop - start))
         roots[stop - start] = recorded.roots
-        flows = recorded.back(copies.seed(recorded.logits))
+        flows, _ = recorded.back(copies.seed(recorded.logits))
         by_sample = {source: copies.by_sample(source, flow) for source, flow in flows.items()}
         yield start, stop, {source: flow.unflatten(0, (-1, stop - start)) for source, flow in by_sample.items()}
 

@@ -65,20 +65,8 @@ class Aggregation:
         """Return a copy with the choices of a user's ``aggregation`` setting."""
         return replace(self, **dict(choices or {}))
 
-    def check(self, blocks: int) -> None:
-        """Check indices of layers against the number of blocks.
-
-        Raises:
-            InputError: an index is outside the model.
-        """
-        for number in self._numbers if blocks else []:
-            if not -blocks <= number < blocks:
-                raise InputError(
-                    f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
-                )
-
     @property
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
         """The indices of layers, if they are chosen by index."""
         return [] if isinstance(self.layers, str) else [self.layers] if isinstance(self.layers, int) else self.layers
 
@@ -97,7 +85,7 @@ class Aggregation:
         """
         if isinstance(self.layers, str):
             return index >= (start + blocks if start < 0 else start)
-        return index in self._numbers or index - blocks in self._numbers
+        return index in self.numbers or index - blocks in self.numbers
 
     def fuse(self, maps: Tensor) -> Tensor:
         """Fuse the heads: ``[B, H, Q, K]`` -> ``[B, Q, K]``."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
@@ -35,16 +37,17 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     products: dict[int, Tensor] = {}
     received: dict[int, Tensor] = {}
 
-    def entering(block: int, value: Tensor, flow: Tensor) -> None:
+    def enter(block: int, value: Tensor, flow: Tensor) -> None:
         products[block] = (value * flow).sum(-1)
 
     def observe(index: int, weights: Tensor, _: Tensor) -> None:
-        fused = weights.mean(1)
-        real = task.real_rows(None, fused.shape[:2]).to(fused)
-        received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+        received[index] = task.mean_of_queries(weights.mean(1))
 
-    walked = task.walk(COMPOSITES[composite], MapWatch(range(first, blocks), observe, entering=entering))
-    parts = [products[b] * received[b] for b in received if b in products]
+    attended = task.attended(start=first)
+    entries = {b: block.entry for b, block in enumerate(attended.stream.blocks, attended.first) if b >= first}
+    at = {n: attended.arriving(attended.stream, n, partial(enter, b)) for b, n in entries.items()}
+    walked = task.walk(attended, COMPOSITES[composite], observe, range(first, blocks), at=at)
+    parts = [products[b] * received[b] for b in received]
     if not parts:
         raise task.refuse("the gradient of the target does not reach its blocks")
-    return Scores(torch.stack(parts).sum(0), walked.logits)
+    return task.of_rows(torch.stack(parts).sum(0), walked.logits)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whyformer.methods.registry import Count, OptionalBlock, method
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.methods.vectors.mixtures import AttentionVectors
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
@@ -61,7 +61,7 @@ def beyond_intuition(
             maps[index] = torch.einsum("bh,bhij->bij", share, weights)
 
     rules = COMPOSITES[composite]
-    walked = task.walk(rules, MapWatch(range(first, task.blocks()), observe))
+    walked = task.walk(task.attended(start=first), rules, observe, range(first, task.blocks()))
     row = walked.row
     if variant == "token":
         attended = task.attended()
@@ -75,7 +75,7 @@ def beyond_intuition(
     rolled = torch.eye(row.shape[-1], dtype=gradient.dtype, device=row.device).expand(len(row), -1, -1)
     for index in sorted(maps):
         rolled = rolled + maps[index].to(rolled) @ rolled
-    return Scores(torch.einsum("bi,bij->bj", row.to(rolled.dtype), gradient * rolled.abs()), walked.logits)
+    return task.of_rows(torch.einsum("bi,bij->bj", row.to(rolled.dtype), gradient * rolled.abs()), walked.logits)
 
 
 def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
@@ -89,5 +89,5 @@ def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
 
     for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
         values = {name: task.packed(name, t * x) for name, x in roots.items()}
-        copies.walk(rules, MapWatch([block], observe), values, recorded.roots)
+        copies.walk(copies.attended(values, recorded.roots, start=block), rules, observe, [block])
     return total[0] / steps

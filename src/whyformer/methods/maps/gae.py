@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
 from whyformer.methods.structure import NOT_YET
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
@@ -97,7 +97,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))
 
-    walked = work.walk(rules, MapWatch(chosen, observe))
+    walked = work.walk(rules, observe, chosen)
     widest = reduce(torch.promote_types, (fused.dtype for fused in maps.values()), torch.float32)
     paths = work.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
     sizes = {pair[i]: fused.shape[1 + i] for step in paths.steps for pair, fused in step.items() for i in (0, 1)}

@@ -7,11 +7,11 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key
+from whyformer.methods.map_passes import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
@@ -42,7 +42,7 @@ def gradcam_attention(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         observed[index] = (weights, flow)
 
-    walked = work.walk(rules, MapWatch(chosen, observe))
+    walked = work.walk(rules, observe, chosen)
     readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(observed.items()):

@@ -41,7 +41,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     copies = task.copies(1, logits)
 
     def observe(_: int, flow: Tensor) -> None:
-        positive.append(flow.clamp(min=0).mean(1))
+        positive.append(task.mean_of_queries(flow.clamp(min=0).mean(1)))
 
     for index in task.progress(range(first, blocks), "LeGrad", blocks - first):
         leaving = attended.stream.blocks[index].exit
@@ -57,18 +57,10 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
         attended.walk(seed, [rules], observe, [index], starts={leaving: attended.laid_out(leaving, start)})
     if not positive:
         raise task.refuse("its last blocks have no recognizable attention")
-    return _scores(task, positive, logits)
+    return task.of_rows(torch.stack(positive).sum(0), logits)
 
 
 def _share(task: Task, hidden: Tensor) -> Tensor:
     """Return ``[B, N, 1]`` with equal weights, of sum 1, for all rows except padding."""
     share = task.real_rows(None, hidden.shape[:2])[..., None].to(hidden)
     return share / share.sum(1, keepdim=True)
-
-
-def _scores(task: Task, positive: list[Tensor], logits: Tensor) -> Scores:
-    """Sum (∂f/∂A)⁺ ``[B, N, N]`` over blocks, and average over queries without padding."""
-    real = task.real_rows(None, positive[0].shape[:2]).to(positive[0])
-    means = [(block * real[..., None]).sum(1) / real.sum(1, keepdim=True) for block in positive]
-    return Scores(torch.stack(means).sum(0), logits)
-

@@ -12,7 +12,7 @@ from torch import Tensor
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 Fusion = Literal["mean", "max", "min"]
@@ -120,7 +120,7 @@ def over_gradients(
         fused = how.fuse(weigh(weights, flow))
         maps[index] = _pruned(work, index, fused if signed else fused.clamp(min=0), discard_ratio)
 
-    walked = work.walk(rules, MapWatch(work.attentions_for(how, start), observe, scores=scores))
+    walked = work.walk(rules, observe, work.attentions_for(how, start), scores=scores)
     paths = work.paths(maps, walked.readouts)
     return work.scores(streams.reduce(task, how, paths), walked.logits)
 

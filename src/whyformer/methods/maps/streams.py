@@ -1,7 +1,7 @@
 """Attention maps over streams of tokens: a single one, encoder and decoder, two towers, pictures and text.
 
     streams = begin(task, composite)
-    walked = streams.walk(composite, MapWatch(streams.attentions_for(how), on_map))
+    walked = streams.walk(composite, on_map, streams.attentions_for(how))
     scores = streams.scores(reduce(task, how, streams.paths(maps, walked.readouts)), walked.logits)
 
 A model with one encoder has one stream, whose name is that of its input.
@@ -10,7 +10,7 @@ A model with one encoder has one stream, whose name is that of its input.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention, WalkResult
-from whyformer.methods.conservation import Balance
+from whyformer.methods.conservation import Sums
+from whyformer.methods.map_passes import Key, MapPass, NamedAttention, WalkResult
 from whyformer.methods.maps.aggregation import Aggregation
+from whyformer.methods.passes import Callback
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.models.readout import without_excluded
 from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
@@ -130,10 +131,10 @@ def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) 
     matrix = _through(how, replace(paths, readouts={key: every})).get(key)
     if matrix is None:
         return None
+    if how.rows == "column_mean":
+        return task.mean_of_queries(matrix, key)
     real = task.real_rows(key, row.shape).to(row.device)
-    if how.rows == "column_max":
-        return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
-    return (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+    return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
 
 
 def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
@@ -182,7 +183,8 @@ class StreamTask:
             MethodNotApplicable: the rows of one of the attentions are merged later.
         """
         structure = self.task.structure
-        how.check(structure.layers)
+        for number in how.numbers:
+            self.task.layer(number, "aggregation")
         self.task.layer(start)
         counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
         each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
@@ -248,17 +250,25 @@ class StreamTask:
         self,
         rows: Mapping[Key, Tensor],
         logits: Tensor,
-        figures: Balance | dict[str, Any] | None = None,
+        figures: Sums | dict[str, Any] | None = None,
         *,
         promised: bool = True,
     ) -> Scores:
-        """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Balance.diagnostics`."""
-        diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Balance) else figures or {}
+        """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Sums.diagnostics`."""
+        diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Sums) else figures or {}
         return self.task.of_sources(rows, logits, diagnostics)
 
-    def walk(self, composite: Composite, watch: MapWatch) -> WalkResult:
-        """Walk back from the target; ``watch.blocks`` are indices of attentions."""
-        walked = self.task.walk_over(self.passed, composite, watch)
+    def walk(
+        self,
+        composite: Composite,
+        on_map: Callback,
+        watched: Iterable[int],
+        *,
+        gradient: bool = False,
+        scores: bool = False,
+    ) -> WalkResult:
+        """Return :meth:`Task.walk` over the pass, with the readouts of the streams to explain."""
+        walked = self.task.walk(self.passed, composite, on_map, watched, gradient=gradient, scores=scores)
         return replace(walked, readouts=self._read(walked.readouts))
 
     def _read(self, readouts: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
-from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.methods.task import Scores, Task
 from whyformer.rules import propagation
 
 _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Visualization, CVPR 2021"
@@ -63,6 +63,6 @@ def transformer_attribution(
     how = Aggregation(layers=layers if block is None else block)
     work = streams.begin(task, rules, row_alone=True)
     needed = work.attentions_for(how, start_layer if block is None else 0)
-    walked = work.walk(rules, MapWatch(needed, observe, gradient=weighted))
+    walked = work.walk(rules, observe, needed, gradient=weighted)
     paths = work.paths(maps, walked.readouts)
-    return work.scores(streams.reduce(task, how, paths), walked.logits, walked.balance)
+    return work.scores(streams.reduce(task, how, paths), walked.logits, walked.sums)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from whyformer.errors import MissingExtra, WhyformerError
 from whyformer.inputs.removal import values_of
+from whyformer.methods.attended_passes import AttendedPass
 from whyformer.methods.passes import record_pass
 from whyformer.methods.perturbation.vit_cx import outcome
 from whyformer.methods.registry import Count, Natural, method
-from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Scores, Task
 from whyformer.tape.tables import KINDS
 from whyformer.tape.units import reach
@@ -86,7 +86,7 @@ def tis(
         cover = chosen.sum(0)
         values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
         counts.append(len(order))
-    return Scores(values, logits, diagnostics={"masks": counts})
+    return task.of_rows(values, logits, {"masks": counts})
 
 
 def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:

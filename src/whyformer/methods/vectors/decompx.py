@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import UnknownOperation
-from whyformer.methods.attended import MapPass
+from whyformer.methods.map_passes import MapPass
 from whyformer.methods.registry import Count, method
 from whyformer.methods.task import Scores, Task
 from whyformer.models.readout import without_excluded

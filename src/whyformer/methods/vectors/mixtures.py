@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
-from whyformer.methods.attended import MapPass
+from whyformer.methods.map_passes import MapPass
 from whyformer.methods.task import Task
 from whyformer.rules.vectors import KeyRules, VectorRules, linear_path
 from whyformer.tape.walking import walk_forward

@@ -1,4 +1,4 @@
-"""Walks over a recorded pass with a single sequence of attending rows.
+"""Walks over a recorded pass with a single stream of attending rows.
 
     attended = attended_pass(passed, "input_ids")
     walked = attended.walk(seed, [GRADIENT, deep_taylor()], on_map, blocks)
@@ -8,15 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.methods.attended import Callback, MapPass
+from whyformer.methods.map_passes import MapPass
 from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream
 
@@ -25,23 +23,23 @@ __all__ = ["AttendedPass", "attended_pass"]
 
 @dataclass(frozen=True, eq=False)
 class AttendedPass(MapPass):
-    """A recorded pass of a single sequence of rows, which attend to one another once in each block. Other inputs are
+    """A recorded pass of a single stream of rows, which attend to one another once in each block. Other inputs are
     constant.
 
     Attributes:
-        first: index of the sequence's first block, the number of blocks before the last merge of rows.
+        first: index of the stream's first block, the number of blocks before the last merge of rows.
     """
 
     first: int = 0
 
     @property
     def stream(self) -> Stream:
-        """The sequence."""
+        """The stream."""
         (stream,) = self.ends.values()
         return stream
 
     def features(self, value: int, tensor: Tensor) -> Tensor:
-        """Return :meth:`features_of` the sequence."""
+        """Return :meth:`features_of` the stream."""
         return self.features_of(self.stream, value, tensor)
 
     def laid_out(self, value: int, features: Tensor) -> Tensor:
@@ -63,29 +61,13 @@ class AttendedPass(MapPass):
             raise ModelError("the model runs other operations if the output of its blocks is changed")
         return replace(self, recording=changed)
 
-    def entries(self, blocks: Iterable[int], entering: Callback) -> dict[int, Callback]:
-        """Return {input of a block: function to call there} for some blocks.
-
-        Args:
-            blocks: indices of the observed blocks.
-            entering: called with a block's index, its input, and the flow that arrives there under the last composite,
-                ``[B, N, D]`` each.
-        """
-        indexed = dict(enumerate(self.stream.blocks, self.first))
-        return {indexed[i].entry: partial(self._entered, i, entering) for i in sorted(blocks) if i in indexed}
-
-    def _entered(self, index: int, entering: Callback, *flows: Tensor | None) -> None:
-        """Call ``entering`` with the input of a block by sample."""
-        if flows[-1] is not None:
-            entering(index, *self.arrived(self.stream, self.stream.blocks[index - self.first].entry, flows[-1]))
-
 
 def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:
-    """Return a pass with its single sequence of attending rows; None if there is no such sequence.
+    """Return a pass with its single stream of attending rows; None if there is no such stream.
 
     Args:
         passed: a recorded pass.
-        name: an input in the sequence.
+        name: an input in the stream.
     """
     layout, read_out = passed.layout, [s for s in passed.ends.values() if name in s.names]
     if len(read_out) != 1 or not read_out[0].attends_to_itself:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Balance, Sums
-from whyformer.methods.passes import Change, ForwardPass, Layout, LogitsReader, record_pass
+from whyformer.methods.conservation import Sums
+from whyformer.methods.passes import Callback, Change, ForwardPass, Layout, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
@@ -33,7 +33,7 @@ from whyformer.tape.structure import Attention
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
-from whyformer.tape.walking import Composite, by_sign, walk_back
+from whyformer.tape.walking import Composite
 
 __all__ = [
     "Key",
@@ -43,7 +43,6 @@ __all__ = [
     "map_pass",
 ]
 
-Callback = Callable[..., None]
 Key = frozenset[str]
 """A name of rows: the set of the inputs whose elements they represent. Rows of learned vectors get a separate name."""
 
@@ -85,11 +84,6 @@ class WalkResult:
     def row(self) -> Tensor:
         """``[B, N]`` weight of each row of the only stream that the target reads."""
         return next(iter(self.readouts.values()))
-
-    @property
-    def balance(self) -> Balance | None:
-        """The conservation of relevance, if a composite propagates relevance."""
-        return None if self.sums is None else self.sums.balance
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +136,9 @@ class MapPass:
         Raises:
             ModelError: the model multiplies exp(scores) by a bias, so that scores with their bias are not computed.
         """
-        attention = self.attentions[index]
-        if any(self.program.makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
+        attention, makers = self.attentions[index], self.program.makers
+        # a map among learned vectors is constant, so no unit computes it
+        if any(p.map in makers and makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
             raise ModelError("the attention scores of the model are not computed: it multiplies exp(q·k) by a bias")
         return attention.arrange(*(self.recording.tape[p.scores] for p in attention.pieces))
 
@@ -361,11 +356,16 @@ class MapPass:
             raise ModelError(f"the rows of value {value} are not the attending rows")
         return self.layout.rows.features(value, tensor, stream.rows).flatten(2)
 
-    def arrived(self, stream: Stream, value: int, flow: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return :meth:`features_of` a value and of the flow that arrives there; zeros for None."""
-        tensor = self.recording.tape[value]
-        flow = torch.zeros_like(tensor) if flow is None else flow
-        return self.features_of(stream, value, tensor), self.features_of(stream, value, flow)
+    def arriving(self, stream: Stream, value: int, function: Callback) -> Callback:
+        """Return a callback for walks, which calls a function with :meth:`features_of` a value and of the flow that
+        arrives there; zeros if none arrives."""
+
+        def arrived(flow: Tensor | None) -> None:
+            tensor = self.recording.tape[value]
+            flow = torch.zeros_like(tensor) if flow is None else flow
+            function(self.features_of(stream, value, tensor), self.features_of(stream, value, flow))
+
+        return arrived
 
     def rerun(self, change: Change, stream: Stream, block: Block) -> Tensor:
         """Return a block's output ``[B, N, D]`` in another pass of the model with some values replaced. That pass may
@@ -413,34 +413,18 @@ class MapPass:
             at: value -> function to call with the flow that arrives there under each composite.
             starts: value -> start of the walk, for walks that do not start at the logits.
         """
-        tape, rows, walked = self.recording.tape, self.layout.rows, WalkResult(self.logits)
-        composites = [with_custom_rules(composite) for composite in composites]
+        walked, composites = WalkResult(self.logits), [with_custom_rules(composite) for composite in composites]
         starts = self.recording.starts(self.read_logits, seed) if starts is None else starts
-        watchers: dict[int, list[Callback]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
+        watchers = defaultdict[int, list[Callback]](list, {n: [arrive] for n, arrive in (at or {}).items()})
         if on_map is not None:
             present = [index for index in watched if index in self.attentions]
             for number, arrive in (pair for index in present for pair in self._pieces(index, on_map).items()):
                 watchers[number].append(arrive)
         for name, stream in self.ends.items():
             watchers[stream.last].append(partial(self._ended, walked, name))
-        run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
-        program = read_program(tape, self.roots, starts)
-        if run is not None:
-            borders, first = self.layout.borders(program), min(watchers)
-            walked.sums = Sums(rows, starts, seed, run, bool(borders), self.recording.precision)
-            for number, border in borders.items():
-                if number > first:  # the walk ends at the first watched value
-                    watchers[number].append(walked.sums.entering(border, number))
-        with self.recording.naming_modules():
-            walk_back(
-                program,
-                tape,
-                [(c, by_sign(c, starts)) for c in composites],
-                at={n: partial(_all, every) for n, every in watchers.items()},
-                samples=RowSamples(rows),
-                on_unit=None if walked.sums is None else walked.sums.on_unit,
-            )
-        tape.release()
+        _, walked.sums = self.recording.walk_back(
+            self.roots, starts, composites, seed=seed, layout=self.layout, at=watchers
+        )
         return walked
 
     def _pieces(self, index: int, on_map: Callback) -> dict[int, Callback]:
@@ -465,18 +449,13 @@ class MapPass:
             walked.readouts[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
 
 
-def _all(watchers: Sequence[Callback], *flows: Tensor | None) -> None:
-    for watcher in watchers:
-        watcher(*flows)
-
-
 def map_pass(
     recording: ForwardPass,
     sources: Mapping[str, Inputs],
     read_logits: LogitsReader,
     derived: Mapping[str, str] | None = None,
 ) -> MapPass:
-    """Return a pass with its sequences, their blocks and attentions.
+    """Return a pass with its streams, their blocks and attentions.
 
     Args:
         recording: a recorded pass.
