@@ -260,6 +260,20 @@ def test_model_that_is_no_language_model_raises() -> None:
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
 
 
+def test_answer_longer_than_the_decoder_takes_raises() -> None:
+    with pytest.raises(InputError, match="shorten the answer"):
+        whyformer.explain_generation(model("bart"), SOURCE, max_new_tokens=41)
+
+
+@pytest.mark.parametrize("continuation", [None, [7, 8]])
+def test_model_of_sounds_names_what_it_takes(continuation: Any) -> None:
+    size = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_mel_bins": 8}
+    ids = {"vocab_size": 60, "decoder_start_token_id": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    whisper = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**size, **ids, max_source_positions=10)).eval()
+    with pytest.raises(InputError, match="takes input_features"):
+        whyformer.explain_generation(whisper, PROMPT, continuation)
+
+
 def test_span_or_step_out_of_range_raises() -> None:
     g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
     with pytest.raises(InputError, match="outside the text"):

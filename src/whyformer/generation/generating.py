@@ -14,7 +14,7 @@ from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Completion, Prompt, complete, read_prompts
-from whyformer.generation.steps import Steps
+from whyformer.generation.steps import Steps, refuse_without_ids
 from whyformer.generation.streamer import Streamer
 from whyformer.methods import find
 from whyformer.methods.settings import OptionsAndSettings
@@ -84,6 +84,7 @@ def explain_generation(
     opened = open_model(model, processor, **options)
     opened, processor = _with_tokenizer(opened), opened.processor
     model, tokenizer = opened.model, opened.processor
+    refuse_without_ids(model)
     if images is None:
         prompts, single = read_prompts(prompt, tokenizer)
     else:

@@ -24,7 +24,7 @@ from whyformer.targets.naming import continuation_ids
 
 Turn = tuple[str, int, int]
 _MARK = "\ufdd0whyformer\ufdd0"  # replaces the text of a message, to find its place in a chat template
-# settings of a generation config with which generate does not search greedily, changes the prompt, or needs other packages
+# settings of a generation config with which generate is not greedy, changes the prompt or needs other packages
 _SEARCHES = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints", "num_beam_groups")
 _OTHER_WAYS = (*_SEARCHES, "token_healing", "cache_implementation")
 _READ = {"input_ids", "attention_mask"}
@@ -241,7 +241,7 @@ def complete(
     check_vocabulary(torch.tensor(ids), model)
     if continuation is None:
         generate = _generator(model)
-        _check_length(len(ids), 0 if decoder else count, f"max_new_tokens={count}", limit, decoder)
+        _check_length(len(ids), count, f"max_new_tokens={count}", limit, decoder)
         begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
@@ -260,7 +260,9 @@ def complete(
     else:
         begin, answer = [], _continuation_ids(continuation, tokenizer)
     if not ids:
-        raise InputError("the tokenizer merges the whole prompt with the continuation: no token precedes it")
+        raise InputError(
+            "the tokenizer merges the whole prompt with the continuation, so no token precedes it: pass both as ids"
+        )
     if not answer:
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)

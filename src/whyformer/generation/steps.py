@@ -42,6 +42,18 @@ _NAMED: dict[str, tuple[str, Callable[[int], Any] | None]] = {
 }  # fmt: skip
 
 
+def refuse_without_ids(model: nn.Module) -> None:
+    """Raise if the model takes no ``input_ids``."""
+    takes = parameters(model)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    if "input_ids" in takes or (open_ended and getattr(model, "main_input_name", "input_ids") == "input_ids"):
+        return
+    raise InputError(
+        f"the forward of {type(model).__name__} takes {', '.join(takes)}: wrap it in a module whose forward takes "
+        "input_ids [B, N] and returns logits [B, N, V], or explain a single token with explain()"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Steps:
     """The tokens of an answer, each explained by the tokens before it.
@@ -160,13 +172,7 @@ class Steps:
         return differ(plain_logits(self.model, *self.inputs(step, rows=True).feed), row.detach())
 
     def refuse(self) -> None:
-        """Raise if the model is not a language model, or takes no ``input_ids``."""
-        takes = parameters(self.model)
-        if "input_ids" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-            raise InputError(
-                f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose "
-                "forward takes input_ids [B, N] and returns logits [B, N, V]"
-            )
+        """Raise if the model is not a language model."""
 
         def check(output: Output) -> Tensor:
             if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
