@@ -7,12 +7,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import whyformer
 import zoo
+from architectures import SETTINGS, Architecture
 from whyformer import targets
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.generation import Generation
@@ -90,8 +92,8 @@ def test_all_steps_share_one_forward_pass(method: str, monkeypatch: pytest.Monke
     hook = language_model.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
     whyformer.explain_generation(language_model, PROMPT, ANSWER, method)
     hook.remove()
-    # the check for a language model and the pass, which computes logits of the explained rows only
-    assert lengths[-1] == len(ANSWER)
+    # the pass computes logits of the explained rows only, and is compared with a plain pass of the prompt
+    assert lengths[-2:] == [len(ANSWER), 1]
     assert len(lengths) <= 4
     assert alone is not None
 
@@ -223,6 +225,12 @@ def test_default_method_of_encoder_decoder_is_attnlrp(name: str) -> None:
         ({"target": targets.LogProbability(5000)}, "out of range"),
         ({"method": "nonsense"}, "no method"),
         ({"prompt": [[{"role": "user", "content": "Hi"}]]}, "tokenizer"),
+        ({"prompt": {"input_ids": [PROMPT], "pixel_values": torch.ones(1, 3, 4, 4)}}, "has pixel_values too"),
+        ({"prompt": [torch.ones(2, 3, dtype=torch.long)]}, "a tensor of 2 prompts"),
+        ({"prompt": torch.ones(1, 3, dtype=torch.bool)}, "token ids are whole numbers"),
+        ({"continuation": {"input_ids": [5]}}, "a continuation is a text or token ids"),
+        ({"prompt": [PROMPT, PROMPT], "continuation": "ab"}, "a list of as many continuations"),
+        ({"prompt": [PROMPT, PROMPT], "continuation": 7}, "a list of as many continuations"),
     ],
 )
 def test_invalid_arguments_raise(given: dict[str, Any], message: str) -> None:
@@ -252,6 +260,20 @@ def test_model_that_is_no_language_model_raises() -> None:
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
 
 
+def test_answer_longer_than_the_decoder_takes_raises() -> None:
+    with pytest.raises(InputError, match="shorten the answer"):
+        whyformer.explain_generation(model("bart"), SOURCE, max_new_tokens=41)
+
+
+@pytest.mark.parametrize("continuation", [None, [7, 8]])
+def test_model_of_sounds_names_what_it_takes(continuation: Any) -> None:
+    size = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_mel_bins": 8}
+    ids = {"vocab_size": 60, "decoder_start_token_id": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    whisper = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**size, **ids, max_source_positions=10)).eval()
+    with pytest.raises(InputError, match="takes input_features"):
+        whyformer.explain_generation(whisper, PROMPT, continuation)
+
+
 def test_span_or_step_out_of_range_raises() -> None:
     g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
     with pytest.raises(InputError, match="outside the text"):
@@ -262,6 +284,78 @@ def test_span_or_step_out_of_range_raises() -> None:
         g.by("letter")
     with pytest.raises(IndexError):
         g[4]
+
+
+@cache
+def longrope() -> Any:
+    """Rotary frequencies that change beyond 6 tokens, so that the logits of a token depend on the number of later tokens."""
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 3.0, 5.0], "original_max_position_embeddings": 6}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
+    config = transformers.Phi3Config(vocab_size=60, max_position_embeddings=64, original_max_position_embeddings=6, rope_parameters=rope, **size)
+    return zoo.randomise(transformers.Phi3ForCausalLM(config).eval()).double()
+
+
+@pytest.mark.parametrize("target", ["log_probability", "contrast"])
+@pytest.mark.parametrize("method", ["input_x_gradient", "gae"])
+def test_step_equals_explain_if_logits_depend_on_the_number_of_tokens(method: str, target: str) -> None:
+    g: Any = whyformer.explain_generation(longrope(), PROMPT, ANSWER, method, target=target)
+    for t, token in enumerate(ANSWER):
+        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
+        row = longrope()(ids).logits[0, -1].detach()
+        assert g.probability(t) == pytest.approx(float(row.softmax(-1)[token]), abs=1e-12)
+        best = int(row.clone().index_fill_(0, torch.tensor([token]), float("-inf")).argmax())
+        of = targets.Contrast(token, best) if target == "contrast" else targets.LogProbability(token)
+        assert relative_error(g[t].scores, whyformer.explain(longrope(), ids, method, of).scores) < 1e-10
+
+
+def test_span_over_a_change_of_rotary_frequencies_raises() -> None:
+    g: Any = whyformer.explain_generation(longrope(), PROMPT, ANSWER, "input_x_gradient")
+    with pytest.raises(InputError, match=r"g.matrix\[0:4\].sum\(0\)"):
+        whyformer.explain_span(g, 0, 3, longrope())
+    later = whyformer.explain_span(g, 2, 3, longrope())  # beyond the change
+    assert relative_error(later.scores[0], g.matrix[2:4].sum(0)[: later.scores.shape[1]]) < 1e-5
+
+
+def test_scores_of_a_token_that_is_looked_up_twice_are_summed() -> None:
+    """Gemma 3n looks up ids beyond its second table as 0."""
+    model, _ = Architecture("causal language model", "gemma3n_text", "Gemma3nForCausalLM", SETTINGS.get("gemma3n_text", {})).build()
+    answer = [5, model.config.vocab_size_per_layer_input, 6]
+    g: Any = whyformer.explain_generation(model, PROMPT, answer, "input_x_gradient")
+    e = whyformer.explain(model, torch.tensor([[*PROMPT, *answer[:2]]]), "input_x_gradient", targets.LogProbability(6))
+    assert e.inputs == ("input_ids", "input_ids#2")
+    assert relative_error(g[2].scores, e.scores + e.part("input_ids#2").scores) < 1e-4
+    assert g[2].inputs == ("input_ids",)
+
+
+@pytest.mark.parametrize("setting", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "low"}, {"token_healing": True}, {"cache_implementation": "quantized"}])
+def test_answer_is_greedy_whatever_the_generation_config(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy: Any = whyformer.explain_generation(model("llama_lm"), PROMPT, method="input_x_gradient", max_new_tokens=3)
+    for name, value in setting.items():
+        monkeypatch.setattr(model("llama_lm").generation_config, name, value)
+    g: Any = whyformer.explain_generation(model("llama_lm"), PROMPT, method="input_x_gradient", max_new_tokens=3)
+    assert g.ids == greedy.ids
+    assert not g.notes
+
+
+def test_note_on_tokens_that_generate_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy: Any = whyformer.explain_generation(model("llama_lm"), PROMPT, method="input_x_gradient", max_new_tokens=2)
+    monkeypatch.setattr(model("llama_lm").generation_config, "suppress_tokens", greedy.ids[greedy.start : greedy.start + 1])
+    g: Any = whyformer.explain_generation(model("llama_lm"), PROMPT, method="input_x_gradient", max_new_tokens=2)
+    assert g.ids[g.start] != greedy.ids[greedy.start]
+    assert g.candidates(0)[0][0] == greedy.ids[greedy.start]  # the probabilities are those of the logits
+    assert "not the likeliest" in g.notes[0]
+    given: Any = whyformer.explain_generation(model("llama_lm"), PROMPT, g.ids[g.start :], "input_x_gradient")
+    assert not given.notes
+
+
+def test_prompts_in_lists_of_different_lengths_and_arrays() -> None:
+    explained = partial(whyformer.explain_generation, model("llama_lm"), method="input_x_gradient", max_new_tokens=1)
+    several: Any = explained({"input_ids": [PROMPT, PROMPT[:2]], "attention_mask": [[1] * 5, [1, 1]], "token_type_ids": [[0] * 5, [0, 0]]})
+    assert [g.ids[: g.start] for g in several] == [PROMPT, PROMPT[:2]]
+    for prompt in (np.array(PROMPT), list(np.array(PROMPT))):
+        g: Any = explained(prompt)
+        assert g.ids == several[0].ids
 
 
 @pytest.mark.parametrize("method", ["auto", "libragrad", "input_x_gradient"])

@@ -56,7 +56,7 @@ class Generation(Displayable):
         groups: (start, end) token range of each unit after :meth:`by`.
         seen: maps of each picture of the prompt, by the name of its part (``"pixel_values"``).
         diagnostics: diagnostics of each step, as in an Explanation.
-        notes: sentences on the preparation of the prompt.
+        notes: sentences on the preparation of the prompt and the choice of generated tokens.
     """
 
     matrix: Tensor
@@ -107,7 +107,8 @@ class Generation(Displayable):
         return "".join(self.pieces[self.generated])
 
     def probability(self, step: int) -> float:
-        """Return the probability of the generated token of a step."""
+        """Return the probability of the generated token of a step by the model's logits, before ``generate`` processes
+        them."""
         if self.unit != "token":
             raise InputError("only single tokens have probabilities: call probability() before by()")
         t = self._step(step)

@@ -122,12 +122,15 @@ def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[i
 
 
 def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Join the texts of tokens, and return the text with the (start, end) offsets of each token."""
-    offsets, cursor = [], 0
+    """Join the texts of tokens, and return the text with the (start, end) offsets of each token.
+
+    A token without text is a byte of the character that the next tokens complete, and has its offsets.
+    """
+    text, offsets, cursor = "".join(pieces), [], 0
     for piece in pieces:
-        offsets.append((cursor, cursor + len(piece)))
+        offsets.append((cursor, min(cursor + (len(piece) or 1), len(text))))
         cursor += len(piece)
-    return "".join(pieces), offsets
+    return text, offsets
 
 
 def _ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:

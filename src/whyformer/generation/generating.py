@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Unpack
 
+from torch import Tensor
+
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, check_count
 from whyformer.explaining import OpenedModel, open_model
@@ -12,7 +14,7 @@ from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Completion, Prompt, complete, read_prompts
-from whyformer.generation.steps import Steps
+from whyformer.generation.steps import Steps, refuse_without_ids
 from whyformer.generation.streamer import Streamer
 from whyformer.methods import find
 from whyformer.methods.settings import OptionsAndSettings
@@ -38,7 +40,9 @@ def explain_generation(
     """Explain each token of an answer by the tokens before it, of the prompt and of the answer.
 
     This takes one forward pass over prompt and answer, and one backward pass per generated token. Methods whose passes
-    cannot serve several targets (because they change the input, or run forward block by block) run once per token.
+    cannot serve several targets (because they change the input, or run forward block by block) run once per token, and
+    so do all methods if the logits of a token depend on the number of tokens after it (rotary frequencies that change
+    with the length).
 
     Args:
         model: a language model or an encoder–decoder as :func:`whyformer.explain` takes it: a module in eval mode, a
@@ -47,7 +51,9 @@ def explain_generation(
             turns into text; token ids ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or
             ids.
         continuation: the answer to explain, as text or token ids, or a list of one per prompt; by default the answer
-            that the model generates greedily.
+            that the model's ``generate`` writes greedily. Other settings of ``model.generation_config``, such as
+            ``repetition_penalty``, apply to the choice of its tokens, but not to the explained logits: ``g.notes``
+            counts tokens that are not the likeliest by these.
         method: a name from :func:`whyformer.list_methods`; by default "auto": AttnLRP, summed over the first blocks
             if the model is a decoder with one text as input (``diagnostics[t]["auto"]`` names it).
         processor: the model's tokenizer, or its processor for pictures and text; loaded automatically if ``model`` is
@@ -78,14 +84,15 @@ def explain_generation(
     opened = open_model(model, processor, **options)
     opened, processor = _with_tokenizer(opened), opened.processor
     model, tokenizer = opened.model, opened.processor
+    refuse_without_ids(model)
     if images is None:
         prompts, single = read_prompts(prompt, tokenizer)
     else:
         encoded, single = with_images(model, prompt, images, processor)
         prompts = [Prompt(ids, extra=extra) for ids, extra in encoded]
-    answers = [continuation] if single else [None] * len(prompts) if continuation is None else list(continuation)
-    if len(answers) != len(prompts):
-        raise InputError(f"{len(answers)} continuations for {len(prompts)} prompts: pass one for each prompt")
+    answers = [continuation] if single else [None] * len(prompts) if continuation is None else continuation
+    if not isinstance(answers, list | tuple | Tensor) or len(answers) != len(prompts):
+        raise InputError(f"several prompts need a list of as many continuations ({len(prompts)}), not {answers!r:.60}")
     generations = []
     for each, answer in zip(prompts, answers, strict=True):
         quiet = progress is False or answer is not None
@@ -121,7 +128,8 @@ def explain_span(
         **options: as for :func:`whyformer.explain`.
 
     Raises:
-        InputError: a step does not exist, ``g`` was merged by ``g.by``, or the prompt is not that of ``g``.
+        InputError: a step does not exist, ``g`` was merged by ``g.by``, the prompt is not that of ``g``, or the logits
+            of the first step depend on later tokens.
     """
     if g.unit != "token":
         raise InputError("a span consists of tokens: call explain_span before by()")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import compress
+from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +24,11 @@ from whyformer.targets.naming import continuation_ids
 
 Turn = tuple[str, int, int]
 _MARK = "\ufdd0whyformer\ufdd0"  # replaces the text of a message, to find its place in a chat template
+# settings of a generation config with which generate is not greedy, changes the prompt or needs other packages
+_SEARCHES = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints", "num_beam_groups")
+_OTHER_WAYS = (*_SEARCHES, "token_healing", "cache_implementation")
+_READ = {"input_ids", "attention_mask"}
+_KINDS = "a prompt is a text, a list of messages ({'role': ..., 'content': ...}), token ids"
 _NO_TOKENIZER = "text needs the model's tokenizer: pass processor= (AutoTokenizer), or token ids"
 
 
@@ -56,6 +64,8 @@ class Completion:
         special: indices of special tokens and of tokens of the chat template in prompt, begin and answer; None if
             unknown.
         notes: sentences on the tokenization.
+        generated: whether the model generated the answer.
+        generated: whether the model generated the answer.
         extra: further arguments of the model's forward, for pictures.
     """
 
@@ -66,6 +76,7 @@ class Completion:
     special: list[int] | None = None
     notes: list[str] = field(default_factory=list)
     extra: ExtraArguments = field(default_factory=ExtraArguments)
+    generated: bool = False
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -78,37 +89,53 @@ def read_prompts(value: Any, tokenizer: Any) -> tuple[list[Prompt], bool]:
         InputError: a prompt is empty or of another kind.
     """
     if isinstance(value, Mapping) and "input_ids" in value:
-        rows, mask = _rows(value["input_ids"]), value.get("attention_mask")
-        real = [[True] * len(r) for r in rows] if mask is None else [[bool(v) for v in m] for m in _rows(mask)]
-        if [len(r) for r in rows] != [len(m) for m in real]:
-            raise InputError("attention_mask is not of the shape of input_ids")
-        pairs = zip(rows, real, strict=True)
-        prompts = [Prompt([i for i, is_real in zip(*pair, strict=True) if is_real]) for pair in pairs]
+        prompts = _tokenized(value)
         return _checked(prompts), len(prompts) == 1
-    if isinstance(value, Tensor):
-        return _checked([Prompt(row) for row in _rows(value)]), value.dim() < 2 or len(value) == 1
+    if isinstance(value, Tensor | np.ndarray):
+        return _checked([Prompt(row) for row in _rows(value)]), value.ndim < 2 or len(value) == 1
     if isinstance(value, str) or _is_chat(value) or _is_ids(value):
         return _checked([_prompt(value, tokenizer)]), True
-    if isinstance(value, Sequence) and value:
+    if isinstance(value, list | tuple) and value:
         return _checked([_prompt(item, tokenizer) for item in value]), False
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         raise InputError("the list of prompts is empty")
-    raise InputError(
-        "a prompt is a text, a list of messages ({'role': ..., 'content': ...}), token ids, or a list of these, not "
-        f"{type(value).__name__}"
-    )
+    raise InputError(f"{_KINDS} or a list of these, not {type(value).__name__}")
 
 
-def _rows(ids: Any) -> list[list[int]]:
-    listed = torch.as_tensor(ids)
-    if listed.is_floating_point() or listed.dim() not in (1, 2):
-        raise InputError("token ids are whole numbers, [N] or [prompts, N]")
+def _tokenized(value: Mapping[str, Any]) -> list[Prompt]:
+    """Return the prompts of a tokenizer's result."""
+    rows, mask = _rows(value["input_ids"]), value.get("attention_mask")
+    real = [[1] * len(row) for row in rows] if mask is None else _rows(mask, is_mask=True)
+    if [len(r) for r in rows] != [len(m) for m in real]:
+        raise InputError("attention_mask is not of the shape of input_ids")
+    prompts = [Prompt(list(compress(*pair))) for pair in zip(rows, real, strict=True)]
+    more = [n for n in value.keys() - _READ if not n.endswith("token_type_ids") or any(map(any, _rows(value[n])))]
+    if more:
+        raise InputError(
+            f"a mapping is read for its input_ids and attention_mask, and this one has {', '.join(sorted(more))} too: "
+            "pass these two alone, or a text with its pictures as images=, or explain a single token with explain()"
+        )
+    return prompts
+
+
+def _rows(ids: Any, *, is_mask: bool = False) -> list[list[int]]:
+    """Return the rows of token ids, or of a mask, ``[N]`` or ``[rows, N]``; lists may be of different lengths."""
+    if isinstance(ids, list | tuple) and ids and all(isinstance(row, list | tuple) for row in ids):
+        return [_rows(row, is_mask=is_mask)[0] for row in ids]
+    try:
+        listed = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):  # it holds other values
+        listed = torch.zeros(())
+    listed = (listed != 0).long() if is_mask or not listed.numel() else listed
+    if listed.is_floating_point() or listed.dtype == torch.bool or listed.dim() not in (1, 2):
+        raise InputError(f"{'a mask holds' if is_mask else 'token ids are'} whole numbers, [N] or [prompts, N]")
     rows: list[list[int]] = (listed if listed.dim() == 2 else listed[None]).tolist()
     return rows
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(type(i) is int for i in value)
+    whole = isinstance(value, list | tuple) and all(isinstance(i, Integral) and not isinstance(i, bool) for i in value)
+    return whole and bool(value)
 
 
 def _is_chat(value: Any) -> bool:
@@ -123,19 +150,20 @@ def _checked(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def _prompt(value: Any, tokenizer: Any) -> Prompt:
-    if isinstance(value, Tensor):
-        return Prompt(_rows(value)[0])
-    if _is_ids(value):
-        return Prompt(list(value))
+    if isinstance(value, Tensor | np.ndarray) or _is_ids(value):
+        rows = _rows(value)
+        if len(rows) != 1:
+            raise InputError(f"a tensor of {len(rows)} prompts is in a list: pass a list of one prompt each")
+        return Prompt(rows[0])
+    if not isinstance(value, str) and not _is_chat(value):
+        raise InputError(f"{_KINDS}, not {value!r:.60}")
     if tokenizer is None:
         raise InputError(_NO_TOKENIZER)
     if isinstance(value, str):
         if not value.strip():
             raise InputError("the prompt is empty")
         return Prompt(_encoded(tokenizer, value, True), value)
-    if _is_chat(value):
-        return _conversation(list(value), tokenizer)
-    raise InputError(f"a prompt is a text, a list of messages or token ids, not {value!r:.60}")
+    return _conversation(list(value), tokenizer)
 
 
 def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
@@ -213,7 +241,7 @@ def complete(
     check_vocabulary(torch.tensor(ids), model)
     if continuation is None:
         generate = _generator(model)
-        _check_length(len(ids), 0 if decoder else count, f"max_new_tokens={count}", limit, decoder)
+        _check_length(len(ids), count, f"max_new_tokens={count}", limit, decoder)
         begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
@@ -232,14 +260,16 @@ def complete(
     else:
         begin, answer = [], _continuation_ids(continuation, tokenizer)
     if not ids:
-        raise InputError("the tokenizer merges the whole prompt with the continuation: no token precedes it")
+        raise InputError(
+            "the tokenizer merges the whole prompt with the continuation, so no token precedes it: pass both as ids"
+        )
     if not answer:
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)
     _check_length(len(ids), len(answer), f"the continuation of {amount(len(answer), 'token')}", limit, decoder)
     turns, template = _turns(prompt, ids, answer, tokenizer)
     special = None if tokenizer is None else _special([*ids, *begin, *answer], template, tokenizer)
-    return Completion(ids, answer, begin, turns, special, notes, prompt.extra)
+    return Completion(ids, answer, begin, turns, special, notes, prompt.extra, continuation is None)
 
 
 def _check_length(prompt: int, answer: int, named: str, limit: int | None, decoder: bool) -> None:
@@ -275,7 +305,7 @@ def _continuation_ids(continuation: Any, tokenizer: Any, *, target: bool = False
         return continuation_ids(tokenizer, continuation)
     try:
         rows = _rows(continuation)
-    except (TypeError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"a continuation is a text or token ids, not {continuation!r:.60}") from error
     if len(rows) != 1:
         raise InputError(f"{len(rows)} continuations for one prompt")
@@ -318,7 +348,8 @@ def _generated(
     """Return (start tokens of the decoder, tokens generated greedily)."""
     arguments = to_model(model, {"input_ids": torch.tensor([ids]), **extra.arguments(len(ids))})
     config = getattr(model, "generation_config", None)
-    settings = {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
+    settings: dict[str, Any] = {name: None for name in _OTHER_WAYS if getattr(config, name, None)}
+    settings |= {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
     if getattr(config, "stop_strings", None):
         if tokenizer is None:
             raise InputError("the model's generation config has stop_strings: pass its tokenizer as processor=")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explaining import OpenedModel
+from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
@@ -22,11 +24,12 @@ from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
+from whyformer.methods.padding import differ
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import is_known_language_model, is_language_model
 from whyformer.models.output import Output, parameters
-from whyformer.models.readout import plain_logits
+from whyformer.models.readout import plain_logits, without_excluded
 from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, Resolver, Span, Target
@@ -37,6 +40,18 @@ _NAMED: dict[str, tuple[str, Callable[[int], Any] | None]] = {
     "among_likeliest": ("log-probability among the 10 likeliest tokens", partial(LogProbability, among=10)),
     "contrast": ("logit minus that of the best other token", None),
 }  # fmt: skip
+
+
+def refuse_without_ids(model: nn.Module) -> None:
+    """Raise if the model takes no ``input_ids``."""
+    takes = parameters(model)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    if "input_ids" in takes or (open_ended and getattr(model, "main_input_name", "input_ids") == "input_ids"):
+        return
+    raise InputError(
+        f"the forward of {type(model).__name__} takes {', '.join(takes)}: wrap it in a module whose forward takes "
+        "input_ids [B, N] and returns logits [B, N, V], or explain a single token with explain()"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,23 +153,26 @@ class Steps:
         """Return the model prepared for these inputs; results include the logits of ``tokens``."""
         return Prepared(self.opened, inputs, None, None, also=tokens)
 
-    def read(self, step: int) -> Callable[[Output], Tensor]:
-        """Return the function that reads the logits ``[1, V]`` of a step from the output of a pass over all steps."""
+    def read(self, step: int, count: int) -> Callable[[Output], Tensor]:
+        """Return the function that reads the logits ``[1, V]`` of a step from the output of a pass over the first
+        ``count`` tokens of the answer."""
 
         def row(output: Output) -> Tensor:
             assert output.logits is not None
-            return output.logits[:, step - len(self)]
+            return output.logits[:, step - count - 1]
 
         return row
 
+    def depends_on_later(self, step: int, row: Tensor) -> bool:
+        """Return whether the logits of a step, read from a longer pass, are not those of the tokens before it alone.
+
+        They are not if rotary frequencies depend on the number of tokens (longrope, dynamic). Costs a plain forward
+        pass.
+        """
+        return differ(plain_logits(self.model, *self.inputs(step, rows=True).feed), row.detach())
+
     def refuse(self) -> None:
-        """Raise if the model is not a language model, or takes no ``input_ids``."""
-        takes = parameters(self.model)
-        if "input_ids" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-            raise InputError(
-                f"the forward of {type(self.model).__name__} takes {', '.join(takes)}: wrap it in a module whose "
-                "forward takes input_ids [B, N] and returns logits [B, N, V]"
-            )
+        """Raise if the model is not a language model."""
 
         def check(output: Output) -> Tensor:
             if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
@@ -172,8 +190,7 @@ class Steps:
     @cached_property
     def others(self) -> list[int]:
         """The likeliest token of each step other than the token of the answer."""
-        inputs = self.inputs(len(self) - 1, rows=True)
-        rows = torch.cat([plain_logits(self.model, *inputs.feed, self.read(t)) for t in range(len(self))])
+        rows = torch.cat([plain_logits(self.model, *self.inputs(t).feed) for t in range(len(self))])
         answer = torch.tensor(self.completion.answer, device=rows.device)
         tokens: list[int] = rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
         return tokens
@@ -223,7 +240,7 @@ class Steps:
     ) -> list[tuple[Explanation, Tensor]] | None:
         """Return the explanation of each step from one forward pass, and the value of its target.
 
-        None if the method needs a separate pass for each step.
+        None if the method or the model needs a separate pass for each step.
         """
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
         passes = SharedPasses(targets=whole.inputs)
@@ -233,9 +250,11 @@ class Steps:
             steps: list[tuple[Explanation, Tensor]] = []
             for t in task.progress(range(len(self)), method, len(self)):
                 resolver = self.resolver(target, t)
-                shared = replace(task, read_logits=self.read(t), resolve=resolver.callable, shared=passes)
-                scores = function(shared, **full)
-                if not passes.uses:
+                read = self.read(t, len(self) - 1)
+                scores = function(replace(task, read_logits=read, resolve=resolver.callable, shared=passes), **full)
+                if not passes.uses or scores.parts.keys() - whole.inputs.others.keys():
+                    raise NotShared
+                if t == 0 < len(self) - 1 and self.depends_on_later(t, scores.logits):
                     raise NotShared
                 inputs = self.inputs(t)
                 scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
@@ -261,8 +280,13 @@ class Steps:
 
     def span(self, first: int, last: int, method: str, settings: dict[str, Any]) -> Explanation:
         """Explain Σ log p of the tokens of steps ``first`` to ``last``."""
-        begin = self.start - self.source
-        return self.ready(self.inputs(last + 1)).explain(method, Span(begin + first, begin + last), **settings)
+        begin, inputs = self.start - self.source, self.inputs(last + 1)
+        if self.depends_on_later(first, plain_logits(self.model, *inputs.feed, self.read(first, last + 1))):
+            raise InputError(
+                f"the logits of {type(self.model).__name__} for a token depend on the number of tokens after it, so "
+                f"one pass does not explain several steps: sum their rows, g.matrix[{first}:{last + 1}].sum(0)"
+            )
+        return self.ready(inputs).explain(method, Span(begin + first, begin + last), **settings)
 
     # -- result -----------------------------------------------------------------------------------------------------
     def _result(
@@ -275,28 +299,55 @@ class Steps:
     ) -> Generation:
         matrix = torch.zeros(len(self), len(self.ids), dtype=explanations[0].scores.dtype)
         for t, e in enumerate(explanations):
-            row = torch.cat([e.scores, *(part.scores for name, part in e.parts.items() if "decoder" in name)], 1)[0]
+            row = torch.cat([*_scores_of_texts(e).values()], 1)[0]
             matrix[t, : len(row)] = row
-        pictures = [name for name in explanations[0].parts if "decoder" not in name]
-        decoded = next((name for name in explanations[0].parts if name not in pictures), "")
+        texts = [*_scores_of_texts(explanations[0])]
+        pictures = [name for name in explanations[0].parts if name not in texts]
         rows = {n: [getattr(e, n) for e in explanations] for n in ("logits", "classes", "normalizer")}
         outputs: dict[str, Any] = {n: torch.cat(values) for n, values in rows.items() if values[0] is not None}
         labels: dict[int, str] = {}
         for e in explanations:
             labels |= e.labels or {}
         named = _NAMED.get(target if isinstance(target, str) else "log_probability" if target is None else "")
+        title = "custom target" if isfunction(target) else str(target)
         tokens = self.tokenizer.convert_ids_to_tokens(self.ids) if self.tokenizer is not None else self.pieces
         return Generation(
             matrix=matrix, tokens=[str(t) for t in tokens], pieces=self.pieces, ids=self.ids, start=self.start,
             source=self.source, method=method, settings=full, model=self.opened.name, labels=labels or None,
-            explained=named[0] if named else str(target), value=values, **outputs,
+            explained=named[0] if named else title, value=values, **outputs,
             target=torch.cat([e.target for e in explanations]),
             target_names=[(e.target_names or ["?"])[0] for e in explanations],
-            turns=self.completion.turns, special=self.completion.special, part=decoded,
+            turns=self.completion.turns, special=self.completion.special, part="".join(texts[1:]),
             input=explanations[0].input or "input_ids",
             seen={name: PictureScores.of([e.parts[name] for e in explanations]) for name in pictures},
-            diagnostics=[e.diagnostics for e in explanations], notes=self.completion.notes,
+            diagnostics=[e.diagnostics for e in explanations], notes=[*self.completion.notes, *self._notes(outputs)],
         )  # fmt: skip
+
+
+    def _notes(self, outputs: dict[str, Tensor]) -> list[str]:
+        """Return a sentence on generated tokens that are not the likeliest, by more than rounding."""
+        logits, answer = outputs["logits"], torch.tensor(self.completion.answer)[:, None]
+        index = (outputs["classes"] == answer).long().argmax(1, keepdim=True) if "classes" in outputs else answer
+        rounding = 8 * torch.finfo(logits.dtype).eps * without_excluded(logits).abs().amax(1)
+        changed = int((logits.amax(1) - logits.gather(1, index)[:, 0] > rounding).sum())
+        if not self.completion.generated or not changed:
+            return []
+        counted = f"{changed} of {amount(len(self), 'generated token')} {'is' if changed == 1 else 'are'}"
+        return [
+            f"{counted} not the likeliest by the model's logits, which are explained: its generate() changes them "
+            "(settings of generation_config such as repetition_penalty)"
+        ]
+
+
+def _scores_of_texts(e: Explanation) -> dict[str, Tensor]:
+    """Return the scores ``[1, N]`` of the tokens of each text. A token that the model looks up in several tables, each
+    of which has its own scores (``input_ids#2``), has their sum."""
+    scores = {e.input or "input_ids": e.scores}
+    for name, part in e.parts.items():
+        text, _, lookup = name.partition("#")
+        if lookup or "decoder" in text:
+            scores[text] = part.scores + scores[text] if lookup else part.scores
+    return scores
 
 
 def _value(resolver: Resolver, logits: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left:
         if is_out_of_memory(error):
             raise
         return None
-    return one.keys() != other.keys() or any(_differ(one[name], other[name], left) for name in one)
+    return one.keys() != other.keys() or any(differ(one[name], other[name], left) for name in one)
 
 
 def float_outputs(output: Output) -> dict[str, Tensor]:
@@ -129,7 +129,8 @@ def float_outputs(output: Output) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if value.is_floating_point()}
 
 
-def _differ(alone: Tensor, padded: Tensor, left: bool) -> bool:
+def differ(alone: Tensor, padded: Tensor, left: bool = False) -> bool:
+    """Return whether an output differs by more than rounding from the first rows of another (the last if ``left``)."""
     if alone.dim() != padded.dim() or any(a > b for a, b in zip(alone.shape, padded.shape, strict=True)):
         return True
     sizes = zip(alone.shape, padded.shape, strict=True)
