@@ -97,8 +97,8 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
     logits = Output(nn.Identity(), output).logits
     if logits is None:
         raise ModelError(
-            f"the model returned {type(output).__name__} without logits: wrap it so that "
-            "forward returns a tensor [batch, classes]"
+            f"the model returned {type(output).__name__} without logits: pass a function of the output that returns "
+            "one number per sample as the target, or wrap the model so that forward returns a tensor [batch, classes]"
         )
     if logits.dim() == 1:
         logits = logits[:, None]
@@ -130,6 +130,7 @@ def refusal(output: Output, why: str = "") -> InputError:
     if has_row(output):  # functions get the row
         ways += ["target=0 (the index of a class)"] if not output.compared else []
         ways.append("a function of the logits that returns one number per sample: target=lambda logits: logits[:, 0]")
+        ways += ["for another of these tensors, wrap the model so that forward returns it alone"] * (len(named) > 1)
     else:
         name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
         of_name = f"[{name if name.isdigit() else repr(name)}]" if name else ""
