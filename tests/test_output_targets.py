@@ -371,7 +371,7 @@ NAMES = [
     ("yolos", Query([1, 3], 2), ["cat at query 1", "cat at query 3"]),
     ("yolos", Query(None, "cat"), ["cat at its best query"] * 2),
     ("segformer", Pixel(4, [6, 1], "Cat"), ["cat at row 4, column 6", "cat at row 4, column 1"]),
-    ("clip", Similarity(), ["similarity of picture and text"] * 2),
+    ("clip", Similarity(), ["similarity to the text"] * 2),
     ("masked", Token(2, Contrast(8, [9, 7])), ["8 rather than 9 at position 2", "8 rather than 7 at position 2"]),
     ("headless", pooled, ["custom target"] * 2),
 ]
@@ -479,6 +479,11 @@ def test_unequal_numbers_of_images_and_texts_raise() -> None:
     model, inputs = MODELS["clip"]()
     with pytest.raises(InputError, match="2 pictures and 1 texts"):
         whyformer.explain(model, {**inputs, "input_ids": inputs["input_ids"][:1]}, "input_x_gradient", Similarity())
+    three = {**inputs, "input_ids": inputs["input_ids"][[0, 1, 0]]}
+    for arguments, suggested in ((inputs, True), (three, False)):
+        with pytest.raises(InputError, match="compares pictures with texts") as error:
+            whyformer.explain(model, arguments, "input_x_gradient")
+        assert ("Similarity()" in str(error.value)) == suggested
 
 
 # -- targets of perturbed copies, in metrics and in checks --------------------------------------------------------------

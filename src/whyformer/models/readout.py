@@ -152,7 +152,9 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
     if "start_logits" in named and "end_logits" in named:
         yield _span(output, named["start_logits"])
     if output.compared:
-        yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
+        counts = named[output.compared].shape
+        yield from ["targets.Similarity() (of each picture and its text)"] * (counts[0] == counts[1])
+        yield "target=0 (the index of a text)"
     if logits is not None and output.of_queries:
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named and output.dense is None:
