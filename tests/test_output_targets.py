@@ -843,3 +843,13 @@ def test_failing_function_target_of_a_sound_is_no_fault_of_the_sound() -> None:
 
     with pytest.raises(InputError, match="target function"):
         whyformer.explain(Loudness(), torch.randn(2, 40), "input_x_gradient", lambda output: output.logits[:, 1])
+
+
+def test_error_of_a_probability_names_the_target_that_works() -> None:
+    model, inputs = MODELS["discriminator"]()
+    with pytest.raises(InputError, match=re.escape("Token(..., Probability(0, multi_label=True))")):
+        whyformer.explain(model, inputs, "input_x_gradient", Token(1, 0, of="probability"))
+    target = Token(1, targets.Probability(0, multi_label=True))
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    expected = model(**inputs).logits[:, 1].sigmoid().tolist()
+    assert e.diagnostics["conservation"]["start"] == pytest.approx(expected)

@@ -241,9 +241,11 @@ class Resolver:
             return target
         why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
         index = torch.as_tensor(target.index).flatten()[0]
+        sigmoid = f"{kind}({index}, multi_label=True)"
+        sigmoid = sigmoid if self.reading is None else f"{type(self.reading).__name__}(..., {sigmoid})"
         raise InputError(
             f"{kind}: {why}. To explain the number itself, pass its index, {index} (for a Token, omit of=), as the "
-            f"target; if it is the logit of a class, its sigmoid is {kind}({index}, multi_label=True)"
+            f"target; if it is the logit of a class, its sigmoid is {sigmoid}"
         )
 
     def indices(self, logits: Tensor) -> Tensor:
