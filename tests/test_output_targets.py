@@ -853,3 +853,10 @@ def test_error_of_a_probability_names_the_target_that_works() -> None:
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     expected = model(**inputs).logits[:, 1].sigmoid().tolist()
     assert e.diagnostics["conservation"]["start"] == pytest.approx(expected)
+
+
+def test_function_target_with_numbers_of_its_own_for_each_sample() -> None:
+    """Copies of the samples, as in occlusion, are passed to the function in batches of the samples."""
+    model, inputs = MODELS["classifier"]()
+    e = whyformer.explain(model, inputs, "occlusion", lambda logits: logits[torch.arange(2), torch.tensor([1, 0])])
+    torch.testing.assert_close(e.scores, whyformer.explain(model, inputs, "occlusion", [1, 0]).scores)

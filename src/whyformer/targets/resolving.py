@@ -197,7 +197,8 @@ class Resolver:
         self.raw = not has_row(output)
         if not self.raw:  # a user's function gets the row as the model returned it
             self.counted, row = False, row_of(output.as_returned())
-            _result(self.reading, row, output)
+            if output.samples is None:  # copies are passed to the function in parts
+                _result(self.reading, row, output)
             return row
         if self.counted is None:
             self.counted = _reads_tokens(self.reading, output)
