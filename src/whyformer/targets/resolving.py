@@ -198,7 +198,7 @@ class Resolver:
         if not self.raw:  # a user's function gets the row as the model returned it
             self.counted, row = False, row_of(output.as_returned())
             if output.samples is None:  # copies are passed to the function in parts
-                _result(self.reading, row, output)
+                _result(self.reading, row, output, len(row))
             return row
         if self.counted is None:
             self.counted = _reads_tokens(self.reading, output)
@@ -388,10 +388,10 @@ def _shown(tokenizer: Any, token: str) -> str:
     return f" {text}" if token.startswith("▁") and not text.startswith(" ") else str(text)
 
 
-def _result(function: Callable[[Any], Any], value: Any, output: Output) -> Tensor:
+def _result(function: Callable[[Any], Any], value: Any, output: Output, batch: int | None = None) -> Tensor:
     """Return the numbers ``[B]`` of a user's function of the output, or of its row of logits; raise if it fails."""
     try:
-        return _numbers(function(value), output.batch)
+        return _numbers(function(value), output.batch if batch is None else batch)
     except WhyformerError:
         raise
     except FOREIGN_ERRORS as error:
