@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -370,7 +371,7 @@ NAMES = [
     ("yolos", Query([1, 3], 2), ["cat at query 1", "cat at query 3"]),
     ("yolos", Query(None, "cat"), ["cat at its best query"] * 2),
     ("segformer", Pixel(4, [6, 1], "Cat"), ["cat at row 4, column 6", "cat at row 4, column 1"]),
-    ("clip", Similarity(), ["similarity of picture and text"] * 2),
+    ("clip", Similarity(), ["similarity to the text"] * 2),
     ("masked", Token(2, Contrast(8, [9, 7])), ["8 rather than 9 at position 2", "8 rather than 7 at position 2"]),
     ("headless", pooled, ["custom target"] * 2),
 ]
@@ -478,6 +479,11 @@ def test_unequal_numbers_of_images_and_texts_raise() -> None:
     model, inputs = MODELS["clip"]()
     with pytest.raises(InputError, match="2 pictures and 1 texts"):
         whyformer.explain(model, {**inputs, "input_ids": inputs["input_ids"][:1]}, "input_x_gradient", Similarity())
+    three = {**inputs, "input_ids": inputs["input_ids"][[0, 1, 0]]}
+    for arguments, suggested in ((inputs, True), (three, False)):
+        with pytest.raises(InputError, match="compares pictures with texts") as error:
+            whyformer.explain(model, arguments, "input_x_gradient")
+        assert ("Similarity()" in str(error.value)) == suggested
 
 
 # -- targets of perturbed copies, in metrics and in checks --------------------------------------------------------------
@@ -774,3 +780,83 @@ def test_depth_has_no_class_whatever_the_config_names(count: int) -> None:
     assert not any("class" in name for name in e.target_names or [])
     with pytest.raises(InputError, match="out of range"):
         whyformer.explain(model, inputs, "input_x_gradient", Pixel(31, 20, 1))
+
+
+@dataclass(frozen=True)
+class Heads:
+    kind: Tensor
+    place: Tensor
+
+
+@dataclass(slots=True)
+class HeadsInSlots:
+    kind: Tensor
+    place: Tensor
+
+
+class HeadsAsAttributes:
+    def __init__(self, kind: Tensor, place: Tensor) -> None:
+        self.kind, self.place = kind, place
+
+
+@pytest.mark.parametrize("made", [Heads, HeadsInSlots, HeadsAsAttributes, lambda *heads: {"inner": [Heads(*heads)]}])
+def test_function_target_of_attributes(made: Callable[..., Any]) -> None:
+    """An output may be a dataclass, frozen or with slots, or any other object with tensors as attributes."""
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = build("hf_vit")[0]
+
+        def forward(self, pixel_values: Tensor) -> Any:
+            logits = self.classifier(pixel_values).logits
+            return made(logits, logits[:, :4] ** 2)
+
+    model, x = TwoHeads().eval(), build("hf_vit")[1]
+    e = whyformer.explain(model, x, "input_x_gradient", lambda o: (o["inner"][0] if isinstance(o, dict) else o).place[:, 2])
+    expected = whyformer.explain(model.classifier, x, "input_x_gradient", lambda logits: logits[:, 2] ** 2)
+    torch.testing.assert_close(e.scores, expected.scores, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("classifier", lambda output: output.logits[:, 1], "target=lambda logits: logits[:, 0]"),
+        ("masked", lambda output: output.scores[:, 1, 2], "target=lambda output: output.logits[:, 0, 0]"),
+    ],
+)
+def test_failing_function_target_raises_with_remedy(name: str, wrong: Any, right: str) -> None:
+    model, inputs = MODELS[name]()
+    with pytest.raises(InputError, match="AttributeError") as error:
+        whyformer.explain(model, inputs, "input_x_gradient", wrong)
+    assert right in str(error.value)
+
+
+def test_failing_function_target_of_a_sound_is_no_fault_of_the_sound() -> None:
+    class Loudness(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(40, 3)
+
+        def forward(self, wave: Tensor) -> Tensor:
+            return self.head(wave)
+
+    with pytest.raises(InputError, match="target function"):
+        whyformer.explain(Loudness(), torch.randn(2, 40), "input_x_gradient", lambda output: output.logits[:, 1])
+
+
+def test_error_of_a_probability_names_the_target_that_works() -> None:
+    model, inputs = MODELS["discriminator"]()
+    with pytest.raises(InputError, match=re.escape("Token(..., Probability(0, multi_label=True))")):
+        whyformer.explain(model, inputs, "input_x_gradient", Token(1, 0, of="probability"))
+    target = Token(1, targets.Probability(0, multi_label=True))
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    expected = model(**inputs).logits[:, 1].sigmoid().tolist()
+    assert e.diagnostics["conservation"]["start"] == pytest.approx(expected)
+
+
+def test_function_target_with_numbers_of_its_own_for_each_sample() -> None:
+    """Copies of the samples, as in occlusion, are passed to the function in batches of the samples."""
+    model, inputs = MODELS["classifier"]()
+    e = whyformer.explain(model, inputs, "occlusion", lambda logits: logits[torch.arange(2), torch.tensor([1, 0])])
+    torch.testing.assert_close(e.scores, whyformer.explain(model, inputs, "occlusion", [1, 0]).scores)

@@ -167,3 +167,30 @@ class ClassConditioned(nn.Module):
 def test_condition_per_sample_is_named() -> None:
     e = explain(ClassConditioned(), {"pixels": torch.randn(2, 3, 16, 16), "y": torch.tensor([1, 2])}, "input_x_gradient", 1)
     assert e.diagnostics["unscored"] == ["y"] and any("wrap the model" in warning for warning in e.warnings)
+
+
+class Prompted(nn.Module):
+    """An image model with boxes as prompts, and a text model with a box for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.box, self.word = nn.Conv2d(3, 16, 4, 4), nn.Linear(4, 16), nn.Embedding(9, 16)
+        self.blocks, self.head = nn.ModuleList([Block(16, 2) for _ in range(2)]), nn.Linear(16, 3)
+        self.eval()
+
+    def forward(self, pixels: Tensor | None = None, boxes: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        if ids is not None:
+            x = self.word(ids) + self.box(boxes)
+        else:
+            x = torch.cat([self.patches(pixels).flatten(2).transpose(1, 2), self.box(boxes)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_prompts_are_named_and_boxes_of_tokens_are_not() -> None:
+    pictures = {"pixels": torch.randn(2, 3, 16, 16), "boxes": torch.rand(2, 1, 4)}
+    assert explain(Prompted(), pictures, "input_x_gradient", 1).diagnostics["unscored"] == ["boxes"]
+    words = {"ids": torch.tensor([[1, 5, 2], [4, 3, 8]]), "boxes": torch.rand(2, 3, 4)}
+    assert "unscored" not in explain(Prompted(), words, "input_x_gradient", 1).diagnostics

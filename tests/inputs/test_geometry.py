@@ -351,7 +351,7 @@ def test_trust_needs_every_picture_of_a_batch():
     assert len(whyformer.trust(e, "bundled:digits", [textured((100, 200)), textured((200, 3))], steps=2, seeds=[0])) == 2
 
 
-@pytest.mark.parametrize("others", [{}, {"cells": (0.0, 0.0, 56.0, 48.0)}])
+@pytest.mark.parametrize("others", [{}, {"cells": (0.0, 0.0, 56.0, 48.0)}, {"cells": (-7.0, -7.0, 49.0, 48.0), "read": (0.0, 0.0, 56.0, 56.0)}])
 def test_joined_pictures_lie_as_alone(others: dict[str, Any]):
     """Pictures that are explained one by one, with the same box of the map in the input, or with different ones."""
     pictures = [textured((100, 200)), textured((200, 3))]
@@ -359,7 +359,9 @@ def test_joined_pictures_lie_as_alone(others: dict[str, Any]):
     alone[1] = alone[1].with_features(**others)
     both = joined(alone)
     for i, single in enumerate(alone):
-        assert both.boxes(i)[0] == single.boxes()[0] and both.placed(i).shape == single.placed().shape
+        assert both.boxes(i) == single.boxes() and both.placed(i).shape == single.placed().shape
+        assert torch.equal(both.placed(i).isnan(), single.placed().isnan())
+        assert Explanation.from_dict(json.loads(json.dumps(both.to_dict()))).boxes(i) == single.boxes()
         assert overlay(both[i]).shape == overlay(single).shape
     assert (both[1].geometry is None) == (not others)
 

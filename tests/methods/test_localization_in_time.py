@@ -124,3 +124,7 @@ def test_video_with_too_few_frames_raises() -> None:
     model = hf.VideoMAEForVideoClassification(config).eval()
     with pytest.raises(whyformer.errors.InputError, match="a video of 2 frames; it takes 4"):
         whyformer.explain(model, torch.zeros(1, 2, 3, 16, 16), "saliency", 1)
+    video = torch.zeros(4, 3, 16, 16)
+    with pytest.raises(whyformer.errors.InputError, match="leading axis"):
+        whyformer.explain(model, video, "saliency", 1)
+    assert whyformer.explain(model, video[None], "saliency", 1).frames  # the way out

@@ -129,7 +129,7 @@ def _sizes(features: Features, level: str, scores: Tensor) -> None:
         if box is not None and not (_is_box(box) and features.image_size is not None):
             raise InputError(f"its {name} is an invalid box: {box}")
     for geometry in filter(None, features.geometry or ()):
-        if math.prod(geometry.size) > MOST_PIXELS or not _is_box(geometry.box):
+        if math.prod(geometry.size) > MOST_PIXELS or not all(map(_is_box, filter(None, (geometry.box, geometry.seen)))):
             raise InputError(f"invalid geometry: size {geometry.size}, box {geometry.box}")
 
 

@@ -23,15 +23,17 @@ class Geometry:
         size: (height, width) of the original in pixels.
         box: (left, top, right, bottom) of the model's input in original pixels, possibly fractional. The box extends
             beyond the picture after padding, and excludes a border after cropping.
+        seen: the box of the part that the model read, if ``box`` is that of a map instead.
     """
 
     size: tuple[int, int]
     box: Box
+    seen: Box | None = None
 
     def __post_init__(self) -> None:
-        left, top, right, bottom = self.box
-        if min(self.size) < 1 or not (left < right and top < bottom):
-            raise InputError(f"invalid geometry: size {self.size}, box {self.box}")
+        for left, top, right, bottom in filter(None, (self.box, self.seen)):
+            if min(self.size) < 1 or not (left < right and top < bottom):
+                raise InputError(f"invalid geometry: size {self.size}, box {(left, top, right, bottom)}")
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> Geometry:
@@ -42,12 +44,12 @@ class Geometry:
     def from_dict(cls, facts: Mapping[str, Any]) -> Geometry:
         """Restore a geometry from the values of :meth:`to_dict`."""
         height, width = facts["size"]
-        left, top, right, bottom = facts["box"]
-        return cls((int(height), int(width)), (float(left), float(top), float(right), float(bottom)))
+        boxes: list[Any] = [box and tuple(map(float, box)) for box in (facts["box"], facts.get("seen"))]
+        return cls((int(height), int(width)), *boxes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
-        return {name: list(value) for name, value in asdict(self).items()}
+        return {name: list(value) for name, value in asdict(self).items() if value is not None}
 
     def part(self, box: Box | None, size: tuple[int, int]) -> Box:
         """Return the box of a part of the model's input in pixels of the original.
@@ -65,5 +67,6 @@ class Geometry:
     def scaled(self, size: tuple[int, int]) -> Geometry:
         """Return the geometry on the picture resized to another (height, width)."""
         down, across = size[0] / self.size[0], size[1] / self.size[1]
-        left, top, right, bottom = self.box
-        return Geometry(size, (left * across, top * down, right * across, bottom * down))
+        by = across, down, across, down
+        boxes: list[Any] = [box and tuple(v * f for v, f in zip(box, by, strict=True)) for box in (self.box, self.seen)]
+        return Geometry(size, *boxes)

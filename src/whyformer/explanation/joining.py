@@ -203,7 +203,9 @@ def _place(part: Explanation, common: bool) -> tuple[Image.Image | None, Geometr
     if not geometry and part.pictures is not None and part.pictures.dim() == 4:
         original = Image.fromarray(part.pictures[0].numpy())
     high, wide = part.image_size or part.grid or part.scores.shape[-2:]
-    return original or None, replace(geometry or Geometry.whole((int(high), int(wide))), box=part.boxes()[0])
+    box, seen = part.boxes()
+    place = geometry or Geometry.whole((int(high), int(wide)))
+    return original or None, replace(place, box=box, seen=None if seen == box else seen)
 
 
 def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:

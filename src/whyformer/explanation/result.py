@@ -338,7 +338,7 @@ class Explanation(Displayable):
         """
         geometry, features = self._geometry(sample, size), self.features
         input_size = self.image_size or (1, 1)
-        return geometry.part(features.cells, input_size), geometry.part(features.read, input_size)
+        return geometry.part(features.cells, input_size), geometry.seen or geometry.part(features.read, input_size)
 
     def _geometry(self, sample: int, size: tuple[int, int] | None) -> Geometry:
         """Return the position of the model's input on the original picture, scaled to a drawing size."""

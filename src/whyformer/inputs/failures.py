@@ -51,6 +51,8 @@ def _wrong_size(model: nn.Module, inputs: Inputs) -> str | None:
     frames = getattr(getattr(model, "config", None), "num_frames", None)
     if inputs.modality == "image" and len(shape) == 5 and isinstance(frames, int) and shape[1] != frames:
         return f"the model fails on a video of {shape[1]} frames; it takes {frames}"
+    if inputs.modality == "image" and len(shape) == 4 and isinstance(frames, int):
+        return f"the model takes videos, [B, T, C, H, W], and this is {shape}: add a leading axis of 1 to a single one"
     size = getattr(getattr(model, "config", None), "image_size", None)
     size = (size, size) if isinstance(size, int) else size
     if inputs.modality != "image" or inputs.tensor.dim() != 4 or not isinstance(size, list | tuple):

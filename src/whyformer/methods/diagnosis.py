@@ -3,6 +3,7 @@ draws random numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -90,8 +91,8 @@ def _close(a: Tensor, b: Tensor) -> Tensor:
 def with_unscored(task: Task, scores: Scores) -> Scores:
     """Add a warning, and ``diagnostics["unscored"]``, that names inputs which affect the prediction and get no scores.
 
-    Masks, types and positions of tokens are exempt. Costs one plain forward pass per input without scores, with that
-    input changed.
+    Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass per input without scores, with
+    that input changed.
     """
     unscored = [name for name, changed in _changed_inputs(task, scores) if _affects(task, changed, scores.logits)]
     if not unscored:
@@ -111,15 +112,23 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     inputs = task.inputs
     scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
     arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
+    sides, values = (inputs, *inputs.others.values()), dict(arguments)
+    rows = {values[side.scored].shape[:2] for side in sides if side.modality != "image"}
     for place, value in arguments:
         if place in scored or not any(map(_has_numbers, every_tensor(value))):
             continue
         name = place if isinstance(place, str) else argument_name(task.model, place)
-        if not is_auxiliary(name):
+        if not _describes(name, value, rows):
             other = with_tensors(value, lambda t: _changed(t) if _has_numbers(t) else t, deep=True)
             args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
             kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
             yield name, replace(inputs, args=args, kwargs=kwargs)
+
+
+def _describes(name: str, value: Any, rows: set[torch.Size]) -> bool:
+    """Return whether an argument describes rows ``[B, N]`` or pixels of other inputs, such as a mask or the box of each
+    token. Boxes and points that belong to no tokens are prompts (SAM)."""
+    return is_auxiliary(name) and (not re.search("box|point", name) or getattr(value, "shape", ())[:2] in rows)
 
 
 def random_states(model: nn.Module) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from whyformer.errors import InputError
-from whyformer.tape.calls import every_tensor
+from whyformer.tape.calls import attributes, every_tensor
 
 _HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds", "text_embeds", "reconstruction")
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -95,7 +95,7 @@ class Output:
         elif isinstance(raw, list | tuple):
             items = enumerate(raw)
         else:
-            items = getattr(raw, "__dict__", {}).items()
+            items = attributes(raw).items()
         tensors = {str(n): t for n, t in items if isinstance(t, Tensor)}
         return tensors if len(tensors) == 1 else {n: t for n, t in tensors.items() if t.dim() or n == "logits"}
 
@@ -244,8 +244,8 @@ def without_cached(mask: Tensor, count: int) -> Tensor:
 
 
 def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool = False) -> Any:
-    """Return the output with the function applied to each tensor; ``deep`` also to those in other objects, such as
-    caches."""
+    """Return the output with the function applied to each tensor, also in dataclasses and in attributes of the output;
+    ``deep`` also to those in other objects, such as caches."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -262,10 +262,11 @@ def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool 
         if isinstance(value, list | tuple):
             listed = [replaced(v) for v in value]
             return type(value)(*listed) if hasattr(value, "_fields") else type(value)(listed)
-        inside = hasattr(value, "logits") or (deep and next(every_tensor(value), None) is not None)
-        if inside and hasattr(value, "__dict__"):
+        own = value is raw or is_dataclass(value) or hasattr(value, "logits")
+        if (own or deep) and not isinstance(value, type) and next(every_tensor(value), None) is not None:
             value = copy.copy(value)
-            value.__dict__.update({n: replaced(v) for n, v in vars(value).items()})
+            for name, attribute in attributes(value).items():
+                object.__setattr__(value, name, replaced(attribute))
         return value
 
     return replaced(raw)

@@ -97,8 +97,8 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
     logits = Output(nn.Identity(), output).logits
     if logits is None:
         raise ModelError(
-            f"the model returned {type(output).__name__} without logits: wrap it so that "
-            "forward returns a tensor [batch, classes]"
+            f"the model returned {type(output).__name__} without logits: pass a function of the output that returns "
+            "one number per sample as the target, or wrap the model so that forward returns a tensor [batch, classes]"
         )
     if logits.dim() == 1:
         logits = logits[:, None]
@@ -130,6 +130,7 @@ def refusal(output: Output, why: str = "") -> InputError:
     if has_row(output):  # functions get the row
         ways += ["target=0 (the index of a class)"] if not output.compared else []
         ways.append("a function of the logits that returns one number per sample: target=lambda logits: logits[:, 0]")
+        ways += ["for another of these tensors, wrap the model so that forward returns it alone"] * (len(named) > 1)
     else:
         name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
         of_name = f"[{name if name.isdigit() else repr(name)}]" if name else ""
@@ -151,7 +152,9 @@ def _targets_that_fit(output: Output) -> Iterator[str]:
     if "start_logits" in named and "end_logits" in named:
         yield _span(output, named["start_logits"])
     if output.compared:
-        yield from ("targets.Similarity() (of each picture and its text)", "target=0 (the index of a text)")
+        counts = named[output.compared].shape
+        yield from ["targets.Similarity() (of each picture and its text)"] * (counts[0] == counts[1])
+        yield "target=0 (the index of a text)"
     if logits is not None and output.of_queries:
         yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
     elif logits is not None and logits.dim() == 3 and "start_logits" not in named and output.dense is None:

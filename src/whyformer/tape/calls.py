@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 
-__all__ = ["Call", "Slot", "every_tensor", "fill", "is_composite", "needed_calls", "slot", "tensors_in"]
+__all__ = ["Call", "Slot", "attributes", "every_tensor", "fill", "is_composite", "needed_calls", "slot", "tensors_in"]
 
 # a repeated call may get operands with other strides
 _ANY_LAYOUT: dict[Any, Any] = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -134,8 +134,15 @@ def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for v in value:
             yield from every_tensor(v, depth)
-    elif depth and not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
-        yield from every_tensor(list(vars(value).values()), depth - 1)
+    elif depth and not isinstance(value, nn.Module):
+        yield from every_tensor(list(attributes(value).values()), depth - 1)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, also those in slots."""
+    slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = [n for slot in slots for n in ([slot] if isinstance(slot, str) else slot) if not n.startswith("__")]
+    return {**{n: getattr(value, n) for n in names if hasattr(value, n)}, **getattr(value, "__dict__", {})}
 
 
 def needed_calls(calls: Sequence[Call], outputs: Iterable[int], ends: Container[int] = ()) -> list[Call]:

@@ -124,6 +124,7 @@ def in_range(index: int, classes: int | None, words: bool = False) -> int:
         if words and classes:
             raise InputError(f"token {index} is out of range: the vocabulary has {classes} tokens, 0 to {classes - 1}")
         known = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
+        known = "there is a single output, 0" if classes == 1 else known
         raise InputError(f"class {index} is out of range: {known}")
     return index
 

@@ -223,7 +223,7 @@ class Similarity:
 
     def where(self) -> str:
         """Describe the value."""
-        return "similarity of picture and text"
+        return "similarity to the text"
 
 
 def _check_range(name: str, values: Tensor, count: int) -> None:

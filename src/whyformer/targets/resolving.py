@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.errors import InputError
+from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.readout import has_row, refusal, row_of
 from whyformer.targets.naming import class_index, in_range, text_index, token_ids
@@ -196,11 +196,13 @@ class Resolver:
             return row
         self.raw = not has_row(output)
         if not self.raw:  # a user's function gets the row as the model returned it
-            self.counted = False
-            return row_of(output.as_returned())
+            self.counted, row = False, row_of(output.as_returned())
+            if output.samples is None:  # copies are passed to the function in parts
+                _result(self.reading, row, output, len(row))
+            return row
         if self.counted is None:
             self.counted = _reads_tokens(self.reading, output)
-        return _numbers(self.reading(output.raw), output.batch)[:, None]
+        return _result(self.reading, output.raw, output)[:, None]
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the target as a function of the row ``[B, C]``.
@@ -240,9 +242,11 @@ class Resolver:
             return target
         why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
         index = torch.as_tensor(target.index).flatten()[0]
+        sigmoid = f"{kind}({index}, multi_label=True)"
+        sigmoid = sigmoid if self.reading is None else f"{type(self.reading).__name__}(..., {sigmoid})"
         raise InputError(
             f"{kind}: {why}. To explain the number itself, pass its index, {index} (for a Token, omit of=), as the "
-            f"target; if it is the logit of a class, its sigmoid is {kind}({index}, multi_label=True)"
+            f"target; if it is the logit of a class, its sigmoid is {sigmoid}"
         )
 
     def indices(self, logits: Tensor) -> Tensor:
@@ -332,7 +336,7 @@ def _reads_tokens(function: Callable[[Any], Any], output: Output) -> bool:
         return torch.linspace(0, 1, value.numel()).to(value).view(value.shape) if per_token else value
 
     with torch.no_grad():
-        values = [_numbers(function(raw), output.batch) for raw in (output.raw, with_tensors(output.raw, changed))]
+        values = [_result(function, raw, output) for raw in (output.raw, with_tensors(output.raw, changed))]
     return not torch.equal(*values)
 
 
@@ -382,6 +386,17 @@ def _shown(tokenizer: Any, token: str) -> str:
     if not text.strip("\ufffd"):
         return token
     return f" {text}" if token.startswith("▁") and not text.startswith(" ") else str(text)
+
+
+def _result(function: Callable[[Any], Any], value: Any, output: Output, batch: int | None = None) -> Tensor:
+    """Return the numbers ``[B]`` of a user's function of the output, or of its row of logits; raise if it fails."""
+    try:
+        return _numbers(function(value), output.batch if batch is None else batch)
+    except WhyformerError:
+        raise
+    except FOREIGN_ERRORS as error:
+        why = f"does not fit the target function ({type(error).__name__}: {error})"
+        raise refusal(output, why) from error
 
 
 def _numbers(value: Any, batch: int) -> Tensor:
