@@ -20,7 +20,8 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import spread
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.prompts import are_stackable, separate_prompts
+from whyformer.inputs.prompts import separate_prompts
+from whyformer.inputs.stacking import are_stackable
 from whyformer.targets import LogProbability, Token
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
