@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError, unknown
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.inputs import Inputs
 from whyformer.inputs.failures import failure_reason, no_table
@@ -421,6 +421,8 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
         with custom_rules(ready.opened.options.rules):
             passing = partial(record_pass, ready.model, (args, kwargs), ready.inputs.samples, names=True)
             forward_pass = settled(ready.model, passing)
+    except WhyformerError:
+        raise
     except FOREIGN_ERRORS as error:
         reason = failure_reason(ready.model, ready.inputs, error) or no_table(ready.inputs, error)
         if reason is None:

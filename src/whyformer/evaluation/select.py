@@ -144,7 +144,7 @@ def arbitrate(
         InputError: a candidate, criterion, mode or setting is unknown, or a finished explanation does not fit.
     """
     check_type("arbitrate: candidates", candidates, Iterable, "a list of methods and explanations")
-    check_type("arbitrate: baseline", baseline, str | None, "the name of a baseline")
+    check_type("arbitrate: baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("arbitrate: seed", seed, least=0)
     _check(criterion, mode, holdout, labels, batch_size)
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]

@@ -49,7 +49,7 @@ class Geometry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
-        return {name: list(value) for name, value in asdict(self).items() if value is not None}
+        return {name: value and list(value) for name, value in asdict(self).items()}
 
     def part(self, box: Box | None, size: tuple[int, int]) -> Box:
         """Return the box of a part of the model's input in pixels of the original.

@@ -64,9 +64,8 @@ class Completion:
         special: indices of special tokens and of tokens of the chat template in prompt, begin and answer; None if
             unknown.
         notes: sentences on the tokenization.
-        generated: whether the model generated the answer.
-        generated: whether the model generated the answer.
         extra: further arguments of the model's forward, for pictures.
+        generated: whether the model generated the answer.
     """
 
     prompt: list[int]

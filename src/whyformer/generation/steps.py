@@ -323,7 +323,6 @@ class Steps:
             diagnostics=[e.diagnostics for e in explanations], notes=[*self.completion.notes, *self._notes(outputs)],
         )  # fmt: skip
 
-
     def _notes(self, outputs: dict[str, Tensor]) -> list[str]:
         """Return a sentence on generated tokens that are not the likeliest, by more than rounding."""
         logits, answer = outputs["logits"], torch.tensor(self.completion.answer)[:, None]

@@ -19,6 +19,7 @@ from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
 from whyformer.tape.streams import path_to
 from whyformer.tape.structure import Attention, Piece, occurrences
+from whyformer.tape.tables import PRODUCTS
 from whyformer.tape.units import Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
@@ -27,7 +28,6 @@ __all__ = ["KeyRules", "VectorRules", "linear_path"]
 
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
 _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
-_PRODUCTS = frozenset(("mm", "bmm", "matmul", "baddbmm", "addmm"))
 
 
 class VectorRules(ShareRules):
@@ -159,7 +159,7 @@ class VectorRules(ShareRules):
             count: ``[R]``, number of heads of each row in earlier pieces; those of this piece are added in place.
         """
         call = self.tape.maker[piece.product]
-        is_product = piece.value in call.operands and call.name in _PRODUCTS
+        is_product = piece.value in call.operands and call.name in PRODUCTS
         labels = [self.rows.labels.get(n, ()) for n in (piece.value, piece.product) if n is not None]
         if piece.value is not None and not labels[0]:  # constant value vectors belong to the keys of the map
             keys, shape = self.rows.labels[piece.map][-1][..., 0, :], self.tape.shapes[piece.value]
@@ -217,7 +217,7 @@ class KeyRules(VectorRules):
         """Return (``[K, ...]``, A·V with the values of one key; A·V with the values that belong to no row)."""
         call = self.tape.maker[piece.product]
         label = self.rows.labels.get(-1 if piece.value is None else piece.value, ())
-        is_product = piece.value in call.operands and call.name in _PRODUCTS
+        is_product = piece.value in call.operands and call.name in PRODUCTS
         if piece.value is None or not is_product or len(label) != 1 or bool((self.source[label[0]] == -2).any()):
             raise ModelError("the values that it mixes are not those of its rows")
         value, index = self.tape[piece.value], call.results.index(piece.product)

@@ -18,7 +18,7 @@ from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rearranging import along_features, holds_rows, padded, rearranged, window
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
-from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
+from whyformer.tape.tables import ELEMENTWISE, KINDS, PRODUCTS, name_set
 from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "label_rows"]
@@ -34,7 +34,7 @@ _MOVED = _VIEWS | name_set("index_add scatter_add")
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
 _LOOKED_UP = name_set("embedding index index_select")
-_PRODUCTS = name_set("mm bmm addmm baddbmm matmul mv linear _grouped_mm")
+_CONTRACTIONS = PRODUCTS | name_set("mv linear _grouped_mm")
 _REDUCED = name_set("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
 _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
 _SAMPLED = name_set("grid_sampler_2d grid_sampler_3d")
@@ -212,7 +212,7 @@ class _Labeller:
     def _label_of(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
         """Return the label of the results of a call, from those of its operands; () if unknown."""
         name = call.name
-        if name in _PRODUCTS:
+        if name in _CONTRACTIONS:
             a, b = (labels[0], ()) if name in ("linear", "_grouped_mm") else labels[-2:]
             return self._product(call, a, b, shape)
         if call.kind == HIDDEN_LAYER and self._keeps_rows(call, shape):

@@ -30,7 +30,7 @@ from whyformer.tape.decomposition import DECOMPOSED, FUSED_ATTENTION
 from whyformer.tape.memory import Geometry, geometry, memory, overlay, restride, storage_size
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
-from whyformer.tape.tables import COMPARISONS, ELEMENTWISE, KINDS, REDUCTIONS, SOFTMAXES, name_set
+from whyformer.tape.tables import COMPARISONS, ELEMENTWISE, KINDS, PRODUCTS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
@@ -45,7 +45,6 @@ _CHEAP = (
     | (ELEMENTWISE | REDUCTIONS | COMPARISONS | SOFTMAXES)
     | name_set("native_layer_norm _fused_rms_norm ones zeros arange")
 ) - name_set("add lerp addcdiv")
-_PRODUCTS = name_set("mm bmm addmm baddbmm matmul")
 _LONGEST = 8  # maximum number of consecutive calls repeated to recompute a value
 
 
@@ -272,7 +271,7 @@ class Recorder(TorchDispatchMode):
             held = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
         elif depth > _LONGEST:
             held = True
-        elif name in _PRODUCTS:  # stored unless larger than the operands, as attention scores are
+        elif name in PRODUCTS:  # stored unless larger than the operands, as attention scores are
             held = sum(t.numel() for t in results) <= sum(math.prod(tape.shapes[o]) for o in operands)
         else:
             held = name not in _CHEAP

@@ -106,6 +106,12 @@ RESHAPES = name_set("view _unsafe_view reshape _reshape_alias unsqueeze squeeze 
 EXTENSIONS = name_set("cat constant_pad_nd")
 """Calls that extend a value by constants."""
 
+PRODUCTS = name_set("mm bmm addmm baddbmm matmul")
+"""Calls that multiply matrices."""
+
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
+
+MIXING = name_set("mm bmm addmm baddbmm mv matmul linear convolution embedding")
+"""Linear calls that can be part of a norm, a softmax or an activation if their weights are fixed."""
 
 SOFTMAXES = name_set("_softmax _safe_softmax")
