@@ -301,7 +301,7 @@ BAD = {
     "scores": ({"scores": "int8"}, "scores must be"),
     "failures": ({"max_failures": -1}, "max_failures must be"),
     "url": ({"out": "s3://bucket/maps"}, "out must be a local or mounted folder"),
-    "truncate": ({"truncate": "yes"}, "truncate must be true or false"),
+    "truncate": ({"truncate": "yes"}, "truncate must be True or False"),
     "column": ({"column": 3}, "column must be a string"),
 }
 
