@@ -196,10 +196,8 @@ class Resolver:
             return row
         self.raw = not has_row(output)
         if not self.raw:  # a user's function gets the row as the model returned it
-            self.counted, row = False, row_of(output.as_returned())
-            if output.samples is None:  # copies are passed to the function in parts
-                _result(self.reading, row, output, len(row))
-            return row
+            self.counted = False
+            return row_of(output.as_returned())
         if self.counted is None:
             self.counted = _reads_tokens(self.reading, output)
         return _result(self.reading, output.raw, output)[:, None]
@@ -217,7 +215,7 @@ class Resolver:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
             function = self.target
             if not _is_target(function):
-                return lambda logits: _numbers(function(logits), len(logits))
+                return lambda logits: _of_row(function, logits)
             return self._with_activation(function, logits)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
@@ -388,15 +386,25 @@ def _shown(tokenizer: Any, token: str) -> str:
     return f" {text}" if token.startswith("▁") and not text.startswith(" ") else str(text)
 
 
-def _result(function: Callable[[Any], Any], value: Any, output: Output, batch: int | None = None) -> Tensor:
-    """Return the numbers ``[B]`` of a user's function of the output, or of its row of logits; raise if it fails."""
+def _of_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
+    """Return the numbers ``[B]`` of a user's function of the row; raise if it reads the row as something else."""
     try:
-        return _numbers(function(value), output.batch if batch is None else batch)
+        return _numbers(function(logits), len(logits))
+    except (AttributeError, IndexError, TypeError) as error:
+        raise InputError(
+            f"the target function gets logits {list(logits.shape)} and fails ({type(error).__name__}: {error}): return "
+            "one number per sample, such as target=lambda logits: logits[:, 0]"
+        ) from error
+
+
+def _result(function: Callable[[Any], Any], value: Any, output: Output) -> Tensor:
+    """Return the numbers ``[B]`` of a user's function of the raw output; raise if it fails."""
+    try:
+        return _numbers(function(value), output.batch)
     except WhyformerError:
         raise
     except FOREIGN_ERRORS as error:
-        why = f"does not fit the target function ({type(error).__name__}: {error})"
-        raise refusal(output, why) from error
+        raise refusal(output, f"does not fit the target function ({type(error).__name__}: {error})") from error
 
 
 def _numbers(value: Any, batch: int) -> Tensor:
