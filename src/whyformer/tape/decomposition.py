@@ -72,7 +72,7 @@ def decompose_attention(step: Step, tape: Tape, named: Named, operands: Sequence
     assert v is not None
     half = tape.dtypes[q].itemsize < 4
     if half:  # the kernel accumulates in float32
-        q, k, v = (step("_to_copy", partial(_cast, dtype=torch.float32), [o]) for o in (q, k, v))
+        q, k, v = (step("_to_copy", _TO_FLOAT32, [o]) for o in (q, k, v))
     heads, groups, width = tape.shapes[q][-3], tape.shapes[k][-3], tape.shapes[q][-1]
     if heads != groups:  # grouped queries: several query heads share keys and values
         k, v = (step("repeat_interleave", torch.repeat_interleave, [o], heads // groups, -3) for o in (k, v))
@@ -155,6 +155,9 @@ DECOMPOSED: Mapping[str, Callable[..., bool]] = {
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.to(dtype)
+
+
+_TO_FLOAT32 = partial(_cast, dtype=torch.float32)
 
 
 def _causal_mask(scores: Tensor) -> Tensor:

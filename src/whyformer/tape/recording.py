@@ -18,6 +18,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ _CHEAP = (
     | name_set("native_layer_norm _fused_rms_norm ones zeros arange")
 ) - name_set("add lerp addcdiv")
 _LONGEST = 8  # maximum number of consecutive calls repeated to recompute a value
+
+
+@lru_cache(1024, typed=True)
+def _form(
+    function: Any, operands: tuple[tuple[torch.Size, torch.dtype], ...], *constants: Any
+) -> tuple[torch.Size, torch.dtype]:
+    """Return the shape and dtype of the result of a function, from those of its operands."""
+    like = function(*(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in operands), *constants)
+    return like.shape, like.dtype
 
 
 # -- the recorder ----------------------------------------------------------------------------------------------------
@@ -287,9 +297,9 @@ class Recorder(TorchDispatchMode):
         if result is not None:
             n = self._new(result, True)
         else:
-            meta = [torch.empty(tape.shapes[o], dtype=tape.dtypes[o], device="meta") for o in operands]
-            like = function(*meta, *constants)
-            n = tape._add(like.shape, like.dtype, None)
+            forms = tuple((tape.shapes[o], tape.dtypes[o]) for o in operands)
+            shape, dtype = _form(function, forms, *(tuple(c) if isinstance(c, list) else c for c in constants))
+            n = tape._add(shape, dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
