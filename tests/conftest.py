@@ -14,6 +14,8 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+# for tiny tensors a second thread only waits; also in the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import hypothesis
 import pytest
@@ -40,7 +42,6 @@ transformers.logging.get_logger()
 # the same examples in every run, and no time limit
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
-# for tiny tensors a second thread only waits
 torch.set_num_threads(1)
 
 

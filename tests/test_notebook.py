@@ -54,7 +54,7 @@ def test_notebook_reproduces_stored_outputs(path, tmp_path):
     paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(tmp_path / "ipython"),
-        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     executed = tmp_path / "made.ipynb"
     completed = subprocess.run(

@@ -130,12 +130,12 @@ def test_forms_by_four_methods(form: Form, settings: tuple[str, str]) -> None:
 METHODS = [setting for setting in all_settings() if not setting.chosen]
 
 
-# every sixth method, from another one for each form
+# every twelfth method, from another one for each form
 @pytest.mark.parametrize(
     ("form", "number"), [pytest.param(f, i, id=f.id) for i, f in enumerate(few_forms()) if not is_known("test_few_forms_by_every_method", f)]
 )
 def test_few_forms_by_methods_in_turn(form: Form, number: int) -> None:
-    assert not faults(cells(form, METHODS[number % 6 :: 6]))
+    assert not faults(cells(form, METHODS[number % 12 :: 12]))
 
 
 @pytest.mark.whole

@@ -231,7 +231,7 @@ def on_ray(name: str, model: str, data: Path, out: Path, *, kill: bool = False, 
     (out.parent / "path").mkdir()
     (out.parent / "path" / "sitecustomize.py").write_text("import sys; sys.modules['torchvision'] = None")
     path = os.pathsep.join([str(out.parent / "path"), str(Path(__file__).parents[2] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+    env = {**os.environ, "PYTHONPATH": path, "RAY_DEDUP_LOGS": "0"}
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=HANG, check=False)
     assert completed.returncode == 0, completed.stderr[-3000:]
     return completed.stdout

@@ -57,7 +57,7 @@ def job_script(model: str, table: Path, out: Path, *, kill: bool, actors: int, h
     variables = {"MODEL": model, "INPUT": str(table), "OUT": str(out), "KILL": kill, "ACTORS": actors, "HOLD": hold, "HANG": HANG}
     script = "\n".join(f"{k} = {v!r}" for k, v in variables.items()) + SCRIPT
     path = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return script, {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+    return script, {**os.environ, "PYTHONPATH": path, "RAY_DEDUP_LOGS": "0"}
 
 
 def run_on_ray(model: str, table: Path, out: Path, *, kill: bool, actors: int) -> str:

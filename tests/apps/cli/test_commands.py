@@ -31,7 +31,7 @@ SENTENCE = "An utterly charming film, though it drags."
 
 def whyformer(*arguments: str, stdin: str | bytes = "", cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a child process without a network."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1", **environment}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", **environment}
     raw = stdin.encode() if isinstance(stdin, str) else stdin
     completed = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], input=raw, capture_output=True, cwd=cwd, env=env, timeout=HANG, check=False)
     return subprocess.CompletedProcess(completed.args, completed.returncode, completed.stdout.decode(), completed.stderr.decode())

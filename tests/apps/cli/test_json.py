@@ -190,7 +190,7 @@ def test_closed_standard_output_raises_no_error():
 def run_in_terminal(program, *arguments):
     """Run a Python program; return its standard output, and its standard error as a terminal received it."""
     master, slave = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment)
     os.close(slave)
     received = b""

@@ -554,7 +554,7 @@ def accepted_count(client) -> float:
 
 def test_sigterm_finishes_accepted_requests(free_port):
     port = free_port()
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "WHYFORMER_API_KEY": KEY}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "WHYFORMER_API_KEY": KEY}
     command = [sys.executable, "-c", PROGRAM, "serve", "bundled:sst2", "--port", str(port), "--wait", "2000", "--seconds", str(HANG), "--grace", str(HANG), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
         line = process.stdout.readline()

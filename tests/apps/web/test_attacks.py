@@ -181,12 +181,13 @@ def test_model_is_not_counted_in_session_memory(handlers):
     "call/v2/look", "profiling/clear", "run-history/connect",
 ])  # fmt: skip
 def test_functions_cannot_be_called_outside_queue(site, path):
-    numbers = [function["id"] for function in httpx.get(f"{site}/config").json()["dependencies"]]
-    for prefix in ("/gradio_api/", "/"):
-        for name in (path, f"{path}/", f"/{path}"):
-            for number in numbers[:: 1 if path == "run/explain" else 10]:
-                response = httpx.post(f"{site}{prefix}{name}", json={"data": [], "fn_index": number, "session_hash": "x"})
-                assert response.status_code in (403, 404, 405), (prefix, name, number)
+    with httpx.Client() as client:
+        numbers = [function["id"] for function in client.get(f"{site}/config").json()["dependencies"]]
+        for prefix in ("/gradio_api/", "/"):
+            for name in (path, f"{path}/", f"/{path}"):
+                for number in numbers[:: 1 if path == "run/explain" else 10]:
+                    response = client.post(f"{site}{prefix}{name}", json={"data": [], "fn_index": number, "session_hash": "x"})
+                    assert response.status_code in (403, 404, 405), (prefix, name, number)
 
 
 def test_browser_functions_are_refused_in_queue(site, capfd):
@@ -275,8 +276,7 @@ def test_upload_beyond_quota_is_refused(catalogue, free_port):
         close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
 def test_terminated_server_deletes_uploads(tmp_path, free_port, number):
     command = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", "app", "--port", str(free_port())]
     process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONFAULTHANDLER": "1"}, stdout=subprocess.PIPE, text=True)
