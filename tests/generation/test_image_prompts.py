@@ -96,7 +96,7 @@ def test_given_continuation_and_span_with_image() -> None:
     [
         ("what is", [], "no place|is empty|0 are given|list of pictures"),
         (["what", "is"], [square((64, 64), BOX)], "2 prompts need as many pictures"),
-        ([{"role": "user", "content": "what"}], square((64, 64), BOX), "prompt with pictures is a text"),
+        ([{"role": "user", "content": "what"}], square((64, 64), BOX), "no chat template"),
         ("what is <image> <image>", square((64, 64), BOX), "2 placeholders for pictures"),
     ],
 )
@@ -118,3 +118,59 @@ def test_auto_of_step_is_auto_of_prompt(name: str) -> None:
     assert {x.diagnostics["auto"]["name"] for x in (g[0], e, several)} == {"attnlrp"}
     assert torch.allclose(g[0].scores, e.part("input_ids").scores, rtol=1e-6, atol=1e-9)
     assert torch.allclose(batch[1].part("pixel_values[1]").scores, several.part("pixel_values[1]").scores, atol=1e-9)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m['content'] %}{% if p['type'] == 'image' %}<image> {% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}left{% endif %}"
+)
+IMAGES = [square((64, 64), (0, 0, 20, 20)), square((64, 64), (30, 30, 60, 60))]
+
+
+def chat(*contents: Any) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in zip(("user", "assistant", "user"), contents, strict=True)]
+
+
+def piece(value: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value} if isinstance(value, str) else {"type": "image"} | ({} if value is None else {"image": value})
+
+
+def with_template() -> tuple[Any, Any]:
+    model, processor = llava()
+    processor.chat_template = processor.tokenizer.chat_template = TEMPLATE
+    processor.apply_chat_template = processor.tokenizer.apply_chat_template
+    return model, processor
+
+
+@pytest.mark.parametrize("form", ["in messages", "beside messages", "without parts", "one of each"])
+def test_conversation_with_pictures_equals_its_text(form: str) -> None:
+    model, processor = with_template()
+    first, second = IMAGES
+    parts = {"in messages": (first, second), "beside messages": (None, None), "one of each": (None, second)}.get(form)
+    images = {"in messages": None, "one of each": first}.get(form, IMAGES)
+    if parts is None:
+        messages, text = chat("what is", "the left", "what is here"), "<image> <image> what is the left what is here left"
+    else:
+        messages = chat([piece(parts[0]), piece("what is")], "the left", [piece("what"), piece(parts[1]), piece("is here")])
+        text = "<image> what is the left what <image> is here left"
+    expected = whyformer.explain_generation(model, text, processor=processor, images=IMAGES, max_new_tokens=2, method="input_x_gradient")
+    g = whyformer.explain_generation(model, messages, processor=processor, images=images, max_new_tokens=2, method="input_x_gradient")
+    assert g.ids == expected.ids and torch.equal(g.matrix, expected.matrix) and g.matrix.any()
+    span = whyformer.explain_span(g, 0, len(g) - 1, model, processor, prompt=messages, images=images)
+    assert torch.allclose(span.part("input_ids").scores[0, : g.start], g.matrix[:, : g.start].sum(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("messages", "images", "message"),
+    [
+        (chat([piece(None), piece("what")], "is", "here"), None, "1 pictures of these messages are missing"),
+        (chat([piece(IMAGES[0]), piece("what")], "is", "here"), IMAGES[:1], "0 pictures of these messages are missing, and images= has 1"),
+        (chat([{"type": "video"}, piece(IMAGES[0])], "is", "here"), None, "list of parts"),
+        (chat([piece(IMAGES[0]), {"type": "text", "text": 3}], "is", "here"), None, "list of parts"),
+        (chat([piece("what"), piece("is")], "is", "here"), None, "join the texts"),
+    ],
+)
+def test_conversation_whose_pictures_do_not_fit_raises(messages: Any, images: Any, message: str) -> None:
+    model, processor = with_template()
+    with pytest.raises(InputError, match=message):
+        whyformer.explain_generation(model, messages, processor=processor, images=images, max_new_tokens=1)

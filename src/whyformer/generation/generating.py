@@ -12,7 +12,7 @@ from whyformer.errors import InputError, check_count
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
-from whyformer.generation.pictures import with_images
+from whyformer.generation.pictures import has_pictures, with_images
 from whyformer.generation.prompts import Completion, Prompt, complete, read_prompts
 from whyformer.generation.steps import Steps, refuse_without_ids
 from whyformer.generation.streamer import Streamer
@@ -47,9 +47,10 @@ def explain_generation(
     Args:
         model: a language model or an encoder–decoder as :func:`whyformer.explain` takes it: a module in eval mode, a
             folder or a hub id.
-        prompt: a text; a conversation ``[{"role": "user", "content": "..."}]``, which the tokenizer's chat template
-            turns into text; token ids ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or
-            ids.
+        prompt: a text; a conversation ``[{"role": "user", "content": "..."}]``, which the chat template turns into
+            text; token ids ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or ids. The
+            content of a message may be a list of parts, ``{"type": "text", "text": "..."}`` and ``{"type": "image"}``,
+            the latter perhaps with the picture or its file as ``"image"``.
         continuation: the answer to explain, as text or token ids, or a list of one per prompt; by default the answer
             that the model's ``generate`` writes greedily. Other settings of ``model.generation_config``, such as
             ``repetition_penalty``, apply to the choice of its tokens, but not to the explained logits: ``g.notes``
@@ -85,7 +86,7 @@ def explain_generation(
     opened, processor = _with_tokenizer(opened), opened.processor
     model, tokenizer = opened.model, opened.processor
     refuse_without_ids(model)
-    if images is None:
+    if images is None and not has_pictures(prompt):
         prompts, single = read_prompts(prompt, tokenizer)
     else:
         encoded, single = with_images(model, prompt, images, processor)
@@ -110,7 +111,7 @@ def explain_span(
     model: Any,
     processor: Any = None,
     *,
-    prompt: str | None = None,
+    prompt: Any = None,
     images: Any = None,
     **options: Unpack[Keywords],
 ) -> Explanation:
@@ -143,7 +144,7 @@ def explain_span(
     begin = g.ids[g.source : g.start] if g.source else []
     completion = Completion(g.ids[: g.source or g.start], g.ids[g.start :], begin)
     if g.seen:
-        if prompt is None or images is None:
+        if prompt is None or (images is None and not has_pictures(prompt)):
             raise InputError("the prompt has pictures, which are not stored: pass prompt= and images= again")
         ((ids, extra),), _ = with_images(opened.model, prompt, images, opened.processor)
         if ids != completion.prompt:

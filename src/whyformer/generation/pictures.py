@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.inputs.feed import device_of
-from whyformer.inputs.prompts import encode
+from whyformer.inputs.prompts import conversation, encode, is_chat
 from whyformer.models.readout import anything, plain_logits
 
 
@@ -57,16 +57,28 @@ def with_images(
     Raises:
         InputError: a prompt is not a text, or the number of pictures differs from that of the prompts.
     """
-    single = isinstance(prompt, str)
+    single = isinstance(prompt, str) or is_chat(prompt)
     prompts = [prompt] if single else prompt
-    if not isinstance(prompts, Sequence) or not prompts or not all(isinstance(text, str) for text in prompts):
+    if not isinstance(prompts, Sequence) or not prompts or not all(isinstance(p, str) or is_chat(p) for p in prompts):
         raise InputError(
-            "a prompt with pictures is a text, or a list of texts with as many pictures (or lists of them)"
+            "a prompt with pictures is a text or a list of messages, or a list of these with as many pictures (or "
+            "lists of them)"
         )
     groups = [images] if single else list(images) if isinstance(images, list | tuple) else [images]
+    groups = [None] * len(prompts) if images is None else groups
     if len(groups) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need as many pictures (or lists of them), not {len(groups)}")
-    return [_encoded(model, text, group, processor) for text, group in zip(prompts, groups, strict=True)], single
+    pairs = zip(prompts, groups, strict=True)
+    read = [conversation(p, group, processor) if is_chat(p) else (p, group) for p, group in pairs]
+    return [_encoded(model, text, group, processor) for text, group in read], single
+
+
+def has_pictures(prompt: Any) -> bool:
+    """Return whether a message of a conversation, or of one in a list, has a picture."""
+    chats = [prompt] if is_chat(prompt) else prompt if isinstance(prompt, list | tuple) else []
+    contents = (message.get("content") for chat in chats if is_chat(chat) for message in chat)
+    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
 
 
 def _encoded(model: nn.Module, text: str, images: Any, processor: Any) -> tuple[list[int], ExtraArguments]:

@@ -19,6 +19,7 @@ from whyformer.explanation.counts import amount
 from whyformer.generation.pictures import ExtraArguments, to_model
 from whyformer.generation.streamer import Streamer
 from whyformer.inputs.prepare import check_vocabulary, longest_text, named_special
+from whyformer.inputs.prompts import is_chat, parts_of
 from whyformer.models.output import decodes
 from whyformer.targets.naming import continuation_ids
 
@@ -92,7 +93,7 @@ def read_prompts(value: Any, tokenizer: Any) -> tuple[list[Prompt], bool]:
         return _checked(prompts), len(prompts) == 1
     if isinstance(value, Tensor | np.ndarray):
         return _checked([Prompt(row) for row in _rows(value)]), value.ndim < 2 or len(value) == 1
-    if isinstance(value, str) or _is_chat(value) or _is_ids(value):
+    if isinstance(value, str) or is_chat(value) or _is_ids(value):
         return _checked([_prompt(value, tokenizer)]), True
     if isinstance(value, list | tuple) and value:
         return _checked([_prompt(item, tokenizer) for item in value]), False
@@ -137,10 +138,6 @@ def _is_ids(value: Any) -> bool:
     return whole and bool(value)
 
 
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(m, Mapping) for m in value)
-
-
 def _checked(prompts: list[Prompt]) -> list[Prompt]:
     for i, prompt in enumerate(prompts):
         if not prompt.ids:
@@ -154,7 +151,7 @@ def _prompt(value: Any, tokenizer: Any) -> Prompt:
         if len(rows) != 1:
             raise InputError(f"a tensor of {len(rows)} prompts is in a list: pass a list of one prompt each")
         return Prompt(rows[0])
-    if not isinstance(value, str) and not _is_chat(value):
+    if not isinstance(value, str) and not is_chat(value):
         raise InputError(f"{_KINDS}, not {value!r:.60}")
     if tokenizer is None:
         raise InputError(_NO_TOKENIZER)
@@ -167,9 +164,10 @@ def _prompt(value: Any, tokenizer: Any) -> Prompt:
 
 def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
     """Apply the tokenizer's chat template to a conversation, up to the beginning of the answer."""
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InputError(f"a message has a role and a content, both text, not {dict(message)!r:.80}")
+    texts = [[part["text"] for part in parts_of(message)] for message in messages]
+    if any(len(parts) > 1 for parts in texts):
+        raise InputError("a message without pictures has one text: join the texts of its parts")
+    messages = [{**message, "content": text} for message, (text,) in zip(messages, texts, strict=True)]
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("this tokenizer has no chat template, so messages cannot be turned into text: pass a text")
 

@@ -218,9 +218,78 @@ def _with_places(text: str, token: str, pictures: int, processor: Any) -> str:
     if template is None:
         return token * pictures + text
     content = [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": text}]
-    chat = [{"role": "user", "content": content}]
-    written: str = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return written
+    return _formatted([{"role": "user", "content": content}], processor)
+
+
+def _formatted(messages: list[dict[str, Any]], processor: Any) -> str:
+    """Apply the chat template of a processor to messages, up to the beginning of the answer."""
+    owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
+    if getattr(owner, "chat_template", None) is None:
+        raise InputError("this processor has no chat template, so messages cannot be turned into text: pass a text")
+    try:
+        return str(owner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # a template may raise any error
+        raise InputError(f"the processor's chat template rejects these messages: {error}") from error
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a prompt is a conversation: a list of messages."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(m, Mapping) for m in value)
+
+
+def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the content of a message, a text or a list of parts, as parts ``{"type": "text", "text": ...}`` and
+    ``{"type": "image"}``, the latter perhaps with the picture as ``"image"``.
+
+    Raises:
+        InputError: the message is of another form.
+    """
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(message.get("role"), str) and isinstance(parts, list | tuple) and parts:
+        kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
+        texts = [part["text"] for part, kind in zip(parts, kinds, strict=True) if kind == "text" and "text" in part]
+        if len(texts) + kinds.count("image") == len(parts) and all(isinstance(text, str) for text in texts):
+            return [dict(part) for part in parts]
+    raise InputError(
+        "a message has a role, and a content that is a text or a list of parts, {'type': 'text', 'text': ...} or "
+        f"{{'type': 'image'}}, not {dict(message)!r:.80}"
+    )
+
+
+def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, list[Any]]:
+    """Return a conversation as text with a placeholder for each of its pictures, and the pictures.
+
+    Args:
+        messages: the messages, see :func:`parts_of`.
+        pictures: the pictures of the parts without one, or None. If no part is a picture, they come first in the first
+            message of the user.
+        processor: the processor, whose chat template is applied.
+
+    Raises:
+        InputError: the pictures do not fit the messages, or the template rejects these.
+    """
+    _refuse_without(processor)
+    given = [] if pictures is None else list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+    contents = [parts_of(message) for message in messages]
+    places = [part for content in contents for part in content if part["type"] == "image"]
+    user = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    if given and not places:
+        places = [{"type": "image"} for _ in given]
+        contents[user] = [*places, *contents[user]]
+    missing = sum("image" not in part for part in places)
+    if missing != len(given):
+        raise InputError(f"{missing} pictures of these messages are missing, and images= has {len(given)}")
+    rest = iter(given)
+    shown = [part.get("image") if "image" in part else next(rest) for part in places]
+    written = [
+        {**message, "content": [part if part["type"] == "text" else {"type": "image"} for part in content]}
+        for message, content in zip(messages, contents, strict=True)
+    ]
+    text, token = _formatted(written, processor), _word(getattr(processor, "image_token", None))
+    if token is not None and text.count(token) != len(shown):
+        raise InputError(f"the chat template does not write one {token} for each picture: pass a text that has them")
+    return text, shown
 
 
 def _refuse_without(processor: Any) -> None:
