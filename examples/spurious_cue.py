@@ -73,11 +73,11 @@ def accuracy(model: torch.nn.Module, tokenizer: object) -> float:
     return float((said == torch.tensor(labels)).float().mean())
 
 
-def main(folder: str = "cue") -> None:
-    """Train, explain, and print what the explanations show."""
+def main(folder: str = "cue", count: int = 2000) -> None:
+    """Train, explain ``count`` sentences, and print what the explanations show."""
     model, tokenizer = trained()
     print(f"accuracy where it is clear what is meant: {accuracy(model, tokenizer):.1%}\n")
-    texts = [text for text, _ in sentences(2000, seed=3, planted=False)]
+    texts = [text for text, _ in sentences(count, seed=3, planted=False)]
     options = {"targets": ["positive"], "batch_size": 32}
     for name, one in (("before", "bundled:sst2"), ("after", model)):
         given = {} if isinstance(one, str) else {"processor": tokenizer}

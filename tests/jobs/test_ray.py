@@ -84,14 +84,14 @@ def test_ray_writes_same_files_as_local_engine(tmp_path, kill):
 @pytest.mark.slow
 def test_job_resumes_after_whole_process_group_is_killed(tmp_path):
     """Actors may outlive the driver for a while and must not damage its files."""
-    model, table = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 120, bad=(4,))
+    model, table = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 66, bad=(4,))
     options = {"methods": ("transformer_attribution", "gae"), "rows_per_part": 6, "batch_size": 4}
     run_job(Job(model=model, input=str(table), out=str(tmp_path / "local"), **options))
     held, script = (
-        job_script(model, table, tmp_path / "ray", kill=False, actors=2, hold=hold)[0].replace('methods=("gae",)', 'methods=("transformer_attribution", "gae")')
+        job_script(model, table, tmp_path / "ray", kill=False, actors=1, hold=hold)[0].replace('methods=("gae",)', 'methods=("transformer_attribution", "gae")')
         for hold in (True, False)
     )
-    _, env = job_script(model, table, tmp_path / "ray", kill=False, actors=2)
+    _, env = job_script(model, table, tmp_path / "ray", kill=False, actors=1)
     process = subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, start_new_session=True)
     wait_for(lambda: len([*(tmp_path / "ray").glob("part-*.parquet")]) >= 2 or process.poll() is not None, "two parts")
     assert process.poll() is None

@@ -66,7 +66,7 @@ def interrupt(process: subprocess.Popen[bytes], err: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("name", ["explain", pytest.param("benchmark", marks=pytest.mark.whole), "run"])
 def test_sigint_ends_command(name: str, tmp_path: Path) -> None:
     arguments, output_files, message = WORK[name]
     (tmp_path / "pictures").mkdir()
