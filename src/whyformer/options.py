@@ -24,8 +24,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 WORDS: dict[str, dict[str, Any]] = {
-    "device": {"metavar": "cpu|cuda", "autocompletion": "devices", "help": "Where the model runs."},
-    "dtype": {"metavar": "TYPE", "autocompletion": "dtypes", "help": "float32 (default), float64, bfloat16, float16."},
+    "device": {"metavar": "cpu|cuda", "autocompletion": lambda: ["cpu", "cuda"], "help": "Where the model runs."},
+    "dtype": {
+        "metavar": "TYPE", "autocompletion": lambda: ["float32", "float64", "bfloat16", "float16"],
+        "help": "float32 (default), float64, bfloat16, float16.",
+    },
     "truncate": {"flags": ["--truncate"], "help": "Truncate text that is longer than the model's limit."},
     "checkpoint": {
         "flags": ["--checkpoint"],

@@ -71,9 +71,9 @@ def test_perturb_reports_probabilities(tmp_path):
     (["attention", TEXT, "--block", "9"], "no block 9"),
     (["attention", TEXT, "--matrix", "--block", "9"], "no block 9"),
     (["attention", TEXT, "--block", "0", "--head", "77"], "head 77"),
-    (["attention", TEXT, "--head", "sum"], "--head takes a number"),
+    (["attention", TEXT, "--head", "sum"], "head must be an index"),
     (["attention", TEXT, "--target", "positive"], "--gradient weights it"),
-    (["attention", TEXT, "--format", "json"], "it is written as png, svg, pdf, html, not json"),
+    (["attention", TEXT, "--format", "json"], "--format takes png, svg, pdf, html or none, not 'json'"),
     (["attention", PICTURE, "--format", "html"], "the page of heads is for text"),
     (["perturb", TEXT], "this is a text"),
     (["perturb", PICTURE, "--method", "gae,rollout"], "one method"),
@@ -84,7 +84,7 @@ def test_perturb_reports_probabilities(tmp_path):
     (["explain", PICTURE, "--opacity", "2"], "opacity must be between 0 and 1"),
     (["explain", PICTURE, "--cmap", "nope"], "unknown colour map 'nope'"),
     (["compare", PICTURE, "--contours", "44"], "contours must be"),
-    (["explain", PICTURE, "--format", "tex"], "unknown format 'tex'"),
+    (["explain", PICTURE, "--format", "tex"], "or none, not 'tex'"),
 ])  # fmt: skip
 def test_invalid_arguments_write_nothing(arguments, message, tmp_path):
     assert message in " ".join(error_of(*arguments, "--out", str(tmp_path / "out")).split())

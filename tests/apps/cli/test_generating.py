@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shlex
 from pathlib import Path
 
 import jsonschema
@@ -96,27 +95,6 @@ def test_json_conforms_to_schema(model: str) -> None:
     jsonschema.validate(facts, make_schema())
 
 
-@pytest.mark.parametrize(
-    ("old_options", "new_options"),
-    [
-        (["--generate", "2"], ["-n", "2"]),
-        (["--generate=2", "--top", "3"], ["-n", "2"]),
-        (["-g2"], ["-n", "2"]),
-        (["-g", "2", "--target", "contrast"], ["-n", "2", "--target", "contrast"]),
-        (["--continuation", " girl"], ["--continuation", " girl"]),
-    ],
-)
-def test_deprecated_options_of_explain_work_and_name_new_command(old_options: list[str], new_options: list[str], model: str) -> None:
-    common = ["-m", model, "--json", "-f", "none"]
-    deprecated = CliRunner().invoke(app, ["explain", PROMPT, *old_options, *common])
-    assert deprecated.exit_code == 0, deprecated.output
-    (message,) = deprecated.stderr.splitlines()
-    suggested = CliRunner().invoke(app, shlex.split(message.partition(": whyformer ")[2]))
-    expected = CliRunner().invoke(app, ["generate", PROMPT, *new_options, *common])
-    assert json.loads(deprecated.stdout) == json.loads(suggested.stdout) == json.loads(expected.stdout)
-    assert CliRunner().invoke(app, ["explain", PROMPT, *old_options, *common, "-q"]).stderr == ""
-
-
 def test_contrast_targets(model: str, tmp_path: Path) -> None:
     code, out = run(PROMPT, "-m", model, "--method", "input_x_gradient", "--target", " was", "--contrast", " there", "-o", str(tmp_path), command="explain")
     assert code == 0
@@ -139,7 +117,7 @@ def test_contrast_targets(model: str, tmp_path: Path) -> None:
         ([QUESTION, "--method", "gae,rollout", *READER], "one method"),
         ([QUESTION, "--method", "nothing", *READER], "no method"),
         ([QUESTION, "--model", "bundled:sst2"], "cannot generate"),
-        ([QUESTION, "--format", "gif", *READER], "unknown format 'gif'"),
+        ([QUESTION, "--format", "gif", *READER], "html, json, safetensors or none, not 'gif'"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: list[str], message: str) -> None:

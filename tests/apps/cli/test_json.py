@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from waiting import HANG
 from whyformer.apps import cli
-from whyformer.apps.cli.output import COMMANDS
 from whyformer.apps.cli.printing import Bars
-from whyformer.apps.cli.schema import make_schema
+from whyformer.apps.cli.schema import COMMANDS, make_schema
 
 ROOT = Path(__file__).parents[3]
 PICTURE = str(ROOT / "examples" / "pictures" / "digits_37.png")

@@ -38,7 +38,7 @@ def test_several_units_are_drawn_in_one_figure(tmp_path: Path) -> None:
     with Image.open(tmp_path / "two.png") as picture:
         assert picture.width > 1.7 * picture.height
     status, output = run("maximize", "3", "4", "-o", str(tmp_path / "two.safetensors"))
-    assert (status, "must end in .png, .svg or .pdf" in output) == (2, True)
+    assert (status, "must end in .png, .svg, .pdf" in output) == (2, True)
     status, output = run("maximize", "3", "-s", "sharpness=2", "-o", str(tmp_path / "3.png"))
     assert (status, "no setting 'sharpness'" in output) == (2, True)
 

@@ -116,7 +116,7 @@ def test_answers_are_reported_beside_explanations_and_benchmarks(tmp_path):
     assert (report.inputs, report.explanations, report.answers, report.benchmarks) == (4, 6, 1, 1)
     assert report.skipped == []
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
-    assert "6 maps of 4 inputs, 1 answer, 1 benchmark" in result.output
+    assert "4 inputs, 6 maps, 1 answer, 1 benchmark" in result.output
     single = CliRunner().invoke(cli.app, ["report", str(folder / "text/answer.safetensors"), "-o", str(tmp_path / "r.html"), "--json"])
     assert json.loads(single.stdout)["answers"] == 1
 

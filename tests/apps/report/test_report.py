@@ -278,7 +278,7 @@ def test_figures_equal_csv(tmp_path):
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        (lambda f: None, "it is empty"),
+        (lambda f: None, "0 files of other kinds"),
         (lambda f: (f / "a.txt").write_text("x"), "1 file of other kinds"),
         (lambda f: (f / "a.safetensors").write_text("x"), "nothing in .* can be read; a.safetensors"),
     ],
@@ -329,13 +329,13 @@ def test_report_command(tmp_path):
     folder = build_folder(tmp_path / "in")
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
     assert result.exit_code == 0, result.output
-    assert "6 maps of 4 inputs, 1 benchmark" in result.stdout
+    assert "4 inputs, 6 maps, 1 benchmark" in result.stdout
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
     assert_conforms("report", json.loads(result.stdout))
     result = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
     assert (result.exit_code, result.output) == (0, "")
     result = CliRunner().invoke(cli.app, ["report", str(folder / "text"), "-o", str(tmp_path / "r.html")])
-    assert result.stdout.startswith("3 maps of 2 inputs (")  # nothing about benchmarks, of which there are none
+    assert result.stdout.startswith("2 inputs, 3 maps (")  # nothing about benchmarks, of which there are none
     result = CliRunner().invoke(cli.app, ["report", str(folder / "bench"), "-o", str(tmp_path / "r.html")])
     assert result.stdout.startswith("1 benchmark (")
 
@@ -346,7 +346,7 @@ def test_pictures_and_pages_are_ignored(tmp_path):
     for kind in ("png", "svg", "pdf"):
         (drawn / f"a.{kind}").write_bytes(encode(figure(sentence()), kind))
     (drawn / "b.html").write_text(page(sentence()))
-    with pytest.raises(InputError, match=r"pictures and pages without scores.*--format png,json"):
+    with pytest.raises(InputError, match=r"pictures and pages have no scores.*--format png,json"):
         write_report(drawn, tmp_path / "r.html")
     sentence().save(drawn / "e.safetensors")
     (drawn / "list.txt").write_text("x")

@@ -413,7 +413,7 @@ def test_work_ends_at_next_step_after_all_its_requests_are_cancelled(sst2, monke
             await asyncio.wait(answers, timeout=HANG)
             assert all(answer.cancelled() for answer in answers)
             monkeypatch.undo()
-            with pytest.raises(HTTPException, match="the text is empty"):
+            with pytest.raises(InputError, match="the text is empty"):
                 await batcher.submit(pending_request(" "))
             assert (await batcher.submit(pending_request())).method == "gae"  # the batcher goes on
 

@@ -6,21 +6,15 @@ are fast.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from whyformer.apps.cli.drawing import attention, perturb
-from whyformer.apps.cli.explaining import compare, explain
-from whyformer.apps.cli.generating import generate
-from whyformer.apps.cli.info import audit, methods, schema
-from whyformer.apps.cli.maximizing import maximize
-from whyformer.apps.cli.reporting import benchmark, report
-from whyformer.apps.cli.running import run
-from whyformer.apps.cli.serving import serve, serve_page
+from whyformer.apps.cli.evaluating import benchmark, maximize, report
+from whyformer.apps.cli.explaining import compare, explain, generate
+from whyformer.apps.cli.inspecting import attention, audit, methods, perturb, schema
+from whyformer.apps.cli.serving import run, serve, serve_page
 
 __all__ = ["app", "main"]
 
@@ -52,36 +46,7 @@ class Command(_UntypedFlags, TyperCommand):
 
 
 class Commands(_UntypedFlags, TyperGroup):
-    """The commands. ``explain`` with an option that has moved to ``generate`` calls that command."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        moved = _answer_of(rest) if name == "explain" else None
-        if moved is None:
-            return name, command, rest
-        if not ctx.resilient_parsing and not {"-q", "--quiet"} & set(moved):
-            line = shlex.join(["whyformer", "generate", *moved])
-            typer.echo(f"answers have a command of their own: {line}", err=True)
-        return "generate", self.get_command(ctx, "generate"), moved
-
-
-def _answer_of(arguments: Sequence[str]) -> list[str] | None:
-    """Return arguments of ``explain`` with ``--generate N`` or ``--chat`` as those of ``generate``; else None."""
-    moved, answers, rest = [], False, iter(arguments)
-    for argument in rest:
-        if argument == "--":
-            moved += [argument, *rest]
-            break
-        name, equals, _ = argument.partition("=")
-        if name[:2] == "-g" and name[2:].isdigit():
-            argument, answers = f"-n{name[2:]}", True
-        answers |= name in ("--generate", "-g", "--continuation", "--chat")
-        if name == "--top":  # has no effect on an answer
-            _ = None if equals else next(rest, None)
-        else:
-            renamed = argument.replace("--generate=", "--max-new-tokens=", 1)
-            moved.append("-n" if argument in ("--generate", "-g") else renamed)
-    return moved if answers else None
+    """The commands."""
 
 
 def _epilog(command: str = "") -> str | None:

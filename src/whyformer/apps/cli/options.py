@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -24,31 +24,14 @@ from whyformer.apps.cli.printing import errors_as_sentences
 from whyformer.errors import InputError
 from whyformer.options import WORDS, Options, kind_of
 
-# -- inputs, models and files --------------------------------------------------------------------------------------
-_SOURCE = "A picture, .wav or .txt file, a sentence, or - for standard input."
-_MODEL = "A hub id, a local folder or a bundled model (bundled:sst2, bundled:digits, bundled:reader)."
-_DEFAULT = "Default: the predicted class."
+# -- options of several commands -----------------------------------------------------------------------------------
+SOURCE = "A picture, .wav or .txt file, a sentence, or - for standard input."
+MODEL = "A hub id, a local folder or a bundled model (bundled:sst2, bundled:digits, bundled:reader)."
 
 
-def model_option(help: str) -> Any:
+def model_option(help: str = MODEL) -> Any:
     """Return the option ``--model``."""
     return Option("--model", "-m", metavar="ID|FOLDER", autocompletion=completion.models, help=help)
-
-
-def setting_option(help: str, **words: Any) -> Any:
-    """Return the option ``--setting``."""
-    return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; can be repeated.", **words)
-
-
-def format_option(help: str, **words: Any) -> Any:
-    """Return the option ``--format``."""
-    return Option("--format", "-f", metavar="LIST", help=help, **words)
-
-
-def methods_option(help: str) -> Any:
-    """Return the option ``--method`` of a job or a benchmark."""
-    flags = ("--method", "--methods")
-    return Option(*flags, metavar="LIST", autocompletion=completion.configurations, help=help)
 
 
 def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
@@ -56,46 +39,52 @@ def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
     return Option("--target", "-t", metavar=metavar, help=help)
 
 
-Source = Annotated[str, Argument(metavar="PICTURE_OR_TEXT", help=_SOURCE)]
-Input = Annotated[str | None, Option(
-    "--input", "-i", metavar="PICTURE_OR_TEXT", help=f"{_SOURCE} Default: noise, or a short sentence."
-)]
-Model = Annotated[str | None, model_option(f"{_MODEL} Default for texts: bundled:sst2.")]
-NamedModel = Annotated[str, model_option(_MODEL)]
-ModelOfJob = Annotated[str | None, model_option(_MODEL)]
-ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)]
+def format_option(files: str) -> Any:
+    """Return the option ``--format`` of a command that writes these files."""
+    words = f"Files to write, separated by commas: {files}; or none."
+    return Option("--format", "-f", metavar="LIST", autocompletion=completion.formats, help=words)
+
+
+def methods_option(default: str) -> Any:
+    """Return the option ``--method`` of a job or a benchmark."""
+    words = f"name:key=value:key=value,name ... Default: {default}."
+    return Option("--method", "--methods", metavar="LIST", autocompletion=completion.configurations, help=words)
+
+
+Source = Annotated[str, Argument(metavar="PICTURE_OR_TEXT", help=SOURCE)]
+Model = Annotated[str | None, model_option(f"{MODEL} Default for texts: bundled:sst2.")]
+ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=MODEL)]
 Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
-Device = Annotated[str | None, Option(
-    metavar="cpu|cuda", autocompletion=completion.devices, help="Device on which the model runs."
+Device = Annotated[str | None, Option(**WORDS["device"])]
+Target = Annotated[str | None, target_option(
+    "Name or index of a class, or a target such as \"Token(5, 'blue')\". Default: the predicted class."
 )]
-Address = Annotated[str | None, Option(
-    metavar="ADDRESS", help="Address of the Ray cluster. Default: a new one on this machine."
+Method = Annotated[str, Option(
+    metavar="NAME", autocompletion=lambda: completion.named("methods"),
+    help="Name of a method; `whyformer methods` lists them."
+)]
+Setting = Annotated[list[str] | None, Option(
+    "--setting", "-s", metavar="KEY=VALUE", autocompletion=completion.settings,
+    help="A setting of the method (see `whyformer methods NAME`); can be repeated."
+)]
+Images = Annotated[list[Path] | None, Option(
+    metavar="PICTURE", help="A picture that belongs to the text; can be repeated."
+)]
+Contrast = Annotated[str | None, Option(
+    metavar="CLASS|TEXT", help='Explain why the target rather than this: --target " are" --contrast " is".'
 )]
 
-# -- what is explained, and how ------------------------------------------------------------------------------------
-Target = Annotated[str | None, target_option(f"Name or index of a class. {_DEFAULT}")]
-Targets = Annotated[list[str] | None, target_option(
-    "Name or index of a class, or a target such as \"Token(5, 'blue')\"; can be repeated. Default: the predicted "
-    "class; in compare, the two likeliest classes of a picture."
-)]
-WrittenTarget = Annotated[str | None, target_option(f"Class, or a target such as \"Token(5, 'blue')\". {_DEFAULT}")]
-Method = Annotated[str, Option(
-    metavar="NAME", autocompletion=completion.method, help="Name of a method; `whyformer methods` lists them."
-)]
-Setting = Annotated[list[str] | None, setting_option(
-    "A setting of the method (see `whyformer methods NAME`)", autocompletion=completion.settings
-)]
-Formats = Annotated[str | None, format_option(
-    "Files to write, separated by commas: png, svg, pdf, html, json; or none.", autocompletion=completion.formats
-)]
-Top = Annotated[int, Option(min=1, help="Number of likeliest classes to list.")]
-Check = Annotated[bool, Option(
-    "--check", help="Measure the faithfulness of each map, compared with random maps (needs forward passes)."
-)]
 
 # -- groups --------------------------------------------------------------------------------------------------------
 def _of_map(*flags: str, **words: Any) -> Any:
     return Option(*flags, rich_help_panel="Drawing of maps on pictures", **words)
+
+
+def _cmaps() -> list[str]:
+    """Return the default maps, perceptually uniform ones that are safe for colour-blind readers, and the papers'."""
+    from whyformer.show.colours import DIVERGING, SEQUENTIAL
+
+    return [SEQUENTIAL, DIVERGING, "inferno", "viridis", "cividis", "magma", "plasma", "jet"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +93,7 @@ class Drawing:
 
     opacity: Annotated[float | None, _of_map(metavar="0..1", help="Opacity of the map. Default: 1.")] = None
     cmap: Annotated[str | None, _of_map(
-        metavar="NAME", autocompletion=completion.cmaps,
+        metavar="NAME", autocompletion=_cmaps,
         help="A matplotlib colour map, such as viridis, or jet as in the papers. Default: one hue, and two for signed "
         "scores."
     )] = None
@@ -127,25 +116,46 @@ class Drawing:
         from whyformer.show.colours import lookup
         from whyformer.show.look import Look
 
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cover"}
-        values |= {"keep": _share(self.keep), "fade": False if self.cover else None}
-        look = {name: value for name, value in values.items() if value is not None}
+        look = {name: value for name, value in passed(self).items() if name != "cover"}
+        if self.cover:
+            look["fade"] = False
+        if self.keep is not None:
+            look["keep"] = _share(self.keep)
         Look.of(look)
         if self.cmap is not None:
             lookup(self.cmap)
         return look
 
 
-def _annotations() -> dict[str, Any]:
-    """Return the annotations of the options in :class:`~whyformer.options.Options` that commands accept."""
-    annotations: dict[str, Any] = {}
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job or a benchmark runs."""
+
+    engine: Annotated[str | None, Option(metavar="local|ray", help="Engine that runs it. Default: local.")] = None
+    workers: Annotated[int | None, Option(min=1, help="Threads that read the input. Default: 2.")] = None
+    address: Annotated[str | None, Option(
+        metavar="ADDRESS", help="Address of the Ray cluster. Default: a new one on this machine."
+    )] = None
+    actors: Annotated[int | None, Option(
+        min=1, help="Number of Ray actors; each holds a copy of the model. Default: 1."
+    )] = None
+
+
+def passed(group: Any) -> dict[str, Any]:
+    """Return the options of a group that were passed, by name."""
+    return {name: value for name, value in vars(group).items() if value is not None}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of a group; of :class:`~whyformer.options.Options` those of the options in WORDS."""
+    if kind is not Options:
+        return get_type_hints(kind, include_extras=True)
+    hints: dict[str, Any] = {}
     for name, words in WORDS.items():
-        flags, complete = words.get("flags", ()), words.get("autocompletion")
-        rest = {key: word for key, word in words.items() if key not in ("flags", "autocompletion", "type")}
-        option = Option(*flags, autocompletion=complete and getattr(completion, complete), **rest)
-        kind: Any = kind_of(name)
-        annotations[name] = Annotated[kind if kind is bool else kind | None, option]
-    return annotations
+        kind = kind_of(name)
+        option = Option(*words.get("flags", ()), **{key: w for key, w in words.items() if key not in ("flags", "type")})
+        hints[name] = Annotated[kind if kind is bool else kind | None, option]
+    return hints
 
 
 def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -163,10 +173,10 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
             if not is_dataclass(kind):
                 parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
                 continue
-            hints = _annotations() if kind is Options else get_type_hints(kind, include_extras=True)
+            hints = _hints(kind)
             groups[parameter.name] = kind, list(hints)
             for name, hint in hints.items():
-                default = getattr(kind, name)
+                default = getattr(kind, name, parameter.empty)
                 parameters.append(parameter.replace(name=name, annotation=hint, default=default))
 
         def run(**values: Any) -> None:
@@ -184,9 +194,7 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 # -- parsers of values ---------------------------------------------------------------------------------------------
-def _share(text: str | None) -> float | None:
-    if text is None:
-        return None
+def _share(text: str) -> float:
     number, percent, rest = text.strip().partition("%")
     try:
         return float(number) / (100 if percent and not rest else 1)
@@ -210,41 +218,45 @@ def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
     """Parse ``--format``."""
     formats = list(dict.fromkeys(parts(text.lower())))
     for name in formats:
-        if name not in (*FORMATS, *allowed, "none"):
-            raise InputError(f"unknown format '{name}': use {', '.join(allowed)}, or none")
         if name not in (*allowed, "none"):
-            raise InputError(f"this is a figure: it is written as {', '.join(allowed)}, not {name}")
+            raise InputError(f"--format takes {', '.join(allowed)} or none, not '{name}'")
     return [name for name in formats if name != "none"]
 
 
-def settings_in(texts: list[str] | None) -> dict[str, Any]:
-    """Parse ``--setting``."""
-    return dict(map(assignment, texts or []))
-
-
-def assignment(text: str, subject: str = "a setting") -> tuple[str, Any]:
-    """Parse ``key=value``. The value is JSON, a Python literal or text."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise InputError(f"{subject} is written key=value, not '{text}'")
+def value_of(text: str) -> Any:
+    """Parse a value: JSON, a Python literal or text."""
+    text = text.strip()
     for read in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return key.strip(), read(value.strip())
-    return key.strip(), {"true": True, "false": False, "none": None}.get(value.strip().casefold(), value)
+            return read(text)
+    return {"true": True, "false": False, "none": None}.get(text.casefold(), text)
+
+
+def settings_in(texts: list[str] | None, subject: str = "a setting") -> dict[str, Any]:
+    """Parse options that are written ``key=value``, such as ``--setting``."""
+    settings = {}
+    for text in texts or ():
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise InputError(f"{subject} is written key=value, not '{text}'")
+        settings[key.strip()] = value_of(value)
+    return settings
 
 
 def one_method(name: str, setting: list[str] | None) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a method."""
     from whyformer.comparing import read_methods
 
-    chosen = read_methods(parts(name), settings_in(setting))
-    if len(chosen) > 1:
+    (method, settings), *others = read_methods(parts(name), settings_in(setting))
+    if others:
         raise InputError("this takes one method: name one")
-    return chosen[0][0].name, chosen[0][1]
+    return method.name, settings
 
 
-def contrasted(target: str | None, other: str) -> Any:
-    """Return the contrast between a target and another."""
+def contrasted(target: str | None, other: str | None) -> Any:
+    """Return a target, or its contrast with another."""
+    if other is None:
+        return target
     if target is None:
         raise InputError("--contrast says what the target is compared with: give --target too")
     from whyformer.targets import Contrast

@@ -45,17 +45,11 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
             stream.reconfigure(errors="backslashreplace")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    status = 2
     try:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")
             yield
-            return
-    except WhyformerError as error:
-        if debug:
-            raise
-        message = one_line(error)
     except KeyboardInterrupt:
         typer.echo(f"interrupted{'; the same command goes on where this one stopped' if resumes else ''}", err=True)
         raise typer.Exit(130) from None
@@ -64,12 +58,10 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError) and error.errno in _FULL:
-            message = one_line(error)
-        else:
-            status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(status)
+        known = isinstance(error, WhyformerError) or (isinstance(error, OSError) and error.errno in _FULL)
+        bug = f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
+        typer.echo(f"error: {one_line(error) if known else bug}", err=True)
+        raise typer.Exit(2 if known else 1) from error
 
 
 def one_line(text: object) -> str:

@@ -81,22 +81,20 @@ def once(saved: Sequence[SavedMap]) -> list[SavedMap]:
     with a faithfulness check is preferred. Scores that differ by more than 1e-3 of the largest score are two maps:
     those of other weights or of another version.
     """
-    groups: dict[Hashable, list[int]] = {}
-    maps: list[SavedMap] = []
+    groups: dict[Hashable, list[SavedMap]] = {}
     for saved_map in saved:
         e = saved_map.e
         key = (e.model, input_of(e), e.input, method_names([e])[0], e.method, str(e.settings), target_name(e))
         group = groups.setdefault(key, [])
-        same = next((place for place in group if _alike(e, maps[place].e)), None)
+        same = next((i for i, other in enumerate(group) if _alike(e, other.e)), None)
         if same is None:
-            group.append(len(maps))
-            maps.append(saved_map)
+            group.append(saved_map)
             continue
-        other = maps[same]
+        other = group[same]
         preferred = saved_map if trust_figures(e) and not trust_figures(other.e) else other
         files = dict.fromkeys([*other.file.split("\n"), saved_map.file])
-        maps[same] = replace(preferred, title=other.title, file="\n".join(files))
-    return maps
+        group[same] = replace(preferred, title=other.title, file="\n".join(files))
+    return [saved_map for group in groups.values() for saved_map in group]
 
 
 def _alike(a: Explanation, b: Explanation) -> bool:

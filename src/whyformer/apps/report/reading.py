@@ -15,10 +15,17 @@ from jinja2 import TemplateError
 from markupsafe import Markup
 from safetensors import SafetensorError, safe_open
 
-from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, read_benchmark
 from whyformer.apps.report.inputs import SavedMap, once
-from whyformer.apps.report.jobs import MANIFEST, JobFolder, drifts, summary
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
+from whyformer.apps.report.sections import (
+    FILES,
+    MANIFEST,
+    BenchmarkSection,
+    JobFolder,
+    drifts,
+    read_benchmark,
+    summary,
+)
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
@@ -75,14 +82,13 @@ class _OtherFile(Exception):  # noqa: N818
 
 @dataclass
 class Contents:
-    """The results in the order of the files' names; ``drawings`` is True if there were pictures or pages."""
+    """The results in the order of the files' names."""
 
     saved: list[SavedMap] = field(default_factory=list)
     answers: list[SavedAnswer] = field(default_factory=list)
     benchmarks: list[BenchmarkSection] = field(default_factory=list)
     jobs: list[JobFolder] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    drawings: bool = False
 
 
 def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
@@ -102,10 +108,8 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     jobs = {path.parent for path, _ in files if path.name == MANIFEST and _is_job(path)}
     for path, name in track(files, "reading", len(files)):
         in_job = path.parent in jobs
-        if (in_job and path.name != MANIFEST) or (path.parent in benchmarks and path.name in FILES):
-            continue
-        if path.suffix in _DRAWINGS:
-            contents.drawings = True
+        part = (in_job and path.name != MANIFEST) or (path.parent in benchmarks and path.name in FILES)
+        if part or path.suffix in _DRAWINGS:
             continue
         try:
             if in_job:
@@ -281,18 +285,12 @@ def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     """Return the error of a report without results: what is expected, and what is there instead."""
-    where, count = ", ".join(map(str, sources)), len(contents.skipped)
+    where = ", ".join(map(str, sources))
     for file in contents.skipped:
         if file.damaged:
             return InputError(f"nothing in {where} can be read; {file.file}: {file.why}")
-    wanted = (
-        "saved explanations and answers (.safetensors, or .json from --format json), benchmarks (report.json) and "
-        "jobs' folders"
+    return InputError(
+        f"there is nothing to report in {where}, only {amount(len(contents.skipped), 'file')} of other kinds: a report "
+        "is made of saved explanations and answers (.safetensors, or .json from --format json), benchmarks "
+        "(report.json) and jobs' folders; pictures and pages have no scores, so explain again with --format png,json"
     )
-    if contents.drawings:
-        others = "pictures and pages without scores are there: explain again with --format png,json"
-    elif count:
-        others = f"{amount(count, 'file')} of other kinds {'is' if count == 1 else 'are'} there"
-    else:
-        others = "it is empty"
-    return InputError(f"there is nothing to report in {where}: a report is made of {wanted}, and {others}")

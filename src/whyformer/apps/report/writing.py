@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.inputs import InputSection, inputs_of
-from whyformer.apps.report.models import models, versions_of
+from whyformer.apps.report.inputs import InputSection, SavedMap, inputs_of
 from whyformer.apps.report.pictures import drawn, encoded, room, thumbnail
-from whyformer.apps.report.reading import Contents, Skipped, Track, nothing, read
+from whyformer.apps.report.reading import Contents, SavedAnswer, Skipped, Track, nothing, read
+from whyformer.apps.report.sections import BenchmarkSection
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
@@ -18,7 +20,10 @@ from whyformer.methods import METHODS
 from whyformer.show import painting
 from whyformer.show.files import write_all
 from whyformer.show.html import render
-from whyformer.show.words import target_name
+from whyformer.show.words import model_title, target_name
+
+if TYPE_CHECKING:
+    from whyformer.explanation.result import Explanation
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,13 @@ class WrittenReport:
     benchmarks: int
     jobs: int
     skipped: list[Skipped]
+
+    @property
+    def content(self) -> str:
+        """Numbers of results in words, without those that are 0."""
+        counts = (self.inputs, self.explanations, self.answers, self.benchmarks, self.jobs)
+        nouns = ("input", "map", "answer", "benchmark", "data set")
+        return ", ".join(amount(count, noun) for count, noun in zip(counts, nouns, strict=True) if count)
 
 
 def write_report(
@@ -78,40 +90,75 @@ def write_report(
     if not contents.saved and not contents.answers and not contents.benchmarks:
         raise nothing(places, contents)
     inputs = inputs_of(contents.saved)
-    counts = {
-        "inputs": len(inputs), "explanations": len(contents.saved), "answers": len(contents.answers),
-        "benchmarks": sum(one.kind == "benchmark" for one in contents.benchmarks), "jobs": len(contents.jobs),
-    }  # fmt: skip
-    page = _page(contents, inputs, counts, title, track).encode("utf-8", "backslashreplace")
-    (path,) = write_all(target.parent, {target.name: page})
-    return WrittenReport(path, len(page), **counts, skipped=contents.skipped)
+    benchmarks = sum(section.kind == "benchmark" for section in contents.benchmarks)
+    written = WrittenReport(
+        target, 0, len(inputs), len(contents.saved), len(contents.answers), benchmarks, len(contents.jobs),
+        contents.skipped,
+    )
+    page = _page(contents, inputs, written, title, track).encode("utf-8", "backslashreplace")
+    write_all(target.parent, {target.name: page})
+    return replace(written, bytes=len(page))
 
 
 def _page(
-    contents: Contents, inputs: Sequence[InputSection], counts: Mapping[str, int], title: str, track: Track
+    contents: Contents, inputs: Sequence[InputSection], written: WrittenReport, title: str, track: Track
 ) -> str:
     """Return the whole document; the inputs are drawn one after the other."""
     saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
-    nouns = ("input", "map", "answer", "benchmark", "data set")
-    summary = ", ".join(amount(count, noun) for count, noun in zip(counts.values(), nouns, strict=True) if count)
     # section -> its content; empty sections are left out
     facts = {
         "explanations": inputs, "answers": answers, "benchmarks": benchmarks,
-        "models": models(saved, benchmarks, answers),
+        "models": models(saved, answers, benchmarks),
         "methods": [*(one.e.method for one in saved), *(one.g.method for one in answers)],
         "conventions": [*inputs, *answers], "versions": versions_of([*saved, *answers], benchmarks),
         "left-out": sorted(contents.skipped, key=lambda one: not one.damaged),
-    }  # fmt: skip
+    }
     names = {"left-out": "Files left out"}
     if contents.jobs:
-        names["benchmarks"] = "Benchmarks and data sets" if counts["benchmarks"] else "Data sets"
+        names["benchmarks"] = "Benchmarks and data sets" if written.benchmarks else "Data sets"
     pictures = sum(painting.base(one.first) is not None for one in inputs)
     most = room(pictures + sum(painting.drawable(one.e) for one in saved), len(inputs))
     return render(
-        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{summary}.",
+        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{written.content}.",
         sections=[(key, names.get(key, key.capitalize())) for key, content in facts.items() if content],
         inputs=inputs, maps=[one for section in inputs for one in section.maps],
         targets=[target_name(one.e) for one in saved], known=METHODS, skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
         drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), thumbnail=thumbnail, **facts,
-    )  # fmt: skip
+    )
+
+
+# -- models and versions, as the results store them ------------------------------------------------------------------
+def models(
+    saved: Sequence[SavedMap], answers: Sequence[SavedAnswer], benchmarks: Sequence[BenchmarkSection]
+) -> list[dict[str, Any]]:
+    """Return for each model its title, kinds of inputs, names of classes, and numbers of outputs and of maps and
+    answers."""
+    names = [*(one.e.model for one in saved), *(one.g.model for one in answers), *(one.model for one in benchmarks)]
+    rows = []
+    for name in filter(None, dict.fromkeys(names)):
+        maps = [one.e for one in saved if one.e.model == name]
+        inputs = [_input(e) for e in maps]
+        inputs += ["text and pictures" if one.g.seen else "text" for one in answers if one.g.model == name]
+        labels: dict[int, str] = next((e.labels for e in maps if e.labels), {})
+        rows.append({
+            "title": model_title(name), "inputs": list(dict.fromkeys(inputs)), "maps": len(inputs),
+            "classes": [label for _, label in sorted(labels.items())],
+            "outputs": maps[0].logits.shape[-1] if maps else None,
+        })
+    return rows
+
+
+def _input(e: Explanation) -> str:
+    if e.level == "token":
+        return "text" if e.texts is not None else "tokens"
+    return "picture" if e.image_size is None else f"picture {e.image_size[0]} × {e.image_size[1]}"
+
+
+def versions_of(saved: Sequence[SavedMap | SavedAnswer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
+    """Return the versions that made the results; those of a benchmark are also among its conventions."""
+    counts = Counter(
+        ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
+    )
+    others = dict.fromkeys(one.versions for one in benchmarks if one.versions and one.versions not in counts)
+    return [*(f"{text} ({count} maps)" for text, count in counts.items()), *(f"{text} (benchmarks)" for text in others)]

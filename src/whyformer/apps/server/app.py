@@ -22,7 +22,7 @@ from whyformer.apps.server.batching import Batcher, PendingRequest
 from whyformer.apps.server.limits import Limits
 from whyformer.apps.server.middleware import RequestGate
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.pairs import BETWEEN
 from whyformer.inputs.pictures import open_picture
@@ -38,26 +38,13 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 class Reason(BaseModel):
-    """The reason why a request was refused."""
+    """The reason why a request was refused, and what to do instead."""
 
     detail: Any
 
 
-REFUSALS: Responses = {
-    code: {"model": Reason, "description": why}
-    for code, why in {
-        400: "The input, the method, a setting or the target is invalid; the reason names the remedy.",
-        401: "The key is missing or wrong.",
-        403: "The request is from a page of another site.",
-        408: "The request took too long to arrive.",
-        413: "The body, the picture or the text is too large, or its explanation needs too much memory.",
-        422: "The body does not fit the schema.",
-        429: "Too many requests are waiting, or the server is stopping; try again later.",
-        503: "The server is stopping, or has too many connections.",
-        504: "There was no response within the time limit.",
-    }.items()
-}
-ANSWERS: Responses = REFUSALS | {
+REFUSALS: Responses = {code: {"model": Reason} for code in (400, 401, 403, 408, 413, 422, 429, 503, 504)}
+ANSWERS: Responses = {
     200: {
         "description": "The explanation: the output of `whyformer explain --json`, or a picture.",
         "content": {"application/json": {"schema": {"type": "object"}}, "image/png": {}},
@@ -101,21 +88,17 @@ class Service:
         waiting = Gauge("whyformer_waiting", "requests that wait", registry=self.registry)
         waiting.set_function(lambda: len(self.batcher.waiting))
 
-    def check(self, content: Any, method: str, settings: dict[str, Any], target: Any) -> None:
-        """Raise 400 if the model or the method does not accept a request."""
-        if (kind := "text" if isinstance(content, str | dict) else "image") != self.modality:
-            raise HTTPException(400, f"{self.session.name} reads {self.modality}, and this is {kind}")
-        if isinstance(target, str) and (count := len(target)) > self.limits.characters:
-            raise HTTPException(413, f"the target has {count} characters, and {self.limits.characters} are taken")
-        most = self.limits.setting
-        try:
-            for name, value in find(method).complete(settings).items():
-                if isinstance(value, int | float) and abs(value) > most:
-                    raise InputError(f"{name} must be at most {most} on this server")
-            if target is not None:
-                self.session.check_target(target)
-        except WhyformerError as error:
-            raise HTTPException(400, str(error)) from error
+    def check(self, pending: PendingRequest) -> None:
+        """Check that the model and the method accept a request."""
+        if (kind := "text" if isinstance(pending.content, str | dict) else "image") != self.modality:
+            raise InputError(f"{self.session.name} reads {self.modality}, and this is {kind}")
+        if isinstance(pending.target, str) and (count := len(pending.target)) > self.limits.characters:
+            raise TooLarge(f"the target has {count} characters; the limit is {self.limits.characters}")
+        for name, value in find(pending.method).complete(pending.settings).items():
+            if isinstance(value, int | float) and abs(value) > self.limits.setting:
+                raise InputError(f"{name} must be at most {self.limits.setting} on this server")
+        if pending.target is not None:
+            self.session.check_target(pending.target)
 
     async def explain(self, request: Request, pending: PendingRequest) -> Explanation:
         """Return the explanation, or raise the status of a refusal; cancel it if the client disconnects."""
@@ -135,16 +118,14 @@ class Service:
             answer.cancel()  # nobody waits for it any more
             gone.cancel()
 
-    async def respond(
-        self, request: Request, content: Any, method: str, settings: dict[str, Any], target: Any, form: str
-    ) -> Response:
+    async def respond(self, request: Request, pending: PendingRequest, title: str, form: str) -> Response:
         """Return the explanation as JSON, or as a PNG picture."""
-        self.check(content, method, settings, target)
-        e = await self.explain(request, PendingRequest(content, method, settings, target))
+        self.check(pending)
+        e = await self.explain(request, pending)
         if form == "json":
-            written = BETWEEN.join(content.values()) if isinstance(content, dict) else content
-            name, title = self.session.name, " ".join(written.split())[:100] if isinstance(written, str) else "picture"
-            return await run_in_threadpool(lambda: JSONResponse(plain(record_of("explain", [e], name, title))))
+            return await run_in_threadpool(
+                lambda: JSONResponse(plain(record_of("explain", [e], self.session.name, title)))
+            )
         async with self.drawing:
             return Response(await run_in_threadpool(lambda: encode(figure(e), "png")), media_type="image/png")
 
@@ -163,10 +144,11 @@ router = APIRouter()
 async def explain_text(request: Request, service: Served, body: TextRequest, format: Format = "json") -> Response:  # noqa: A002
     """Explain a text."""
     if (count := len(body.text) + len(body.text_pair or "")) > (most := service.limits.characters):
-        raise HTTPException(413, f"the text has {count} characters; the limit is {most}")
-    pair = {"text": body.text, PAIR: body.text_pair}
-    content = body.text if body.text_pair is None else pair
-    return await service.respond(request, content, body.method, body.settings, body.target, format)
+        raise TooLarge(f"the text has {count} characters; the limit is {most}")
+    content = body.text if body.text_pair is None else {"text": body.text, PAIR: body.text_pair}
+    title = " ".join(BETWEEN.join(filter(None, (body.text, body.text_pair))).split())[:100]
+    pending = PendingRequest(content, body.method, body.settings, body.target)
+    return await service.respond(request, pending, title, format)
 
 
 @router.post("/v1/explain/picture", responses=ANSWERS, openapi_extra=PICTURE_BODY)
@@ -188,13 +170,13 @@ async def explain_picture(
     file, limits = io.BytesIO(await request.body()), service.limits
     try:
         picture = await run_in_threadpool(lambda: open_picture(file, pixels=limits.pixels, size=limits.size))
-    except WhyformerError as error:
-        raise HTTPException(413 if isinstance(error, InputError) else 400, str(error)) from error
+    except InputError as error:
+        raise TooLarge(str(error)) from error
     number = int(target) if target is not None and target.isascii() and target.isdigit() else target
-    return await service.respond(request, picture, method, values, number, format)
+    return await service.respond(request, PendingRequest(picture, method, values, number), "picture", format)
 
 
-@router.get("/v1/methods", responses={401: REFUSALS[401]})
+@router.get("/v1/methods")
 async def list_methods(service: Served) -> list[dict[str, Any]]:
     """List the methods for the model's kind of input, with their settings and defaults."""
     methods = [method for _, method in sorted(METHODS.items()) if method.modality in ("both", service.modality)]
@@ -207,7 +189,7 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/ready", responses={503: {"model": Reason, "description": "The server accepts no requests."}})
+@router.get("/ready")
 async def ready(service: Served) -> dict[str, Any]:
     """Report that requests are accepted, and how many are waiting."""
     if not service.batcher.ready:
@@ -215,7 +197,7 @@ async def ready(service: Served) -> dict[str, Any]:
     return {"status": "ready", "model": service.session.name, "waiting": len(service.batcher.waiting)}
 
 
-@router.get("/metrics", responses={401: REFUSALS[401], 200: {"content": {"text/plain": {}}}}, response_class=Response)
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
 async def metrics(service: Served) -> Response:
     """Return metrics for Prometheus."""
     return Response(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
@@ -224,8 +206,10 @@ async def metrics(service: Served) -> Response:
 async def refuse(request: Request, error: Exception) -> Response:
     """Return the reason in ASCII: it may repeat what the client sent, and half of a surrogate pair has no UTF-8."""
     if isinstance(error, RequestValidationError):  # without the client's values, which need not be JSON
-        detail = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
+        detail: Any = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
         error = HTTPException(422, detail)
+    elif isinstance(error, WhyformerError):
+        error = HTTPException(413 if isinstance(error, TooLarge) else 400, str(error))
     assert isinstance(error, HTTPException)
     reason = json.dumps({"detail": error.detail})
     return Response(reason, error.status_code, error.headers, media_type="application/json")
@@ -270,7 +254,8 @@ def build(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        exception_handlers={RequestValidationError: refuse, HTTPException: refuse},
+        responses=REFUSALS,
+        exception_handlers=dict.fromkeys((RequestValidationError, HTTPException, WhyformerError), refuse),
     )
     app.state.service = service
     app.include_router(router)

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from whyformer.apps.server.limits import Limits
-from whyformer.errors import TooLarge
+from whyformer.errors import InputError, TooLarge
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import RowContent, RowResult, Session
 from whyformer.jobs.rows import Row
@@ -139,7 +139,7 @@ def _answer(result: RowResult) -> Explanation | Exception:
     if result.explanations:
         return result.explanations[0]
     failure = result.failures[0]
-    return HTTPException(413 if failure.kind == TooLarge.__name__ else 400, failure.reason)
+    return (TooLarge if failure.kind == TooLarge.__name__ else InputError)(failure.reason)
 
 
 def while_awaited(

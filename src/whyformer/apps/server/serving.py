@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from whyformer.apps import is_local
 from whyformer.apps.server.limits import Limits
 from whyformer.errors import InputError, import_optional
-from whyformer.options import DEFAULTS, Options
+from whyformer.options import Options
 
 SHORTEST_KEY = 16
 
@@ -27,22 +27,17 @@ def require_key_if_public(host: str, keys: Collection[str]) -> None:
 def serve(
     model: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    keys: tuple[str, ...] = (),
-    limits: Limits | None = None,
-    options: Options = DEFAULTS,
-    started: Callable[[str], None] = lambda address: None,
+    host: str,
+    port: int,
+    keys: tuple[str, ...],
+    limits: Limits,
+    options: Options,
+    started: Callable[[str], None],
 ) -> None:
     """Serve explanations of one model until SIGINT or SIGTERM.
 
     Args:
-        model: a name, as for :func:`whyformer.explain`.
-        host: the address to listen on.
-        port: the port to listen on.
         keys: keys that clients may send; needed if other machines can reach the server.
-        limits: limits of requests; the defaults of :class:`Limits` if None.
-        options: options for opening and running the model.
         started: called with the address once requests are accepted.
 
     Raises:
@@ -61,7 +56,6 @@ def serve(
 
     loaded = load(model, device=options.device, dtype=options.dtype)
     session = Session(Explainer(loaded, **options.named), ())
-    limits = limits or Limits()
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:
         app = build(session, loaded.modality, limits, keys, (*LOCAL, shown), lambda: started(f"http://{shown}:{port}"))
