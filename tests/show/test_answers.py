@@ -81,8 +81,8 @@ def test_warnings_that_differ_only_in_numbers_are_merged() -> None:
 def test_plain_text_and_colourless_terminal() -> None:
     text = str(generation())
     assert "Prompt  One two three" in text
-    assert "whole answer  three 91.5, One 2, two 2" in text
-    assert re.search(r"' four' +50\.0 %  One 2, two -1, three 90", text)
+    assert re.search(r"whole answer +three 91\.5, One 2, two 2", text)
+    assert re.search(r"' four' +50\.0 % .* One 2, two -1, three 90", text)
     assert "'⏎'" in text
     console = Console(width=100, no_color=True, force_terminal=False)
     with console.capture() as captured:

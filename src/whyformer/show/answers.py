@@ -13,7 +13,7 @@ import numpy as np
 from whyformer.explanation import units
 from whyformer.show import colours
 from whyformer.show.colours import Array, array
-from whyformer.show.words import method_name, share_of, visible
+from whyformer.show.words import Word, agnostic, method_name, share_of, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -23,15 +23,6 @@ CANDIDATES = 3
 PICTURE = "[picture]"
 _COLLAPSED = ("system", "developer")  # roles of messages that are shown closed
 _LONG = 6  # words, beyond which such a message is a single column of a matrix
-
-
-@dataclass(frozen=True)
-class TokenReason:
-    """A word before a step, with its score, and its score on the scale of the step (-1 to 1)."""
-
-    text: str
-    score: float
-    unit: float
 
 
 @dataclass(frozen=True)
@@ -202,17 +193,17 @@ class Conversation:
         rows = np.concatenate([self.sums[None], np.where(later, 0, self.matrix)])
         return np.stack(units.unit_scores(rows, self._words), 1)
 
-    def reasons(self, step: int | None, count: int = 4) -> list[TokenReason]:
+    def reasons(self, step: int | None, count: int = 4) -> list[Word]:
         """Return the words before a step with the largest |score|, in descending order, then the word at which the
-        step is read; for the whole answer (None) the words of the prompt."""
+        step is read; for the whole answer (None) the words of the prompt. Units are those of the step's scale."""
         g, scale = self.g, self.scale_of(step)
         end = g.start + (step or 0)
         sums = self._word_scores[0 if step is None else 1 + step]
-        texts = ["".join(g.pieces[w.start : min(w.stop, end)]) for w in self._words if w.start < end]
-        reasons = [
-            TokenReason(one_line(text.strip() or text), score, unit)
-            for text, score, unit in zip(texts, sums.tolist(), scale.unit(sums).tolist(), strict=False)
-        ]
+        reasons = []
+        for place, score, unit in zip(self._words, sums.tolist(), scale.unit(sums).tolist(), strict=True):
+            if place.start < end:
+                text = "".join(g.pieces[place.start : min(place.stop, end)])
+                reasons.append(Word(one_line(text.strip() or text), score, unit, (), tuple(place), "", self.signed))
         last, others = (reasons[-1:], reasons[:-1]) if step is not None and self._read_at(step) else ([], reasons)
         best = sorted((w for w in others if w.score), key=lambda w: -abs(w.score))[:count]
         return best + [w for w in last if w.score and len(best) < count]
@@ -355,18 +346,13 @@ def question(talk: Conversation) -> str:
     """Return the question that the scores answer, ``Why “Paris”?``; "any token" for class-agnostic scores."""
     g = talk.g
     answer = " ".join("".join(g.pieces[g.start :]).split())
-    return visible(f"any {g.unit}" if agnostic(g) else f"Why “{answer}”?")
+    return visible(f"any {g.unit}" if agnostic(g[0]) else f"Why “{answer}”?")
 
 
 def source(g: Generation) -> str:
     """Return the method and the explained quantity: ``attnlrp · log-probability of each token``."""
-    number = f"any {g.unit}" if agnostic(g) else f"{g.explained} of each {g.unit}"
+    number = f"any {g.unit}" if agnostic(g[0]) else f"{g.explained} of each {g.unit}"
     return f"{method_name(g[0])} · {number}"
-
-
-def agnostic(g: Generation) -> bool:
-    """Return True if the scores do not depend on the token that was generated."""
-    return bool(g.diagnostics) and all(d.get("class_specific") is False for d in g.diagnostics)
 
 
 def remarks(g: Generation) -> list[str]:

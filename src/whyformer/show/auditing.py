@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from whyformer.show.terminal import printed
 
 if TYPE_CHECKING:
     from whyformer.auditing import Audit, AuditedUnit
@@ -35,9 +36,7 @@ def render(audit: Audit) -> Group:
 
 def plain(audit: Audit, width: int = 160) -> str:
     """Return the tables as text."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render(audit))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return printed(render(audit), width)
 
 
 def _table(*columns: str) -> Table:

@@ -117,12 +117,12 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         rows.append(("special tokens", total - shown_sum))
     rows = _with_rest(rows, k)[::-1]
     ends = np.cumsum([end - total, *(score for _, score in rows)]).tolist()
-    paper, axes = _chart(f"{heading(e)} · {method_name(e)}", rows, "{:+.3g}", True, notes([e]), ends[:-1])
+    paper, axes = _chart(f"{heading(e)} · {method_name(e)}", rows, "{:+.3g}", True, ends[:-1])
     axes.set_xlim(min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1)
     for word, value, y, side in (("begins", ends[0], -0.6, "bottom"), ("ends", ends[-1], len(rows) - 0.4, "top")):
         text = f"{word} at {format_score(value)}"
         axes.text(value, y, text, ha="center", va=side, fontsize=7, family=families())
-    return paper.figure
+    return paper.finished(*_size(rows), notes([e]))
 
 
 def strongest(e: Explanation) -> list[Row]:
@@ -143,22 +143,26 @@ def _with_rest(rows: list[Row], k: int) -> list[Row]:
 
 def _from_zero(title: str, rows: list[Row], signed: bool, labels: tuple[str, str], remarks: list[str]) -> Figure:
     """Draw bars that start at 0, and below them the meanings of their colours."""
-    paper, axes = _chart(title, rows, "{:.4g}", signed, remarks)
+    paper, axes = _chart(title, rows, "{:.4g}", signed)
     limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
     axes.set_xlim(-limit if signed else 0, limit)
     axes.axvline(0, color="#888888", linewidth=0.8, clip_on=False)
     paper.legend(labels, _LEFT + _RIGHT, _TOP + len(rows) * _LINE + 0.12, _WIDE)
-    return paper.figure
+    return paper.finished(*_size(rows), remarks)
+
+
+def _size(rows: list[Row]) -> tuple[float, float]:
+    """Return the width and height of a figure with these rows."""
+    return _LEFT + _WIDE + 2 * _RIGHT, _TOP + len(rows) * _LINE + 0.3
 
 
 def _chart(
-    title: str, rows: list[Row], form: str, signed: bool, remarks: list[str], starts: Sequence[float] = (0.0,)
+    title: str, rows: list[Row], form: str, signed: bool, starts: Sequence[float] = (0.0,)
 ) -> tuple[Paper, Axes]:
     """Draw the rows below a title, each bar between its name and its score in the format ``form``."""
-    high = len(rows) * _LINE
-    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + high + 0.3, remarks)
+    paper = Paper()
     paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
-    axes = paper.axes(_LEFT + _RIGHT, _TOP, _WIDE, high)
+    axes = paper.axes(_LEFT + _RIGHT, _TOP, _WIDE, len(rows) * _LINE)
     axes.set_axis_on()
     axes.set_frame_on(False)
     axes.set_xticks([])

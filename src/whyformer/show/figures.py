@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from whyformer.show import colours, sentence, sound
 from whyformer.show.colours import array
 from whyformer.show.layout import Section, prepared_samples, sections
 from whyformer.show.look import Look
-from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import FigurePart, Paper, stacked
+from whyformer.show.painting import base, drawn_size, overlay, plain
+from whyformer.show.paper import Paper
 from whyformer.show.typeface import families, measure, printable
 from whyformer.show.words import (
     agnostic,
@@ -33,7 +34,6 @@ from whyformer.show.words import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from whyformer.evaluation.strip import Strip
@@ -61,9 +61,14 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     kinds: dict[str, list[Section]] = {}
     for part in sections(explanations, chosen.smooth):
         kinds.setdefault(_kind(part.first), []).append(part)
-    draw = {"sound": sound.drawing, "text": sentence.drawing}
-    grid = partial(_grid, picture=picture, chosen=chosen, look=look)
-    return stacked([draw.get(kind, grid)(parts) for kind, parts in kinds.items()])
+    draw = {"sound": sound.draw, "text": sentence.draw}
+    grid = partial(_grid, picture=picture, look=chosen)
+    paper, y, widths = Paper(), 0.0, list[float]()
+    for kind, parts in kinds.items():
+        width, y = draw.get(kind, grid)(paper, y, parts)
+        widths.append(width)
+    remarks = [line for parts in kinds.values() for line in notes(e for part in parts for e in part.explanations)]
+    return paper.finished(max(widths), y, remarks)
 
 
 def _kind(e: Explanation) -> str:
@@ -71,8 +76,9 @@ def _kind(e: Explanation) -> str:
     return "sound" if e.sounds is not None else "text" if e.level == "token" else "picture"
 
 
-def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> FigurePart:
-    """Return a table for each input: picture and predictions at the left, rows of methods, columns of targets.
+def _grid(paper: Paper, y: float, parts: list[Section], picture: bool, look: Look) -> tuple[float, float]:
+    """Draw a table for each input below the height y: picture and predictions at the left, rows of methods, columns of
+    targets. Return the width, and the height below it.
 
     Wide pictures are larger, and stand above their maps, which stand one below the other.
     """
@@ -82,53 +88,33 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     tables = [part.by_column() if above else [part] for part in parts]
     wide = 2 * _CELL if above else max(1.2, _CELL / max(1.0, min(ratios)))
     left = _MARGIN + (wide + _GAP if picture and not above else 0)
+    y += _GAP / 2
+    for part, several, ratio in zip(parts, tables, ratios, strict=True):
+        high = min(_CELL, max(0.8, wide * ratio))  # at least as high as the labels of a colour bar
+        end = _input(paper, part.first, (_MARGIN, y, wide, high)) if picture else y
+        at = end if above else y
+        for table in several:
+            at = _rows(paper, table, (left, at, wide, high), look)
+        y = max(end, at)
     columns = max(len(table.targets) for several in tables for table in several)
-    # at least as high as the labels of a colour bar
-    highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
-    listings = [_listing(part.first, high) if picture else 0.0 for part, high in zip(parts, highs, strict=True)]
-    talls = [sum(_tall(table, high) for table in several) for several, high in zip(tables, highs, strict=True)]
-    ends = [a + b if above else max(a, b) for a, b in zip(listings, talls, strict=True)]
-
-    def draw(paper: Paper, y: float) -> None:
-        y += _GAP / 2
-        for part, several, high, listing, end in zip(parts, tables, highs, listings, ends, strict=True):
-            if picture and base(part.first) is not None:
-                _input(paper, part.first, (_MARGIN, y, wide, high))
-            at = y + (listing if above else 0.0)
-            for table in several:
-                _rows(paper, table, (left, at, wide, high), chosen, look)
-                at += _tall(table, high)
-            y += end
-
-    shown = [e for part in parts for e in part.explanations]
-    return FigurePart(left + columns * (wide + _GAP) + _BAR, sum(ends) + _GAP, notes(shown), draw)
+    return left + columns * (wide + _GAP) + _BAR, y + _GAP / 2
 
 
-def _tall(part: Section, high: float) -> float:
-    """Return the height of a table with maps of this height."""
-    return _TITLE + len(part.cells) * (_NAME + high + _below(part))
-
-
-def _listing(e: Explanation, high: float) -> float:
-    """Return the height of the picture and the predictions below it."""
-    return _TITLE + _NAME + high + _LINE * (len(predictions(e)) + 1)
-
-
-def _below(part: Section) -> float:
-    """Return the height below maps: for the bar of faithfulness, if it was measured."""
-    return 0.24 if any(map(trust_figures, part.explanations)) else 0.0
-
-
-def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
-    """Draw the picture without a map, and below it the predictions."""
+def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> float:
+    """Draw the picture, if there is one, without a map, and below it the predictions; return the height below them."""
     x, y, wide, high = span
+    listed = predictions(e)
+    end = y + _TITLE + _NAME + high + _LINE * (len(listed) + 1)
+    if base(e) is None:
+        return end
     _title(paper, "Input", x, y, wide)
     y += _TITLE + _NAME
-    paper.plain(e, _PIXELS, x, y, wide, high)
-    for i, (name, value, _) in enumerate(predictions(e)):
+    paper.picture(plain(e, _PIXELS), x, y, wide, high)
+    for i, (name, value, _) in enumerate(listed):
         at = y + high + 0.08 + i * _LINE
         paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
         paper.write(value, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
+    return end
 
 
 def _title(paper: Paper, text: str, x: float, y: float, wide: float) -> None:
@@ -136,11 +122,11 @@ def _title(paper: Paper, text: str, x: float, y: float, wide: float) -> None:
     paper.write(text, x + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
 
 
-def _rows(
-    paper: Paper, part: Section, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
-) -> None:
-    """Draw the maps of an input: headings, then the maps of each method below its name, with a colour bar."""
+def _rows(paper: Paper, part: Section, span: tuple[float, float, float, float], look: Look) -> float:
+    """Draw the maps of an input: headings, then the maps of each method below its name, with a colour bar. Return the
+    height below them."""
     x, y, wide, high = span
+    below = 0.24 if any(map(trust_figures, part.explanations)) else 0.0  # for the bar of faithfulness
     for column, named in enumerate(part.heads):
         _title(paper, heading(named, limit=int(wide * 13)), x + column * (wide + _GAP), y, wide)
     y += _TITLE
@@ -157,33 +143,35 @@ def _rows(
             if agnostic(e) and not agnostic(part.heads[column]):
                 end, above = place[0] + wide, place[1] - 0.05
                 paper.write(target_name(e), end, above, 7, va="bottom", ha="right", color=colours.SOFT)
-            axes = _map(paper, e, place, chosen, look)
+            shown = _map(paper, e, place, look)
             right = x + len(row) * (wide + _GAP) - _GAP + 0.06
-            barred = barred or _bar(paper, e, axes, right, chosen)
+            barred = barred or _bar(paper, e, shown, right, look)
             _faithfulness(paper, e, (place[0], place[1] + high + 0.05, wide))
-        y += _NAME + high + _below(part)
+        y += _NAME + high + below
+    return y
 
 
-def _map(
-    paper: Paper, e: Explanation, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
-) -> Axes:
-    """Draw a map on its picture, with a note on it if it has no colours."""
-    axes = paper.picture(overlay(e, longest=_PIXELS, **look), *span)
-    note = colours.scale_of(e).note or chosen.note
+def _map(paper: Paper, e: Explanation, span: tuple[float, float, float, float], look: Look) -> tuple[float, float]:
+    """Draw a map on its picture, with a note on it if it has no colours. Return its upper end and its height: it is
+    smaller than its cell if inputs differ in shape."""
+    pixels = overlay(e, longest=_PIXELS, **asdict(look))
+    axes = paper.picture(pixels, *span)
+    note = colours.scale_of(e).note or look.note
     if note is not None:
         axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8, family=families(),
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
-    return axes
+    _, y, wide, high = span
+    tall = min(high, wide * pixels.shape[0] / pixels.shape[1])
+    return y + (high - tall) / 2, tall
 
 
-def _bar(paper: Paper, e: Explanation, axes: Axes, x: float, look: Look) -> bool:
-    """Draw the colour bar of a map at the height of the map; return False for a map without colours."""
+def _bar(paper: Paper, e: Explanation, shown: tuple[float, float], x: float, look: Look) -> bool:
+    """Draw the colour bar of a map beside it, from its upper end, at its height; return False for a map without
+    colours."""
     scale = colours.scale_of(e)
     if scale.note or look.note:
         return False
-    axes.apply_aspect()  # a map is smaller than its cell if inputs differ in shape
-    box = axes.get_position()
-    paper.bar(scale, look.cmap, (x, (1 - box.y1) * paper.height, 0.08, box.height * paper.height), bar_labels(e))
+    paper.bar(scale, look.cmap, (x, shown[0], 0.08, shown[1]), bar_labels(e))
     return True
 
 
@@ -225,7 +213,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
     width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    paper = Paper(width, tall + _CLAIM, notes(singles))
+    paper = Paper()
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
@@ -236,7 +224,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     different = list(dict.fromkeys(map(legend_labels, singles)))[:2]
     for i, labels in enumerate(different):
         paper.legend(labels, gap + i * width / 2, tall, width / len(different) - 2 * gap)
-    return paper.figure
+    return paper.finished(width, tall + _CLAIM, notes(singles))
 
 
 def _titles(explanations: list[Explanation]) -> list[str]:
@@ -283,7 +271,7 @@ def matrix(
     left, above = (0.35 + max((measure(name, 6.5) for name in side), default=0.07) for side in labels)
     wide, high = max(1.6, values.shape[1] * cell), max(1.6, values.shape[0] * cell)
     head = 0.3 if title else 0.05
-    paper = Paper(left + wide + 0.75, above + high + head + 0.1)
+    paper, width = Paper(), left + wide + 0.75
     axes = paper.axes(left, head + above, wide, high)
     axes.set_axis_on()
     axes.imshow(colours.paint(scale.unit(values), scale.signed, cmap), interpolation="nearest", aspect="auto")
@@ -293,9 +281,9 @@ def matrix(
         if named:
             axis.set_ticks(range(len(named)), [printable(n) for n in named], rotation=turn, parse_math=False)
     if title:
-        paper.write(short(visible(title), int(paper.width * 11)), 0.08, 0.08, 9, va="top")
+        paper.write(short(visible(title), int(width * 11)), 0.08, 0.08, 9, va="top")
     paper.bar(scale, cmap, (left + wide + 0.08, head + above, 0.09, high))
-    return paper.figure
+    return paper.finished(width, above + high + head + 0.1)
 
 
 # -- a strip -----------------------------------------------------------------------------------------------------
@@ -310,10 +298,10 @@ def strip(made: Strip) -> Figure:
     cell, left, top, foot, gap = 1.15, 0.5, 0.5, 0.36, 0.05  # inches
     orders, steps, high, wide, _ = made.pictures.shape
     tall = cell * min(3.0, max(1 / 3, high / wide))
-    paper = Paper(left + steps * (cell + gap), top + orders * (tall + foot))
+    paper, width = Paper(), left + steps * (cell + gap)
     quantity = "value" if made.numeric else "probability"
     title = f"{quantity} of {made.target} as pixels are replaced by {made.baseline}, in the order of {made.method}"
-    paper.write(short(visible(title), int(paper.width * 11)), 0.06, 0.06, 9, va="top")
+    paper.write(short(visible(title), int(width * 11)), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)
         below = y + tall
@@ -333,4 +321,4 @@ def strip(made: Strip) -> Figure:
             if predicted != made.target:
                 label = short(visible(predicted), 13)
                 paper.write(label, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
-    return paper.figure
+    return paper.finished(width, top + orders * (tall + foot))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whyformer.errors import InputError, check_count
 from whyformer.show import answers, colours
 from whyformer.show.look import Look
-from whyformer.show.painting import drawn_size, overlay
+from whyformer.show.painting import drawn_size, overlay, plain
 from whyformer.show.paper import Paper
 from whyformer.show.words import format_score, notes, short, visible
 
@@ -56,8 +56,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)
     legend = f"{colours.legend(signed, 'the word')}; each map scaled by its own largest score"
-    tall = _TOP + len(films) * lines * (high + _FOOT)
-    paper = Paper(width, tall, [legend, *notes(e for maps in films for e in maps)])
+    paper = Paper()
     paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
     paper.write(answers.source(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
     for row, maps in enumerate(films):
@@ -65,12 +64,13 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
             x = _GAP + number % columns * (wide + _GAP)
             y = _TOP + (row * lines + number // columns) * (high + _FOOT)
             step = number - picture
-            if step < 0:
-                paper.plain(maps[0], _PIXELS, x, y, wide, high)
-            else:
-                paper.picture(overlay(maps[step], longest=_PIXELS, **look), x, y, wide, high)
+            shown = overlay(maps[step], longest=_PIXELS, **look) if step >= 0 else plain(maps[0], _PIXELS)
+            if shown is not None:
+                paper.picture(shown, x, y, wide, high)
+            if step >= 0:
                 _word(paper, g, maps[step], step, x + wide / 2, y + high, wide)
-    return paper.figure
+    tall = _TOP + len(films) * lines * (high + _FOOT)
+    return paper.finished(width, tall, [legend, *notes(e for maps in films for e in maps)])
 
 
 def _question(talk: Conversation) -> str:

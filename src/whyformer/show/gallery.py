@@ -39,12 +39,12 @@ def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
     columns = min(columns, len(maxima))
     wide = min(1.9, max(0.7, _PAGE / columns - _GAP))
     high = wide * max(m.shown.shape[0] / m.shown.shape[1] for m in maxima)
-    rows = math.ceil(len(maxima) / columns)
-    paper = Paper(_GAP + columns * (wide + _GAP), _GAP + rows * (high + _TOP))
+    paper = Paper()
     for i, maximum in enumerate(maxima):
         x, y = _GAP + i % columns * (wide + _GAP), _TOP + i // columns * (high + _TOP)
         paper.picture(np.asarray(maximum.shown), x, y, wide, high)
         label = short(printable(maximum.unit), max(8, int(wide * 19) - 8))
         value = format_score(float(f"{maximum.activation:.3g}"))
         paper.write(f"{label}  {value}", x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
-    return paper.figure
+    rows = math.ceil(len(maxima) / columns)
+    return paper.finished(_GAP + columns * (wide + _GAP), _GAP + rows * (high + _TOP))

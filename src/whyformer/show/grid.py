@@ -49,11 +49,9 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
     top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.6)
     wide, high = shown * _CELL, len(g) * _CELL
     under = top + high + (_ROLES if talk.in_turns else 0.0)
-    if bare:
-        paper = Paper(left + wide + 0.1, under + 0.1)
-    else:
-        width = max(left + wide, _NARROWEST) + 0.2
-        paper = Paper(width, under + 0.08, [legend(talk), *answers.remarks(g)])
+    width = left + wide + 0.1 if bare else max(left + wide, _NARROWEST) + 0.2
+    paper = Paper()
+    if not bare:
         paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
         paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
     painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
@@ -68,7 +66,9 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
     if talk.in_turns:
         _roles(paper, talk, left, top + high, shown)
-    return paper.figure
+    if bare:
+        return paper.finished(width, under + 0.1)
+    return paper.finished(width, under + 0.08, [legend(talk), *answers.remarks(g)])
 
 
 def _roles(paper: Paper, talk: Conversation, left: float, y: float, columns: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whyformer.errors import InputError
-from whyformer.show import colours, painting
+from whyformer.show import colours
 from whyformer.show.typeface import families, printable
 from whyformer.show.words import short
 
@@ -19,37 +18,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from whyformer.explanation.result import Explanation
-
 FORMATS = ("png", "svg", "pdf")
 GENERATOR = "whyformer"  # in the metadata of files
 _NOTE = 0.14  # inches a line of remarks
 
 
 class Paper:
-    """A matplotlib figure on which objects are placed by their upper left corners, in inches.
+    """A matplotlib figure on which objects are placed by their upper left corners, in inches. Its size is known at the
+    end (:meth:`finished`), so that a drawing can follow what stands above it."""
 
-    Below ``height`` stand ``notes``, such as those of :func:`whyformer.show.words.notes`.
-    """
-
-    def __init__(self, width: float, height: float, notes: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         from matplotlib.figure import Figure
 
+        self._figure: Figure = Figure(facecolor="white")
+        self._placed: list[tuple[Callable[..., Any], tuple[float, float, float, float]]] = []
+
+    def finished(self, width: float, height: float, notes: Iterable[str] = ()) -> Figure:
+        """Return the figure in this size, with ``notes`` below it, such as those of
+        :func:`whyformer.show.words.notes`."""
         lines = [
             (cut, colours.WARN if line.startswith("warning: ") else colours.SOFT)
-            for line in notes
+            for line in dict.fromkeys(notes)
             for cut in textwrap.wrap(line, max(24, int(width * 17)))
         ]
-        self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
-        self.figure: Figure = Figure(figsize=(self.width, self.height), facecolor="white")
         for i, (line, colour) in enumerate(lines):
             self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color=colour)
+        height += len(lines) * _NOTE + 0.08 if lines else 0
+        self._figure.set_size_inches(width, height)
+        for place, (x, y, wide, high) in self._placed:
+            place((x / width, 1 - (y + high) / height, wide / width, high / height))
+        return self._figure
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Axes:
         """Add axes without ticks or frame."""
-        bottom = self.height - y - high
-        span = (x / self.width, bottom / self.height, wide / self.width, high / self.height)
-        axes = self.figure.add_axes(span)
+        axes = self._figure.add_axes((0, 0, 1, 1))
+        self._placed.append((axes.set_position, (x, y, wide, high)))
         axes.set_axis_off()
         axes.tick_params(labelfontfamily=families())
         return axes
@@ -60,31 +63,19 @@ class Paper:
         axes.imshow(pixels, interpolation="antialiased")
         return axes
 
-    def plain(self, e: Explanation, longest: int, x: float, y: float, wide: float, high: float) -> None:
-        """Draw the picture of an explanation without its map, if it has a picture."""
-        picture = painting.plain(e, longest)
-        if picture is not None:
-            self.picture(picture, x, y, wide, high)
-
     def write(self, text: str, x: float, y: float, size: float, **options: Any) -> None:
         """Write literal text: ``$`` starts no formula, and a missing glyph is a box, not a warning."""
-        place = (x / self.width, 1 - y / self.height)
-        self.figure.text(*place, printable(text), fontsize=size, parse_math=False, family=families(), **options)
+        style = {"fontsize": size, "parse_math": False, "family": families(), **options}
+        written = self._figure.text(0, 0, printable(text), **style)
+        self._placed.append((lambda box: written.set_position(box[:2]), (x, y, 0, 0)))
 
-    def hatched(self, x: float, y: float, wide: float, high: float) -> None:
-        """Draw a hatched rectangle, for parts that the model did not read."""
-        self._rectangle(x, y, wide, high, facecolor="#f2f2f2", edgecolor="#bdbdbd", hatch="////")
-
-    def box(self, x: float, y: float, wide: float, high: float, colour: str) -> None:
-        """Draw a filled rectangle."""
-        self._rectangle(x, y, wide, high, color=colour)
-
-    def _rectangle(self, x: float, y: float, wide: float, high: float, **options: Any) -> None:
+    def box(self, x: float, y: float, wide: float, high: float, colour: str | None = None, **style: Any) -> None:
+        """Draw a rectangle, filled with a colour or in a style of matplotlib's patches."""
         from matplotlib.patches import Rectangle
 
-        corner = (x / self.width, 1 - (y + high) / self.height)
-        size = (wide / self.width, high / self.height)
-        self.figure.add_artist(Rectangle(corner, *size, linewidth=0, **options))
+        drawn = Rectangle((0, 0), 0, 0, linewidth=0, color=colour, **style)
+        self._figure.add_artist(drawn)
+        self._placed.append((drawn.set_bounds, (x, y, wide, high)))
 
     def legend(self, labels: tuple[str, str], x: float, y: float, wide: float) -> None:
         """Write the meanings of the colours in these colours, the low end at the left, the high end at the right; of
@@ -118,33 +109,6 @@ class Paper:
         axes.tick_params(length=2, pad=1.5, width=0.5)
         for edge in axes.spines.values():
             edge.set_linewidth(0.5)
-
-
-@dataclass(frozen=True)
-class FigurePart:
-    """A part of a figure.
-
-    Attributes:
-        width, height: its size in inches.
-        notes: remarks for the bottom of the figure.
-        draw: function (paper, y) that draws it on paper below the height y.
-    """
-
-    width: float
-    height: float
-    notes: list[str]
-    draw: Callable[[Paper, float], None]
-
-
-def stacked(drawings: Sequence[FigurePart]) -> Figure:
-    """Return a figure of drawings, one below the other, and their remarks."""
-    remarks = dict.fromkeys(note for drawing in drawings for note in drawing.notes)
-    paper = Paper(max(drawing.width for drawing in drawings), sum(drawing.height for drawing in drawings), remarks)
-    y = 0.0
-    for drawing in drawings:
-        drawing.draw(paper, y)
-        y += drawing.height
-    return paper.figure
 
 
 def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,11 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.paper import FigurePart, Paper
+from whyformer.show.paper import Paper
 from whyformer.show.typeface import measure
 from whyformer.show.words import (
     Word,
     heading,
-    notes,
     right_to_left,
     short,
     special_tokens,
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _LEFT, _MARGIN, _KEY = 9.0, 2.1, 0.15, 4.3  # inches: page, left of the texts, edge, legend
 _SIZE = 10.0  # points
-_LINE, _HEAD, _FOOT, _LEGEND = 0.26, 0.36, 0.42, 0.2  # inches: a line, a heading, the legend, a line of the legend
+_LINE, _HEAD, _LEGEND = 0.26, 0.36, 0.2  # inches: a line, a heading, a line of the legend
 _WORDS, _LEAST, _BESIDE = 400, 40, 8  # words of a figure; at least of each text; on either side of a strong word
 _LONGEST = 300  # characters of a word that are shown
 _measure = partial(measure, size=_SIZE)
@@ -56,8 +54,9 @@ class _Box:
         return _WIDTH - _LEFT - _MARGIN - self.x if self.mirrored else self.x + self.width
 
 
-def drawing(parts: list[Section]) -> FigurePart:
-    """Return each text under each target, a line for each method, words on their colours; below them the legend."""
+def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
+    """Draw each text under each target below the height y, a line for each method, words on their colours; below them
+    the legend. Return the width, and the height below it."""
     blocks: list[tuple[str | None, str, list[_Box], float]] = []
     columns = [column for part in parts for column in part.columns]
     most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
@@ -65,36 +64,29 @@ def drawing(parts: list[Section]) -> FigurePart:
         for i, (name, e) in enumerate(rows):
             blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
     shown = [e for part in parts for e in part.explanations]
-    legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
-    foot = _FOOT + _LEGEND * (len(legend) - 1)
-    tall = foot + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
-    widest = max([_KEY, *(box.reach for *_, boxes, _ in blocks for box in boxes)])
+    placed = [box for *_, boxes, _ in blocks for box in boxes]
+    widest = max([_KEY, *(box.reach for box in placed)])
     titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
     width = min(_WIDTH, max(_LEFT + widest, titles + _MARGIN) + _MARGIN)
-
-    def draw(paper: Paper, y: float) -> None:
-        y += _MARGIN
-        for head, name, boxes, high in blocks:
-            if head is not None:
-                paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
-                y += _HEAD
-            label = [short(line, 30) for line in name.split(" · ")]
-            size = 8 if len(label) == 1 else 6.5
-            paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
-            for box in boxes:
-                _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
-            y += high
-        for i, line in enumerate(legend):
-            line(paper, y + 0.12 + i * _LEGEND)
-
-    return FigurePart(width, tall, notes(shown), draw)
+    y += _MARGIN
+    for head, name, boxes, high in blocks:
+        if head is not None:
+            paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
+            y += _HEAD
+        label = [short(line, 30) for line in name.split(" · ")]
+        size = 8 if len(label) == 1 else 6.5
+        paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
+        for box in boxes:
+            _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
+        y += high
+    return width, _legend(paper, y, shown, any(box.unknown for box in placed))
 
 
 def _place(paper: Paper, box: _Box, x: float, y: float) -> None:
     """Draw a box: on its background, with dashes below unknown words, hatching behind truncated text."""
     top, high = y + 0.1 * _LINE, 0.8 * _LINE
     if box.unread:
-        paper.hatched(x, top, box.width, high)
+        paper.box(x, top, box.width, high, facecolor="#f2f2f2", edgecolor="#bdbdbd", hatch="////")
     elif box.background is not None:
         paper.box(x, top, box.width, high, colours.code(box.background))
     if box.unknown:
@@ -181,32 +173,28 @@ def _chunks(text: str, room: float) -> list[str]:
     return chunks
 
 
-def _legend(shown: list[Explanation], boxes: list[_Box]) -> list[Callable[[Paper, float], None]]:
-    """Return a function for each line of the legend, which draws it at a height: colours, then dashes."""
+def _legend(paper: Paper, y: float, shown: list[Explanation], unknown: bool) -> float:
+    """Draw the meanings of the colours, and that of dashes below ``unknown`` words; return the height below them."""
+
+    def write(text: str, x: float, ha: str = "left") -> None:
+        paper.write(text, x, y + 0.045, 7, va="center", color=colours.SOFT, ha=ha)
+
     note = "; each line scaled by its own largest score"
     labels: dict[bool, str] = {}
     for e in shown:
         signed = colours.scale_of(e).signed
         favour = "for the output" if e.numeric else "for the class"
         labels.setdefault(signed, (favour if signed else "mattered (no sign)") + ("" if labels else note))
-    lines: list[Callable[[Paper, float], None]] = [partial(_ramp, signed=k, label=v) for k, v in labels.items()]
-    if any(box.unknown for box in boxes):
-        lines.append(_dashes)
-    return lines
-
-
-def _ramp(paper: Paper, y: float, signed: bool, label: str) -> None:
-    axes = paper.axes(_LEFT, y, 1.4, 0.09)
-    axes.imshow(np.array([colours.ramp(colours.Scale(1.0, signed), 128, words=True)], dtype=np.uint8), aspect="auto")
-    if signed:
-        _small(paper, "against", _LEFT - 0.06, y, ha="right")
-    _small(paper, label, _LEFT + 1.46, y)
-
-
-def _dashes(paper: Paper, y: float) -> None:
-    _place(paper, _Box(0, 0, 1.4, "", unknown=True), _LEFT, y - 0.8 * _LINE)
-    _small(paper, "unknown to the model ([UNK])", _LEFT + 1.46, y)
-
-
-def _small(paper: Paper, text: str, x: float, y: float, ha: str = "left") -> None:
-    paper.write(text, x, y + 0.045, 7, va="center", color=colours.SOFT, ha=ha)
+    y += 0.12
+    for signed, label in labels.items():
+        ramp = np.array([colours.ramp(colours.Scale(1.0, signed), 128, words=True)], dtype=np.uint8)
+        paper.axes(_LEFT, y, 1.4, 0.09).imshow(ramp, aspect="auto")
+        if signed:
+            write("against", _LEFT - 0.06, "right")
+        write(label, _LEFT + 1.46)
+        y += _LEGEND
+    if unknown:
+        _place(paper, _Box(0, 0, 1.4, "", unknown=True), _LEFT, y - 0.8 * _LINE)
+        write("unknown to the model ([UNK])", _LEFT + 1.46)
+        y += _LEGEND
+    return y + 0.1

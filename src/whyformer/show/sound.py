@@ -9,8 +9,8 @@ import numpy as np
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
-from whyformer.show.paper import FigurePart, Paper
-from whyformer.show.words import heading, legend_labels, notes, short
+from whyformer.show.paper import Paper
+from whyformer.show.words import heading, legend_labels, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,26 +22,17 @@ _HEAD, _WAVE, _STRIP, _AXIS, _GAP = 0.36, 0.8, 0.3, 0.4, 0.12
 _POINTS = 1200  # columns of the wave's outline
 
 
-def drawing(parts: list[Section]) -> FigurePart:
-    """Return each sound under each target: the waveform, then a strip with a colour bar for each method, in seconds."""
-    columns = [(part, *column) for part in parts for column in part.columns]
-
-    def draw(paper: Paper, y: float) -> None:
-        for part, named, rows in columns:
-            _column(paper, y, part, named, rows)
-            y += _tall(rows)
-
-    shown = notes(e for part in parts for e in part.explanations)
-    return FigurePart(_WIDTH, sum(_tall(rows) for _, _, rows in columns) + 0.2, shown, draw)
+def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
+    """Draw each sound under each target below the height y: the waveform, then a strip with a colour bar for each
+    method, in seconds. Return the width, and the height below it."""
+    for part in parts:
+        for named, rows in part.columns:
+            y = _column(paper, y, part, named, rows)
+    return _WIDTH, y + 0.2
 
 
-def _tall(rows: list[tuple[str, Explanation]]) -> float:
-    """Return the height of a sound with a strip for each of these rows."""
-    return _HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS
-
-
-def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: list[tuple[str, Explanation]]) -> None:
-    """Draw a sound under one target."""
+def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: list[tuple[str, Explanation]]) -> float:
+    """Draw a sound under one target, and return the height below it."""
     wide = _WIDTH - _LEFT - _RIGHT
     paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
     y += _HEAD
@@ -65,6 +56,7 @@ def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: lis
     favour, against = colours.HUES["for"], colours.HUES["against"]
     text = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
     paper.write(short(text, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
+    return y + _AXIS
 
 
 def _wave(axes: Axes, e: Explanation, length: float) -> None:

@@ -1,7 +1,9 @@
-"""Explanations and methods in the terminal: plain text for ``print``, and colours with rich."""
+"""Explanations and methods in the terminal, drawn by rich; on consoles without colours as bars and shades."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,9 @@ from rich.text import Text
 
 from whyformer.defaults import grouped
 from whyformer.show import colours
+from whyformer.show.bars import strongest
 from whyformer.show.colours import array
-from whyformer.show.layout import Section, by_input, sections
+from whyformer.show.layout import Section, sections
 from whyformer.show.painting import base, drawable, overlay
 from whyformer.show.words import (
     Word,
@@ -30,8 +33,6 @@ from whyformer.show.words import (
     input_notes,
     is_further,
     legend_labels,
-    method_name,
-    notes,
     position_name,
     remarks,
     special_tokens,
@@ -56,15 +57,16 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
 # -- plain text --------------------------------------------------------------------------------------------------
 def plain(e: Explanation, top: int = 5) -> str:
-    """Return each sample as text: its top classes (if any), then its strongest features with scores, in order."""
-    parts = []
-    for i, sample in enumerate(e):
-        head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        for part in by_input(sample):
-            title = f"{heading(part)} ({visible(method_name(part))}):"
-            above = [] if is_further(part) else [*head, *([top_classes(part, top), ""] if top else [])]
-            parts.append("\n".join([*above, title, *_listing(part), *notes([part])]))
-    return "\n\n".join(parts)
+    """Return :func:`render` as text without colours."""
+    return printed(render(e, top))
+
+
+def printed(shown: RenderableType, width: int = 160) -> str:
+    """Return what a console without colours prints."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
 
 
 def top_classes(e: Explanation, k: int = 5) -> str:
@@ -86,26 +88,22 @@ def top_classes(e: Explanation, k: int = 5) -> str:
 
 
 def _listing(e: Explanation) -> list[str]:
-    """Return a line for each of the strongest features of a sample, in order, with a bar."""
+    """Return a line for each of the strongest words, or patches without a grid, of a sample, in order, with a bar."""
     scale = colours.scale_of(e)
-    if scale.note is not None:
-        return [f"  ({scale.note})"]
     if e.level == "token":
-        pieces = words(e)[0]
-        scores = [word.score for word in pieces]
+        rows = [(_label(word), word.score) for word in words(e)[0]]
         sound, worded = e.sounds is not None, e.offsets is not None and e.texts is not None
-        kind, limit = ("stretches of time" if sound else "words" if worded else "tokens"), _ROWS
+        kind = "stretches of time" if sound else "words" if worded else "tokens"
     else:
-        scores = array(e.scores[0]).reshape(-1).tolist()
-        kind, limit = ("patches" if e.level == "patch" else "pixels"), 5
-    strongest = sorted(range(len(scores)), key=lambda i: -abs(scores[i]))[:limit]
+        rows = [(position_name(e, i), score) for i, score in enumerate(array(e.scores[0]).tolist())]
+        kind = "patches"
+    largest = sorted(range(len(rows)), key=lambda i: -abs(rows[i][1]))[:_ROWS]
     lines = []
-    for i in sorted(strongest) if e.level == "token" else strongest:
-        text = _label(pieces[i]) if e.level == "token" else position_name(e, i)
-        bar = ("-" if scores[i] < 0 else "█") * round(abs(float(scale.unit(np.array(scores[i])))) * _BAR)
-        lines.append(f"  {format_score(scores[i]):>10}  {bar:<{_BAR}}  {fitted(text, 46)}")
-    if len(scores) > limit:
-        lines.append(f"  ({limit} of {len(scores)} {kind} shown)")
+    for text, score in (rows[i] for i in sorted(largest)):
+        bar = ("-" if score < 0 else "█") * round(abs(float(scale.unit(np.array(score)))) * _BAR)
+        lines.append(f"  {format_score(score):>10}  {bar:<{_BAR}}  {fitted(text, 46)}")
+    if len(rows) > _ROWS:
+        lines.append(f"  ({_ROWS} of {len(rows)} {kind} shown)")
     low, high = legend_labels(e)
     lines.append(f"  ({'-: against, █: ' if low else '█: '}{visible(high)})")
     if (special := special_tokens(e)) is not None:
@@ -130,12 +128,12 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     """Render the top classes of each input, then the map of each method and target, at the width of the console."""
     shown: list[RenderableType] = []
     for part in sections(explanations, tolerance=_EXACT):
-        if top and not is_further(part.first):
-            shown.append(Line(top_classes(part.first, top), ""))
-            shown += map(_note, input_notes([part.first]))
+        above: list[RenderableType] = list(map(_note, input_notes([part.first])))
+        if not is_further(part.first):
+            above = [Line(top_classes(part.first, top), ""), *above] if top else above
             if part.first.unknown is not None and any(part.first.unknown):
-                shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
-            shown.append(Text())
+                above.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
+        shown += [*above, Text()] if above else []
         shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
         lines = remarks(part.explanations)
         shown += [*map(_note, lines), Text()] if lines else []
@@ -204,7 +202,8 @@ class _Pixels:
 
 
 def _shades(e: Explanation, room: int) -> RenderableType:
-    """Return a map as shades, at most ``room`` cells wide, "-" before negative scores; list patches without a grid."""
+    """Return a map as shades, at most ``room`` cells wide, "-" before negative scores, with its five strongest patches
+    or pixels; list patches without a grid."""
     if not drawable(e):
         return Line("\n".join(_listing(e)), "")
     cells = array(e.scores[0]).reshape(e.grid or e.scores.shape[-2:])
@@ -218,8 +217,9 @@ def _shades(e: Explanation, room: int) -> RenderableType:
         for row in scale.unit(cells).tolist()
     ]
     remark = f" (means of {step} x {step})" if step > 1 else ""
-    legend = Line(" to ".join(_legend(e, scale)) + remark, "dim")
-    return Constrain(Group(Line("\n".join(rows), ""), legend), max(28, 2 * cells.shape[1]))
+    lines = [" to ".join(_legend(e, scale)) + remark]
+    lines += [f"{format_score(score):>10}  {name}" for name, score in strongest(e)[:5]]
+    return Constrain(Group(Line("\n".join(rows), ""), Line("\n".join(lines), "dim")), max(38, 2 * cells.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -301,22 +301,8 @@ def _ascii(text: str, options: ConsoleOptions) -> str:
 # -- methods -------------------------------------------------------------------------------------------------------
 def facts(method: Method) -> dict[str, Any]:
     """Return the public facts of a method as JSON values; defaults without a JSON form become text."""
-    settings = {name: _plain(value) for name, value in method.settings.items()}
+    settings = json.loads(json.dumps(dict(method.settings), default=str))
     return {**{name: getattr(method, name) for name in _FACTS}, "settings": settings}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style=style)
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    return table
 
 
 def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
@@ -349,5 +335,8 @@ def describe(method: Mapping[str, Any], *, signed: bool) -> Group:
     settings = "\n".join(f"{name} = {value!r}" for name, value in method["settings"].items()) or "none"
     rows = [("family", method["family"]), ("explains", reads), ("scores", f"{method['level']}; {scope}"),
             ("published", method["citation"]), ("settings", settings)]  # fmt: skip
-    summary = Padding(Text(method["summary"]), (0, 0, 1, 0))
-    return Group(Text(method["name"], style="bold"), summary, _table(rows, "dim"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return Group(Text(method["name"], style="bold"), Text(method["summary"]), Text(), table)

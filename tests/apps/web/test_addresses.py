@@ -109,15 +109,15 @@ def test_catalogue_keeps_last_models(tmp_path, monkeypatch):
     loaded = []
     monkeypatch.setattr("whyformer.apps.web.limits.load", lambda name: loaded.append(name) or object())
     few = Catalogue(keep=1)
-    assert not few.has("some/one")
+    assert not few.get("some/one")
     assert few.load("some/one") is few.load("some/one")
-    assert few.has("some/one")
+    assert few.get("some/one")
     few.load("bundled:sst2")
-    assert few.has("some/one")  # bundled models do not count
+    assert few.get("some/one")  # bundled models do not count
     few.load("another/one")
-    assert not few.has("some/one")
-    assert few.has("bundled:sst2")
-    assert not few.has("../../etc")
+    assert not few.get("some/one")
+    assert few.get("bundled:sst2")
+    assert not few.get("../../etc")
     assert loaded == ["some/one", "bundled:sst2", "another/one"]
 
 

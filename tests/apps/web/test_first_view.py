@@ -100,7 +100,7 @@ def test_session_copy_has_only_stored_example(opened):
 def test_first_example_of_kind_is_explained_after_switch(visitor, kind):
     shown = after_switch(visitor, kind)
     assert "in all" in shown["status"]
-    assert visitor.session.view.model == START_MODEL[kind]
+    assert visitor.session.view.asked.model == START_MODEL[kind]
     assert shown["sentence"]["value"] == (examples.SENTENCES if kind == "text" else examples.PROMPTS)[0]
     switched = after_switch(visitor, "answer" if kind == "text" else "text", sentence=shown["sentence"]["value"])
     assert "in all" in switched["status"]  # examples are replaced, user input is not
@@ -143,13 +143,13 @@ def test_models_are_loaded_at_start_and_failures_are_not_logged(handlers, tmp_pa
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "nothing"}))
     fresh = type(handlers)(Catalogue([tmp_path / "broken"]), handlers.limits, handlers.uploads)
     fresh.load_models()
-    assert all(fresh.catalogue.has(name) for name in START_MODEL.values())
-    assert not fresh.catalogue.has("folder:broken")
+    assert all(fresh.catalogue.get(name) for name in START_MODEL.values())
+    assert not fresh.catalogue.get("folder:broken")
     assert caplog.records == []
     late = type(handlers)(Catalogue(), handlers.limits, handlers.uploads)
     late.end()
     late.load_models()  # the page has ended
-    assert not any(late.catalogue.has(name) for name in START_MODEL.values())
+    assert not any(late.catalogue.get(name) for name in START_MODEL.values())
 
 
 def test_examples_are_not_deleted_with_expired_uploads(tmp_path):

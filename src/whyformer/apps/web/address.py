@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import uploaded
-from whyformer.apps.web.page_input import FLAGS, KINDS
+from whyformer.apps.web.page_input import CONTROLS, FIELDS, PageInput
+from whyformer.apps.web.visitor_session import View
 from whyformer.errors import InputError
-from whyformer.show.look import OPACITY
+
+_DRAWING = ("style", "opacity", "keep")
 
 
-def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
-    """Return the fragment for an input (:class:`~whyformer.apps.web.page_input.PageInput`).
-
-    Args:
-        asked: the input; a picture is named by its path inside the uploads.
-        settings: method -> settings that differ from the defaults.
-        uploads: the folder of uploads.
-    """
-    facts: dict[str, Any] = {"kind": asked.kind}
-    if asked.picture is not None and asked.kind != "text":
-        facts["picture"] = Path(asked.picture).resolve().relative_to(uploads.resolve()).as_posix()
-    if asked.kind == "answer":
-        facts |= {"sentence": asked.sentence, "length": asked.length} | ({"chat": 1} if asked.chat else {})
-    elif asked.kind == "image":
-        facts |= {"style": "kept" if "keep" in asked.look else "contours" if "contours" in asked.look else "colours"}
-        facts |= {name: asked.look[name] for name in ("opacity", "keep") if name in asked.look}
-    else:
-        facts |= {"sentence": asked.sentence} | ({"pair": asked.pair} if asked.pair else {})
-    facts |= {name: 1 for name in FLAGS if getattr(asked.options, name)}
-    facts |= {"model": asked.model, "methods": ",".join(asked.methods), "classes": ",".join(asked.classes)}
-    changed = {method: values for method, values in settings.items() if values}
+def written(view: View, uploads: Path) -> str:
+    """Return the fragment for a view, with the controls that differ from the defaults; a picture is named by its path
+    inside the folder of uploads."""
+    asked = view.asked
+    shown = {*FIELDS[asked.kind], *(_DRAWING if asked.kind == "image" else ()), "checkpoint"}
+    values, defaults = asdict(asked), asdict(PageInput(asked.kind))
+    facts = {name: values[name] for name in CONTROLS if name in shown and values[name] != defaults[name]}
+    facts |= {name: 1 for name, value in facts.items() if value is True}
+    if "picture" in facts:
+        facts["picture"] = Path(facts["picture"]).resolve().relative_to(uploads.resolve()).as_posix()
+    lists = {name: ",".join(values[name]) for name in ("methods", "classes")}
+    changed = {method: settings for method, settings in view.methods if settings}
+    facts = {"kind": asked.kind, **facts, "model": asked.model, **lists}
     return urlencode(facts | ({"settings": json.dumps(changed)} if changed else {}))
 
 
@@ -49,30 +43,26 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
         return None
     facts = {key: values[-1] for key, values in parse_qs(fragment.removeprefix("#")).items()}
     kind = facts.get("kind")
-    if kind not in KINDS:
+    if kind not in FIELDS:
         return None
-    picture = None
-    if kind == "image" or (kind == "answer" and facts.get("picture")):
+    picture = facts.pop("picture", "")
+    values = asdict(PageInput(kind, model=START_MODEL[kind]))
+    values |= {name: _read(facts[name], default) for name, default in values.items() if name in facts}
+    if kind == "image" or (kind == "answer" and picture):
         try:
-            picture = {"path": str(uploaded(uploads / facts.get("picture", ""), uploads))}
+            values["picture"] = {"path": str(uploaded(uploads / picture, uploads))}
         except InputError as error:
             raise InputError("the picture of that view is no longer here: drop it again") from error
-    names, classes = ([name for name in facts.get(key, "").split(",") if name] for key in ("methods", "classes"))
-    style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
-    return {
-        "kind": kind, "picture": picture, "sentence": facts.get("sentence", ""), "pair": facts.get("pair", ""),
-        "model": facts.get("model", START_MODEL[kind]), "methods": names, "classes": classes,
-        **{name: name in facts for name in FLAGS}, "style": style, "opacity": _share(facts.get("opacity"), OPACITY),
-        "keep": _share(facts.get("keep"), 0.2), "length": _number(facts.get("length"), 16), "chat": "chat" in facts,
-        "number": 0, "settings": facts.get("settings", "{}"),
-    }  # fmt: skip
+    return values | {"number": 0}
 
 
-def _number(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 6 else default
-
-
-def _share(text: str | None, default: float) -> float:
-    with suppress(ValueError):
-        return min(1.0, max(0.0, float(text or "")))
-    return default
+def _read(text: str, default: Any) -> Any:
+    """Return the value of a control with this default; the default if the text is not a value of its type."""
+    if isinstance(default, bool):
+        return True
+    if isinstance(default, list):
+        return [name for name in text.split(",") if name]
+    try:
+        return type(default)(text) if isinstance(default, int | float) else text
+    except ValueError:
+        return default

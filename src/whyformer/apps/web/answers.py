@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 import whyformer
-from whyformer.apps.web import controls
+from whyformer.apps.web import address, controls
 from whyformer.apps.web.messages import status
 from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.reproduce import surroundings
@@ -22,7 +22,6 @@ from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSessio
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
-from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.show.html import answer, render
 
@@ -34,7 +33,6 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     """Return the model and the view, checked."""
     if len(asked.methods) != 1:
         raise InputError("an answer is explained by one method: choose one")
-    method = find(asked.methods[0])
     prompt = handlers.source("text", None, asked.sentence)
     picture = None if asked.picture is None else handlers.source("image", asked.picture, "")
     if not 1 <= asked.length <= handlers.limits.tokens:
@@ -48,25 +46,23 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
         raise InputError(f"{asked.model} cannot generate text: choose a model that generates text")
     if picture is not None and asked.chat:
         raise InputError("a prompt with a picture is formatted by the model's processor: untick the message")
-    settings = controls.read_form(asked.settings).get(method.name, {})
-    chosen = ((method.name, controls.changed(method.name, settings, controls.blocks_of(loaded))),)
-    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, (), asked.options)
-    return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
+    chosen = controls.chosen(asked, controls.blocks_of(loaded))
+    return loaded, View(asked, handlers.catalogue.place(asked.model), prompt, chosen, picture=picture)
 
 
 def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Watch) -> Iterator[dict[str, Any]]:
     """Yield updates: the text while it is generated, then the explained answer."""
     began = time.monotonic()
     loaded, view = view_of(handlers, asked)
-    yield {"status": status(f"{view.model} answers …", busy=True)}
+    yield {"status": status(f"{asked.model} answers …", busy=True)}
     key = _key(view)
     if (g := session.made.get(key)) is None:
         g = yield from as_written(partial(_answered, loaded, view), track, partial(_writing, view))
     session.keep(key, g)
-    session.asked, session.view, session.results = asked, view, [g]
+    session.view, session.results = view, [g]
     drawn = render("web/answer.html", card=Markup(answer.card(g)))
     finished = status(f"{amount(len(g), 'token')} in {time.monotonic() - began:.1f} s in all.")
-    shown = {"status": finished, "board": drawn, "trust": "", "address": handlers.address(session)}
+    shown = {"status": finished, "board": drawn, "trust": "", "address": address.written(view, handlers.uploads)}
     yield surroundings(view) | shown
 
 
@@ -102,7 +98,7 @@ def as_written(
 
 def _writing(view: View, text: str) -> dict[str, Any]:
     """Return updates with the prompt and the text generated so far."""
-    labels = ("User", "Assistant") if view.chat else ("Prompt", "Answer")
+    labels = ("User", "Assistant") if view.asked.chat else ("Prompt", "Answer")
     messages = list(zip(labels, (view.source.content, text), strict=True))
     return {"board": render("web/writing.html", messages=messages), "trust": "", "code": ""}
 
@@ -111,13 +107,13 @@ def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
     ((method, settings),) = view.methods
     picture = None if view.picture is None else view.picture.content
     g = whyformer.explain_generation(
-        loaded.model, view.prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.length,
-        progress=track, **view.options.named, **settings,
+        loaded.model, view.prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.asked.length,
+        progress=track, **view.asked.options.named, **settings,
     )  # fmt: skip
     assert isinstance(g, Generation)
-    return replace(g, model=view.model)
+    return replace(g, model=view.asked.model)
 
 
 def _key(view: View) -> str:
     picture = None if view.picture is None else view.picture.digest
-    return view.key("answer", picture, view.length, view.chat, *view.methods)
+    return view.key("answer", picture, view.asked.length, view.asked.chat, *view.methods)

@@ -48,14 +48,16 @@ def endpoint(handlers: Handlers) -> Any:
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
-        loaded, view = handlers.full_view(session, asked)
-        says = visitor_session.predict(session, loaded, view)
-        figure = "value" if says.numeric else "probability"
+        loaded, view, prediction = handlers.full_view(session, asked)
+        best = visitor_session.ranked(prediction)[:5]
         maps = list(visitor_session.explain(session, loaded, view, track))
         results = [e for e in maps if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
-            "model": view.model,
-            "top": [{"class": i, "name": n, figure: number} for i, n, number in says.top()],
+            "model": asked.model,
+            "top": [
+                {"class": i, "name": name} | ({"value": number} if share is None else {"probability": share})
+                for i, name, number, share in best
+            ],
             "explanations": [e.to_dict() for e in results],
             "refusals": {e.method: str(e.error) for e in maps if isinstance(e, Refusal)},
             "warnings": list(dict.fromkeys(w for e in results for w in warnings(e))),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from whyformer.apps.web.page_input import PageInput
 from whyformer.errors import InputError, WhyformerError
 from whyformer.methods import Method, find
 from whyformer.methods.maps.aggregation import AGGREGATION, HEADS, LAYERS, ROWS
@@ -67,10 +68,10 @@ def _choices(values: Sequence[Any], chosen: Any, first: str = "none") -> list[tu
     return list(zip(map(json.dumps, values), names, same, strict=True))
 
 
-def blocks_of(loaded: Loaded) -> int:
+def blocks_of(loaded: Loaded | None) -> int:
     """Return the number of a model's blocks, or 0 if unknown; then their indices are typed."""
     with suppress(WhyformerError):
-        return len(find_blocks(loaded.model))
+        return 0 if loaded is None else len(find_blocks(loaded.model))
     return 0
 
 
@@ -83,6 +84,13 @@ def read_form(raw: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(settings, dict) or not all(isinstance(v, dict) for v in settings.values()):
         raise InputError('settings are an object for each method, such as {"rollout": {"start_layer": 1}}')
     return settings
+
+
+def chosen(asked: PageInput, blocks: int) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Return (name, settings that differ from the defaults) of each chosen method, checked."""
+    settings = read_form(asked.settings)
+    names = dict.fromkeys(find(name).name for name in asked.methods)
+    return tuple((name, changed(name, settings.get(name, {}), blocks)) for name in names)
 
 
 def changed(name: str, given: Mapping[str, Any], blocks: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from whyformer.apps.web import address, answers, controls, examples, maps, repro
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import Catalogue, PageLimits, missing
 from whyformer.apps.web.messages import CANCELLED, PageError, piece, sentences, status
-from whyformer.apps.web.page_input import PageInput, look_of, number_of
+from whyformer.apps.web.page_input import FIELDS, PageInput, drawing_of, number_of
 from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import grouped
 from whyformer.errors import InputError
 from whyformer.evaluation.trust import Trust
 from whyformer.explanation.counts import amount
+from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.argument import sentence as as_argument
-from whyformer.methods import find, list_methods
+from whyformer.methods import list_methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
@@ -86,33 +86,36 @@ class Handlers:
         opened = self.limits.picture(picture, self.uploads)
         return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
-    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, visitor_session.Prediction]:
+    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, Explanation]:
         """Return the model, the view without methods, and the prediction."""
         source = self.source(asked.kind, asked.picture, asked.sentence)
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
             raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
-        pair = self.limits.text(asked.pair) if asked.pair else ""
-        place = self.catalogue.place(asked.model)
-        view = View(asked.model, place, source, (), (), asked.options, asked.look, pair=pair)
+        if asked.pair:
+            self.limits.text(asked.pair)
+        view = View(asked, self.catalogue.place(asked.model), source)
         return loaded, view, visitor_session.predict(session, loaded, view)
 
-    def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
-        """Return the model and the view, checked."""
+    def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, Explanation]:
+        """Return the model, the view and the prediction, checked."""
         if not asked.methods:
             raise InputError("choose at least one method")
-        settings = controls.read_form(asked.settings)
-        names = list(dict.fromkeys(find(name).name for name in asked.methods))
         loaded, view, prediction = self.ready(session, asked)
-        chosen = tuple((n, controls.changed(n, settings.get(n, {}), prediction.blocks)) for n in names)
+        chosen = controls.chosen(asked, controls.blocks_of(loaded))
         targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
-        classes = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
+        classes = tuple(dict.fromkeys(targets)) or (visitor_session.ranked(prediction)[0][0],)
         if (count := len(chosen) * len(classes)) > self.limits.maps:
             raise InputError(
                 f"{len(chosen)} methods for {len(classes)} classes are {count} maps; at most {self.limits.maps} are "
                 "drawn at once: choose fewer"
             )
-        return loaded, replace(view, methods=chosen, targets=classes)
+        return loaded, replace(view, methods=chosen, targets=classes), prediction
+
+    def form(self, asked: PageInput) -> str:
+        """Return the form of settings as HTML."""
+        blocks = controls.blocks_of(self.catalogue.get(asked.model))
+        return controls.form(asked.methods, controls.read_form(asked.settings), blocks)
 
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str, number: int | None = None) -> Updates:
@@ -127,10 +130,6 @@ class Handlers:
         """Enter an example, and the model for such examples unless the visitor has chosen one (``named``)."""
         entered = examples.entered(kind, number, self.uploads)
         return entered if named and kind != "answer" else entered | {"model": START_MODEL[kind]}
-
-    def chosen(self, classes: Any) -> Updates:
-        """Choose the classes to explain after a click on a bar."""
-        return {"classes": list(map(str, classes))} if isinstance(classes, list) and classes else {}
 
     def uploaded(self, _: VisitorSession, named: bool) -> Updates:
         """Clear the model for an uploaded picture unless the visitor has chosen one (``named``): the bundled models
@@ -159,17 +158,15 @@ class Handlers:
                     # the same message as that of Explain, because this may follow it
                     yield nothing | {"status": status(message)}
                     return
-                if asked.model and not self.catalogue.has(asked.model):
+                if asked.model and not self.catalogue.get(asked.model):
                     yield {"status": self.loading(asked)}
                 if asked.kind == "answer":
                     # the same checks as those of Explain, because this may follow it
-                    loaded, _ = answers.view_of(self, asked)
-                    settings = controls.read_form(asked.settings)
-                    form = controls.form(asked.methods, settings, controls.blocks_of(loaded))
-                    yield {"says": "", "form": form, "status": status("Ready: press Explain.")}
+                    answers.view_of(self, asked)
+                    shown: Updates = {"says": ""}
                 else:
-                    _, _, prediction = self.ready(session, asked)
-                    yield predicted(asked, prediction) | {"status": status("Ready: press Explain.")}
+                    shown = predicted(asked, self.ready(session, asked)[2])
+                yield shown | {"form": self.form(asked), "status": status("Ready: press Explain.")}
                 session.seen = asked.subject
         except PageError as error:
             yield nothing | {"status": status(str(error), error=True)}
@@ -183,18 +180,9 @@ class Handlers:
         """Show the form of the chosen methods, with the settings chosen before."""
         try:
             with sentences():
-                asked = PageInput.read(entered)
-                form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
-                html = form(0)  # without an input, indices of blocks are typed
+                yield {"form": self.form(PageInput.read(entered))}
         except PageError as error:
             yield {"form": status(str(error), error=True)}
-            return
-        with suppress(PageError), sentences():
-            if asked.kind == "answer":
-                html = form(controls.blocks_of(self.catalogue.load(asked.model)))
-            else:
-                html = form(self.ready(session, asked)[2].blocks)
-        yield {"form": html}
 
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
@@ -214,13 +202,13 @@ class Handlers:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
                 asked = PageInput.read(entered)
-                known = self.catalogue.has(asked.model)
+                known = self.catalogue.get(asked.model)
                 yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
                 if asked.kind == "answer":
                     yield from answers.ask(self, session, asked, track)
                     session.seen = asked.subject
                     return
-                loaded, view = self.full_view(session, asked)
+                loaded, view, _ = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for result in visitor_session.explain(session, loaded, view, track):
                     refused.append(result) if isinstance(result, Refusal) else results.append(result)
@@ -228,11 +216,11 @@ class Handlers:
                     yield {"status": status(f"{len(results)} of {amount(total, 'map')} …", busy=True), "board": drawn}
                 if not results:
                     raise PageError("No method gave a map; the list says why.")
-                session.asked, session.seen, session.view, session.results = asked, asked.subject, view, results
+                session.seen, session.view, session.results = asked.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 measuring = status(f"{done}; measuring how faithful they are …", busy=True)
                 around = reproduce.surroundings(view)
-                yield around | {"status": measuring, "trust": "", "address": self.address(session)}
+                yield around | {"status": measuring, "trust": "", "address": address.written(view, self.uploads)}
                 judged = []
                 for i, (e, figures) in enumerate(visitor_session.judge(session, loaded, view, list(results), track)):
                     judged.append((e, figures.figures() if isinstance(figures, Trust) else figures))
@@ -250,23 +238,18 @@ class Handlers:
     def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Explain again after a change of a class or a setting, if the input has been explained."""
         with suppress(InputError):
-            if session.asked is not None and PageInput.read(entered).subject == session.asked.subject:
+            if session.view is not None and PageInput.read(entered).subject == session.view.asked.subject:
                 yield from self.explain(session, entered, progress)
-
-    def address(self, session: VisitorSession) -> str:
-        """Return the fragment of the page's address."""
-        assert session.view is not None
-        return address.written(session.asked, dict(session.view.methods), self.uploads)
 
     def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> Iterator[Updates]:
         """Draw the same maps with another look."""
         if session.view is None or session.view.source.kind == "text":  # a prompt too
             return
-        session.view = replace(session.view, look=look_of(style, opacity, keep))
-        session.asked = replace(session.asked, look=session.view.look)
+        asked = replace(session.view.asked, **drawing_of(style, opacity, keep))
+        session.view = replace(session.view, asked=asked)
         drawn = maps.board(session, session.view, session.results)
         shown = {"board": drawn, "code": reproduce.recipe(session.view)}
-        yield shown if session.view.stored else shown | {"address": self.address(session)}
+        yield shown if session.view.stored else shown | {"address": address.written(session.view, self.uploads)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
         """Show the words that a word attends to, and the blocks to choose from."""
@@ -275,7 +258,7 @@ class Handlers:
             return
         try:
             with sentences():
-                matrices = visitor_session.attention(session, self.catalogue.load(view.model), view)
+                matrices = visitor_session.attention(session, self.catalogue.load(view.asked.model), view)
                 index = int(block) if block and block.isdecimal() and int(block) < len(matrices) else None
                 html = maps.attended(session.results[0], matrices, int(number), index)
         except PageError as error:
@@ -298,9 +281,6 @@ class Handlers:
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
 
-FIELDS = ("picture", "sentence", "pair", "truncate", "length", "chat", "classes")
-
-
 def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Updates]) -> Iterator[Updates]:
     """Yield the updates while the page shows the input that was entered, and no newer one."""
     number = number_of(entered)
@@ -311,16 +291,18 @@ def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Upd
 
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
     """Return updates that show the fields for a kind of input and hide the others."""
-    shown = {
-        "image": ("picture", "classes"), "text": ("sentence", "pair", "truncate", "classes"),
-        "answer": ("picture", "sentence", "length", "chat"),
-    }[kind]  # fmt: skip
-    updates: dict[str, dict[str, Any]] = {name: gr.update(visible=name in shown) for name in FIELDS}
+    names = {name for fields in FIELDS.values() for name in fields}
+    updates: dict[str, dict[str, Any]] = {name: gr.update(visible=name in FIELDS[kind]) for name in names}
     asks = kind == "answer"
     prompt = {"label": "Prompt", "placeholder": "What is on the left?"}
     updates["sentence"] |= prompt if asks else {"label": "Sentence", "placeholder": examples.SENTENCES[0]}
     updates["picture"] |= {"label": "Picture, for a model that sees" if asks else "Picture"}
     return updates
+
+
+def sliders_of(style: Any) -> dict[str, dict[str, Any]]:
+    """Return updates that show the slider of a style of maps and hide the other."""
+    return {name: gr.update(visible=(style == "kept") == (name == "keep")) for name in ("opacity", "keep")}
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------
@@ -331,15 +313,14 @@ def offered(kind: str) -> list[tuple[str, str]]:
     return [(name, name) for names in grouped(families).values() for name in names]
 
 
-def predicted(asked: PageInput, prediction: visitor_session.Prediction, model: str = "The model") -> Updates:
-    """Return updates with the prediction, the classes to choose from and the form of settings."""
-    # the five most probable classes, then all others by index
-    numeric = prediction.numeric
-    best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
-    rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
+def predicted(asked: PageInput, e: Explanation, model: str = "The model") -> Updates:
+    """Return updates with the prediction and the classes to choose from: the five most probable classes with their
+    probabilities, then all others by index."""
+    classes = visitor_session.ranked(e)
+    best = {i: name if share is None else f"{name} ({100 * share:.1f} %)" for i, name, _, share in classes[:5]}
+    rest = {i: name for i, name, *_ in sorted(classes) if i not in best}
     choices = [(name, f"#{i}") for i, name in (best | rest).items()]
     valid = [c for c in asked.classes if c in dict(choices).values()]
-    chosen = valid or [f"#{prediction.order[0]}"]
-    says = piece("classes", model=model, classes=prediction.top(), numeric=numeric, chosen=chosen)
-    form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-    return {"says": says, "classes": gr.update(choices=choices, value=valid), "form": form}
+    chosen = valid or [f"#{classes[0][0]}"]
+    says = piece("classes", model=model, classes=classes[:5], chosen=chosen)
+    return {"says": says, "classes": gr.update(choices=choices, value=valid)}

@@ -168,11 +168,11 @@ class Catalogue:
             raise InputError(f"this page takes only the models it was started with: {', '.join(self.names())}")
         return hub_id(name)
 
-    def has(self, name: str) -> bool:
-        """Return True if the model is loaded."""
+    def get(self, name: str) -> Loaded | None:
+        """Return the model of that name if it is loaded."""
         with suppress(WhyformerError):
-            return self.place(name) in self._loaded
-        return False
+            return self._loaded.get(self.place(name))
+        return None
 
     def load(self, name: str) -> Loaded:
         """Return the model of that name, loaded if needed. All sessions share it and leave it unchanged."""

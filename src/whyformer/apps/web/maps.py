@@ -35,8 +35,8 @@ def board(
     part, *further = sections(results) if results else [None]
     original = None if part is None else _original(part.first)
     return render(
-        "web/board.html", part=part, further=further, refusals=refusals, look=Look.of(dict(view.look)),
-        original=original, readable=lambda e: _readable(session, e, view.look), stored=view.stored, model=view.model,
+        "web/board.html", part=part, further=further, refusals=refusals, look=Look.of(view.look),
+        original=original, readable=lambda e: _readable(session, e, view.look), stored=view.stored, model=view.place,
     )  # fmt: skip
 
 

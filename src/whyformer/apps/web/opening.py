@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
 
 from whyformer.apps.web import address, controls, examples, maps
 from whyformer.apps.web.examples import PHOTOGRAPH, START_MODEL, STORED_MODEL
-from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted
+from whyformer.apps.web.handlers import Entered, Handlers, Updates, fields_of, offered, predicted, sliders_of
 from whyformer.apps.web.messages import PageError, piece, sentences, status
 from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.reproduce import surroundings
-from whyformer.apps.web.visitor_session import Prediction, View, VisitorSession
+from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.pictures import open_picture
 from whyformer.methods import find
-from whyformer.options import DEFAULTS
 
 
 def stored(handlers: Handlers, session: VisitorSession, number: int | None = None) -> Updates:
@@ -27,20 +27,18 @@ def stored(handlers: Handlers, session: VisitorSession, number: int | None = Non
     picture = open_picture(PHOTOGRAPH)
     place = str(examples.copied(PHOTOGRAPH, handlers.uploads))
     source = Argument("image", picture, PHOTOGRAPH.stem, PHOTOGRAPH.name)
-    view = View(STORED_MODEL, STORED_MODEL, source, ((e.method, {}),), (int(e.target[0]),), stored=True)
-    asked = PageInput("image", place, "", STORED_MODEL, [e.method], [], DEFAULTS, {})
-    order = e.logits[0].argsort(descending=True, stable=True).tolist()
-    prediction = Prediction(tuple(order), tuple(e.probabilities()[0].tolist()), e.labels or {}, 0)
+    asked = PageInput("image", place, model=STORED_MODEL, methods=[e.method])
+    view = View(asked, STORED_MODEL, source, ((e.method, {}),), (int(e.target[0]),), stored=True)
     hint = "Stored result: no model was run. For your own photograph, drop it, choose a model below, and press Explain."
     shown = handlers.switch(session, "image", number)
     result = {
-        **predicted(asked, prediction, STORED_MODEL), **surroundings(view),
+        **predicted(asked, e, STORED_MODEL), **surroundings(view), "form": handlers.form(asked),
         "status": status(hint), "board": maps.board(session, view, [e]),
         "trust": maps.trusted([(e, e.diagnostics["trust"][0])]),
         "model": STORED_MODEL if handlers.catalogue.hub else None, "picture": {"value": place}, "address": "",
         "methods": {"value": [e.method]},
     }
-    session.asked, session.seen, session.view, session.results = asked, asked.subject, view, [e]
+    session.seen, session.view, session.results = asked.subject, view, [e]
     return shown | result | {name: shown[name] | result[name] for name in ("picture", "methods", "classes")}
 
 
@@ -84,26 +82,22 @@ def restore(handlers: Handlers, session: VisitorSession, given: Entered, progres
             handlers.catalogue.place(asked.model)
             for name in asked.methods:
                 find(name)
-            settings = controls.read_form(asked.settings)
-            form = controls.form(asked.methods, settings, 0)
+            form = handlers.form(asked)
     except PageError as error:
         session.forget()
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
         yield nothing | {"status": status(str(error), error=True)}
         return
-    shown = handlers.switch(session, asked.kind, asked.number) | entered
-    shown |= {"picture": asked.picture, "form": form, "decided": asked.model not in START_MODEL.values()}
+    shown = handlers.switch(session, asked.kind, asked.number) | asdict(asked)
+    shown |= {"form": form, "decided": asked.model not in START_MODEL.values()}
     del shown["settings"]
-    for name, visible in fields_of(asked.kind).items():
+    for name, visible in (fields_of(asked.kind) | sliders_of(asked.style)).items():
         shown[name] = {**visible, "value": shown[name]}
-    masked = asked.look.get("keep") is not None
-    shown["opacity"] = gr.update(value=shown["opacity"], visible=not masked)
-    shown["keep"] = gr.update(value=shown["keep"], visible=masked)
     shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
     shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known after the prediction
-    if any(settings.values()):  # the browser does not read a form that is folded
+    if any(controls.read_form(asked.settings).values()):  # the browser does not read a form that is folded
         shown["accordion"] = gr.update(open=True)
-    is_loaded = handlers.catalogue.has(asked.model)
+    is_loaded = handlers.catalogue.get(asked.model)
     if is_loaded:  # in one update, because the browser drops some while it builds the page
         *_, known = handlers.look(session, entered)
         shown |= known

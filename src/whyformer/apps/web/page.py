@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from inspect import isgeneratorfunction
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ import gradio as gr
 from whyformer.apps.web import opening
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.examples import ABOUT, STORED_MODEL
-from whyformer.apps.web.handlers import Handlers, Updates
+from whyformer.apps.web.handlers import Handlers, Updates, sliders_of
 from whyformer.apps.web.messages import CANCELLED, piece, status
 from whyformer.apps.web.page_input import CONTROLS
 from whyformer.apps.web.visitor_session import VisitorSession
@@ -34,7 +33,10 @@ _CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "() => window.whyformerMod
 _WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # after the page is built
-_HASH = "async (mine) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), [mine, location.hash])"
+_HASH = (
+    "async (...values) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), "
+    "[...values.slice(0, -1), location.hash])"
+)
 KINDS = ("png", "html", "json")
 _PREDICTION = ("says", "classes", "form", "status")
 """The components that show a prediction."""
@@ -145,7 +147,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         _listen_to_looks(wires)
         page.load(None, None, parts["board"], js="() => window.whyformerReady()")
         # the status tells how far it is: a bar would appear for a moment whenever the page opens
-        page.load(**wires.work(partial(opening.restore, handlers), wires.all, ["settings"], js=_HASH, **wires.serial))
+        page.load(**wires.work(partial(opening.restore, handlers), wires.all, js=_HASH, **wires.serial))
         page.load(_linger, **wires.parallel)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
@@ -174,20 +176,16 @@ class _Wires:
                 typing into an output.
         """
 
-        def by_component(step: Updates) -> dict[Any, Any]:  # gradio clears all outputs if there is no update
-            return {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
-
-        @wraps(function)
-        def call(*values: Any, **more: Any) -> dict[Any, Any]:
-            return by_component(function(*values, **more))
-
         @wraps(function)
         def generate(*values: Any, **more: Any) -> Iterator[dict[Any, Any]]:
-            steps = iter(function(*values, **more))
-            yield from map(by_component, chain([next(steps, {})], steps))
+            steps = function(*values, **more)
+            steps = iter([steps] if isinstance(steps, dict) else steps)
+            for step in chain([next(steps, {})], steps):
+                # gradio clears all outputs if there is no update
+                yield {self.parts[name]: value for name, value in step.items()} or {self.parts[outputs[0]]: gr.skip()}
 
         return {
-            "fn": generate if isgeneratorfunction(function) else call,
+            "fn": generate,
             "inputs": [self.parts[name] for name in ("session", *inputs)],
             "outputs": [self.parts[name] for name in outputs],
             **self.parallel,
@@ -202,10 +200,8 @@ class _Wires:
 
         return self.fill(read, CONTROLS, outputs, js=_WITH_FORM, **more)
 
-    def work(
-        self, function: Callable[..., Any], outputs: Sequence[str], inputs: Sequence[str] = CONTROLS, **more: Any
-    ) -> dict[str, Any]:
-        """Call a function that takes long, and show its progress."""
+    def work(self, function: Callable[..., Any], outputs: Sequence[str], **more: Any) -> dict[str, Any]:
+        """Call a function that takes long, as :meth:`enter` does, and show its progress."""
 
         def work(
             request: gr.Request,
@@ -214,9 +210,9 @@ class _Wires:
             progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio reads this default
         ) -> Any:
             self.handlers.visitors[str(request.session_hash)] = session
-            yield from function(session, dict(zip(inputs, values, strict=True)), progress=progress)
+            yield from function(session, dict(zip(CONTROLS, values, strict=True)), progress=progress)
 
-        return self.fill(work, inputs, outputs, **{"js": _WITH_FORM} | self.with_progress | more)
+        return self.fill(work, CONTROLS, outputs, **{"js": _WITH_FORM} | self.with_progress | more)
 
     @property
     def all(self) -> list[str]:
@@ -263,7 +259,9 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     go, says, classes, form = (parts[name] for name in ("explain", "says", "classes", "form"))
 
     def chosen(_: VisitorSession, event: gr.EventData) -> Updates:
-        return handlers.chosen(getattr(event, "classes", None))
+        """Choose the classes to explain after a click on a bar."""
+        names = getattr(event, "classes", None)
+        return {"classes": list(map(str, names))} if isinstance(names, list) and names else {}
 
     def save(session: VisitorSession, kind: str) -> Updates:
         return {"file": handlers.download(session, kind)}
@@ -294,13 +292,10 @@ def _listen_to_looks(wires: _Wires) -> None:
         yield {"word": event.word}
         yield from handlers.word(session, event.word, block)
 
-    def sliders(_: VisitorSession, style: Any) -> Updates:
-        return {name: gr.update(visible=(style == "kept") == (name == "keep")) for name in ("opacity", "keep")}
-
     redraw = wires.fill(handlers.redraw, ["style", "opacity", "keep"], ["board", "code", "address"])
     for event in (parts["style"].input, parts["opacity"].release, parts["keep"].release):
         event(trigger_mode="always_last", **redraw)
-    parts["style"].input(**wires.fill(sliders, ["style"], ["opacity", "keep"]))
+    parts["style"].input(**wires.fill(lambda _, style: sliders_of(style), ["style"], ["opacity", "keep"]))
     parts["board"].click(**wires.fill(word, ["block"], ["word", "attended", "block"], **wires.serial))
     parts["block"].input(**wires.fill(handlers.word, ["word", "block"], ["attended", "block"], **wires.serial))
 

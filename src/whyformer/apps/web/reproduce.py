@@ -60,18 +60,18 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
     odd = source.startswith("-") or "\n" in source or " " not in source
     risky = view.source.kind == "text" and (odd or source.lower().endswith((*SUFFIXES, ".txt")))
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
-    parts += ["--pair", view.pair] if view.pair else []
+    parts += ["--pair", view.asked.pair] if view.asked.pair else []
     parts += ["--model", view.place, "--method", ",".join(methods)]
     for target in view.targets:
         parts += ["--target", str(target)]
     for key, value in settings.items():
         parts += ["--setting", f"{key}={json.dumps(value)}"]
-    for option, value in view.look.items() if view.source.kind == "image" else ():
+    for option, value in view.look.items():
         parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
-    parts += [f"--{name}" for name in view.options.named]
+    parts += [f"--{name}" for name in view.asked.options.named]
     parts += ["--image", view.picture.title] if view.picture is not None else []
-    parts += ["--chat"] if view.chat else []
-    parts += ["-n", str(view.length)] if view.asks else ["--format", "png,html,json"]
+    parts += ["--chat"] if view.asked.chat else []
+    parts += ["-n", str(view.asked.length)] if view.asks else ["--format", "png,html,json"]
     line = shlex.join(parts)
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
 
@@ -88,6 +88,5 @@ def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
         stem = files.slug(view.source.name[:40], actual_method(g[0]), "answer")
         contents = files.answer_contents(g, stem, view.source.title, facts, [kind])
     else:
-        look = view.look if view.source.kind == "image" else {}
-        contents = files.contents(results, view.source.name, view.source.title, facts, [kind], **look)
+        contents = files.contents(results, view.source.name, view.source.title, facts, [kind], **view.look)
     return next(iter(contents.items()))

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,17 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 import whyformer
+from whyformer.apps.web.page_input import PageInput
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluation.forwards import activated
 from whyformer.evaluation.trust import Trust
 from whyformer.explainer import Explainer
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.models.structure import find_blocks
-from whyformer.options import DEFAULTS, Options
 from whyformer.prepared import Prepared
 
 MOST_BYTES = 2**30
@@ -53,46 +51,46 @@ class View:
     """Everything that a result depends on. The page, files, snippet and command line are derived from it.
 
     Attributes:
-        model: name in the catalogue.
-        place: name or folder for :func:`whyformer.explain`.
+        asked: the values of the controls, with the name of the model in the catalogue.
+        place: name or folder of the model for :func:`whyformer.explain`.
+        source: the input, or the prompt of an answer.
         methods: (name, settings that differ from the defaults), in the order of the page.
         targets: class indices, in the order of the page.
-        look: options of :class:`whyformer.show.look.Look` for maps on pictures; the scores do not depend on it.
-        stored: True for the stored example, which no model of this server computed.
-        asks: True if ``source`` is a prompt and its answer is explained.
-        pair: the second text that the model reads with ``source``, or nothing.
         picture: the picture that comes with a prompt.
-        length: maximum number of tokens of the answer.
-        chat: True if the prompt is a chat message.
+        stored: True for the stored example, which no model of this server computed.
     """
 
-    model: str
+    asked: PageInput
     place: str
     source: Argument
-    methods: tuple[tuple[str, dict[str, Any]], ...]
-    targets: tuple[int, ...]
-    options: Options = DEFAULTS
-    look: Mapping[str, Any] = field(default_factory=dict)
-    stored: bool = False
-    asks: bool = False
+    methods: tuple[tuple[str, dict[str, Any]], ...] = ()
+    targets: tuple[int, ...] = ()
     picture: Argument | None = None
-    length: int = 0
-    chat: bool = False
-    pair: str = ""
+    stored: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """True if the input is a prompt and its answer is explained."""
+        return self.asked.kind == "answer"
 
     @property
     def content(self) -> Any:
         """The input of the model."""
-        return {"text": self.source.content, "text_pair": self.pair} if self.pair else self.source.content
+        return {"text": self.source.content, "text_pair": self.asked.pair} if self.asked.pair else self.source.content
 
     @property
     def prompt(self) -> Any:
         """The prompt of an answer: a text, or a message."""
-        return [{"role": "user", "content": self.source.content}] if self.chat else self.source.content
+        return [{"role": "user", "content": self.source.content}] if self.asked.chat else self.source.content
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Options of :class:`whyformer.show.look.Look` for maps on pictures; the scores do not depend on it."""
+        return self.asked.look if self.source.kind == "image" else {}
 
     def key(self, *more: Any) -> str:
         """Return the cache key of a value that depends on the model, the input and ``more``."""
-        subject = [self.place, self.source.digest, self.pair, self.options.named]
+        subject = [self.place, self.source.digest, self.asked.pair, self.asked.options.named]
         return json.dumps([*subject, *more], sort_keys=True, default=str)
 
 
@@ -116,14 +114,13 @@ class VisitorSession:
     def __deepcopy__(self, memo: Mapping[int, Any]) -> VisitorSession:
         # gradio copies the initial state for each visitor; the copy has the stored example only
         fresh = VisitorSession(self.most)
-        fresh.asked, fresh.seen, fresh.view, fresh.results = self.asked, self.seen, self.view, list(self.results)
+        fresh.seen, fresh.view, fresh.results = self.seen, self.view, list(self.results)
         return fresh
 
     def forget(self) -> None:
         """Remove the results and the cache."""
         self.made: dict[str, Any] = {}
-        self.sizes: dict[str, dict[int, int]] = {}
-        self.asked: Any = None  # the PageInput of the view
+        self.bytes = 0
         self.seen: Any = None  # PageInput.subject of the prediction that the page shows
         self.view: View | None = None
         self.results: list[Any] = []  # Explanations, or one Generation
@@ -137,24 +134,15 @@ class VisitorSession:
 
     def keep(self, key: str, value: Any) -> None:
         """Add a value to the cache, and drop the oldest values while it is too large."""
-        self.drop(key)
-        self.made[key], self.sizes[key], self.used = value, memory_of(value), time.monotonic()
-        while self.bytes > self.most:
-            self.drop(next(iter(self.made)))
+        self.made.pop(key, None)
+        self.made[key], self.used = value, time.monotonic()
+        while (size := memory_of(self.made)) > self.most:
+            del self.made[next(iter(self.made))]
+        self.bytes = size
         for other in sorted(_SESSIONS, key=lambda session: session.used):
             gone = other.left is not None and time.monotonic() - other.left > GONE
             if gone or (other is not self and sum(session.bytes for session in _SESSIONS) > MOST_BYTES):
                 other.forget()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the cache; memory that several values share is counted once."""
-        return sum({address: size for sizes in self.sizes.values() for address, size in sizes.items()}.values())
-
-    def drop(self, key: str) -> Any:
-        """Remove a value from the cache and return it, or None."""
-        self.sizes.pop(key, None)
-        return self.made.pop(key, None)
 
     def begin(self) -> threading.Event:
         """End what runs, and return the event that ends the work that begins now."""
@@ -180,36 +168,27 @@ class VisitorSession:
         return Watch(self.stop, progress, seconds)
 
 
-def memory_of(value: Any) -> dict[int, int]:
-    """Return the bytes of each tensor, array, picture and text in a value, by identity, so that two values that share
-    memory share an entry. Models are not counted: all sessions share them."""
-    sizes: dict[int, int] = {}
-    _add(value, sizes)
-    return sizes
-
-
-def _add(value: Any, sizes: dict[int, int]) -> None:
-    if id(value) in sizes or value is None or isinstance(value, nn.Module | type | int | float):
-        return
+def memory_of(value: Any, seen: set[int] | None = None) -> int:
+    """Return the bytes of all tensors, arrays, pictures and texts in a value; those that occur twice, by identity, are
+    counted once. Models are not counted: all sessions share them."""
+    seen = set() if seen is None else seen
+    place = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else id(value)
+    if place in seen or value is None or isinstance(value, nn.Module | type | int | float):
+        return 0
+    seen.add(place)
     if isinstance(value, Tensor):
-        sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return
-    sizes[id(value)] = 0
+        return value.untyped_storage().nbytes()
     if isinstance(value, np.ndarray):
-        sizes[id(value)] = value.nbytes
-    elif isinstance(value, Image.Image):
-        sizes[id(value)] = value.width * value.height * len(value.getbands())
-    elif isinstance(value, str | bytes):
-        sizes[id(value)] = len(value)
-    elif is_dataclass(value):
-        for field in fields(value):
-            _add(getattr(value, field.name), sizes)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _add(item, sizes)
-    elif isinstance(value, Iterable) and hasattr(value, "__len__"):
-        for item in value:
-            _add(item, sizes)
+        return value.nbytes
+    if isinstance(value, Image.Image):
+        return value.width * value.height * len(value.getbands())
+    if isinstance(value, str | bytes):
+        return len(value)
+    if is_dataclass(value):
+        return sum(memory_of(getattr(value, field.name), seen) for field in fields(value))
+    if isinstance(value, Iterable) and hasattr(value, "__len__"):
+        return sum(memory_of(item, seen) for item in (value.values() if isinstance(value, Mapping) else value))
+    return 0
 
 
 class Watch:
@@ -240,49 +219,30 @@ class Watch:
 
 
 # -- calls of the library --------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for an input: probabilities of classes, or the values of a regression.
-
-    Attributes:
-        order: class indices from the highest logit down; of a regression, in the order of its outputs.
-        figures: probabilities, or values if ``numeric``.
-        labels: names of classes by index.
-        blocks: number of the model's blocks.
-        numeric: True for a regression.
-    """
-
-    order: tuple[int, ...]
-    figures: tuple[float, ...]
-    labels: dict[int, str]
-    blocks: int
-    numeric: bool = False
-
-    def label(self, index: int) -> str:
-        return self.labels.get(index, f"class {index}")
-
-    def top(self, count: int = 5) -> list[tuple[int, str, float]]:
-        return [(i, self.label(i), self.figures[i]) for i in self.order[:count]]
-
-
 def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
     """Return the model prepared with the input of a view, from the cache if possible."""
 
     def make() -> Prepared:
-        return Explainer(loaded, **view.options.named).prepare(view.content)
+        return Explainer(loaded, **view.asked.options.named).prepare(view.content)
 
     return session.once(view.key("ready"), make)
 
 
-def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
-    """Return the model's prediction, from one forward pass."""
+def predict(session: VisitorSession, loaded: Loaded, view: View) -> Explanation:
+    """Return the model's prediction, from one forward pass, as an explanation without scores."""
     prepared = ready(session, loaded, view)
     logits = prepared.logits().double().cpu()
     resolver = prepared.resolver()
-    activation, labels = resolver.activation(logits), resolver.names(logits) or {}
-    figures, numeric = activated(logits[0].numpy(), activation).tolist(), activation == "identity"
-    order = range(len(figures)) if numeric else logits[0].argsort(descending=True, stable=True).tolist()
-    return Prediction(tuple(order), tuple(figures), labels, len(find_blocks(loaded.model)), numeric)
+    labels = {i: f"class {i}" for i in range(logits.shape[-1])} | (resolver.names(logits) or {})
+    facts: dict[str, Any] = {"labels": labels, "activation": resolver.activation(logits)}
+    return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), logits, **facts)
+
+
+def ranked(e: Explanation) -> list[tuple[int, str, float, float | None]]:
+    """Return (index, name, logit, probability) of all classes from the highest logit down; of a regression (index,
+    name, value, None) of its outputs in their order."""
+    rows = e.top(0, e.logits.shape[-1])
+    return sorted(rows) if e.numeric else rows
 
 
 def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
@@ -292,7 +252,8 @@ def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -
         any_class, this_class = view.key("map", *key[:2], "any class"), view.key("map", *key)
         e: Explanation = session.made[any_class] if any_class in session.made else session.once(this_class, make)
         if e.diagnostics.get("class_specific") is False:
-            session.keep(any_class, session.drop(this_class) or e)
+            session.made.pop(this_class, None)
+            session.keep(any_class, e)
         return e
 
     methods = [(find(name), settings) for name, settings in view.methods]
@@ -319,7 +280,7 @@ def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """Return the attention maps ``[L, Q, K]`` of all blocks for a text, averaged over heads."""
 
     def make() -> Tensor:
-        maps = Explainer(loaded, **view.options.named).attention_maps(view.content)
+        maps = Explainer(loaded, **view.asked.options.named).attention_maps(view.content)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     return session.once(view.key("attention"), make)
