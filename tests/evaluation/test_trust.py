@@ -84,6 +84,9 @@ def test_true_weights_are_better_than_chance_and_reversed_ones_are_not() -> None
         assert good.verdict(b).startswith("Better than each random map (area ")
         assert bad.better(b) is False
         assert "do not trust this map here" in bad.verdict(b)
+    for other in (good, ["good"], [None]):  # a single result in no list, and no results
+        with pytest.raises(InputError, match="known"):
+            whyformer.trust(explanation_of(weights(model)), model, BAG, processor(), known=other)  # type: ignore[arg-type]
     # four maps of two texts with 6 points each, and two clean passes
     assert good.forwards == 2 * 4 * 6 + 2
     assert bad.forwards == 2 * 6 + 2

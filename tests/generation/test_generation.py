@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -247,6 +248,8 @@ def test_prompt_that_is_too_long_names_the_tokens_that_fit(name: str, continuati
     with pytest.raises(InputError, match="truncate=") as error:
         explained(long, truncate=True)
     room = int(re.findall(r"last (\d+) tokens", str(error.value))[0])
+    limit = model(name).config.max_position_embeddings
+    assert room == (limit - 2 if name == "llama_lm" else limit)  # the model does not read the last token
     assert explained(long[-room:]).start >= room
     with pytest.raises(InputError, match="too long"):
         explained(long[-room - 1 :])
@@ -258,6 +261,17 @@ def test_model_that_is_no_language_model_raises() -> None:
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], method="lrp_ah_ln")
     with pytest.raises(InputError, match="not a language model"):
         whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
+
+
+def test_bytes_of_an_unfinished_character_are_a_word() -> None:
+    """The tokens are the three bytes of €, and the first step of the answer precedes the last one."""
+    byte_level = tokenizers.Tokenizer(tokenizers.models.BPE(dict(zip("aĠâĤ¬", range(5), strict=True)), []))
+    byte_level.pre_tokenizer, byte_level.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level)
+    g: Any = whyformer.explain_generation(model("llama_lm"), [0, 2, 3], [4, 1, 2], "input_x_gradient", tokenizer)
+    assert g.text == "€ \ufffd" and [word for word, _ in g[0].words()] == ["a", "\ufffd"]
+    assert sum(score for _, score in g[0].words()) == pytest.approx(float(g.matrix[0].sum()))
+    assert [word for word, _ in g[1].words()] == ["a", "€"]
 
 
 def test_answer_longer_than_the_decoder_takes_raises() -> None:
@@ -287,8 +301,13 @@ def test_span_or_step_out_of_range_raises() -> None:
 
 
 @cache
-def longrope() -> Any:
+def rotary(kind: str) -> Any:
     """Rotary frequencies that change beyond 6 tokens, so that the logits of a token depend on the number of later tokens."""
+    if kind == "dynamic":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 60}
+        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        config = transformers.LlamaConfig(max_position_embeddings=6, rope_parameters=rope, pad_token_id=0, **sizes)
+        return zoo.randomise(transformers.LlamaForCausalLM(config).eval()).double()
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 3.0, 5.0], "original_max_position_embeddings": 6}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
@@ -296,24 +315,25 @@ def longrope() -> Any:
     return zoo.randomise(transformers.Phi3ForCausalLM(config).eval()).double()
 
 
-@pytest.mark.parametrize("target", ["log_probability", "contrast"])
+@pytest.mark.parametrize(("kind", "target"), [("longrope", "log_probability"), ("longrope", "contrast"), ("dynamic", "log_probability")])
 @pytest.mark.parametrize("method", ["input_x_gradient", "gae"])
-def test_step_equals_explain_if_logits_depend_on_the_number_of_tokens(method: str, target: str) -> None:
-    g: Any = whyformer.explain_generation(longrope(), PROMPT, ANSWER, method, target=target)
+def test_step_equals_explain_if_logits_depend_on_the_number_of_tokens(kind: str, method: str, target: str) -> None:
+    model = rotary(kind)
+    g: Any = whyformer.explain_generation(model, PROMPT, ANSWER, method, target=target)
     for t, token in enumerate(ANSWER):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        row = longrope()(ids).logits[0, -1].detach()
+        row = model(ids).logits[0, -1].detach()
         assert g.probability(t) == pytest.approx(float(row.softmax(-1)[token]), abs=1e-12)
         best = int(row.clone().index_fill_(0, torch.tensor([token]), float("-inf")).argmax())
         of = targets.Contrast(token, best) if target == "contrast" else targets.LogProbability(token)
-        assert relative_error(g[t].scores, whyformer.explain(longrope(), ids, method, of).scores) < 1e-10
+        assert relative_error(g[t].scores, whyformer.explain(model, ids, method, of).scores) < 1e-10
 
 
 def test_span_over_a_change_of_rotary_frequencies_raises() -> None:
-    g: Any = whyformer.explain_generation(longrope(), PROMPT, ANSWER, "input_x_gradient")
+    g: Any = whyformer.explain_generation(rotary("longrope"), PROMPT, ANSWER, "input_x_gradient")
     with pytest.raises(InputError, match=r"g.matrix\[0:4\].sum\(0\)"):
-        whyformer.explain_span(g, 0, 3, longrope())
-    later = whyformer.explain_span(g, 2, 3, longrope())  # beyond the change
+        whyformer.explain_span(g, 0, 3, rotary("longrope"))
+    later = whyformer.explain_span(g, 2, 3, rotary("longrope"))  # beyond the change
     assert relative_error(later.scores[0], g.matrix[2:4].sum(0)[: later.scores.shape[1]]) < 1e-5
 
 

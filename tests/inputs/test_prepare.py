@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 
 import whyformer
+from whyformer.errors import InputError
 from whyformer.inputs import Inputs, prepare
+from whyformer.inputs.prepare import check_vocabulary, longest_text
 from whyformer.models.loading import Loaded, load
 from zoo import build, rows
 
@@ -226,3 +229,34 @@ def test_prepared_inputs_are_returned_unchanged() -> None:
     prepared = prepare(model, inputs)
     assert prepare(model, prepared) is prepared
     assert torch.equal(whyformer.explain(model, prepared).scores, whyformer.explain(model, inputs).scores)
+
+
+# -- limits of texts ---------------------------------------------------------------------------------------------------
+def with_config(config: Any) -> torch.nn.Module:
+    """A module of which only the config is read."""
+    module = torch.nn.Module()
+    module.config = config
+    return module
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "expected"),
+    [
+        ("LEDConfig", {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 8}, (64, 8)),
+        ("MptConfig", {"max_seq_len": 12}, (12, 12)),
+        ("RobertaConfig", {"max_position_embeddings": 20, "pad_token_id": 1}, (18, 18)),
+        ("LlamaConfig", {"max_position_embeddings": 20}, (20, 20)),
+        ("LlamaConfig", {"max_position_embeddings": 20, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, (None, None)),
+        ("T5Config", {}, (None, None)),
+    ],
+)
+def test_longest_text_by_config(config: str, settings: dict[str, Any], expected: tuple[int | None, int | None]) -> None:
+    model = with_config(getattr(transformers, config)(**settings))
+    assert (longest_text(model, None), longest_text(model, None, decoder=True)) == expected
+
+
+def test_ids_outside_the_vocabulary_of_a_nested_config_raise_except_placeholders() -> None:
+    model = with_config(transformers.Gemma3Config(text_config={"vocab_size": 26}, image_token_index=26))
+    check_vocabulary(torch.tensor([[25, 26]]), model)
+    with pytest.raises(InputError, match=r"27.*26"):
+        check_vocabulary(torch.tensor([[25, 27]]), model)

@@ -10,6 +10,17 @@ import whyformer
 from zoo import randomise
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_time_step_of_a_series_cut_into_patches_has_a_score(channels: int) -> None:
+    sizes = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16}
+    config = transformers.PatchTSTConfig(num_input_channels=channels, num_targets=3, **sizes)
+    model = randomise(transformers.PatchTSTForClassification(config)).double().eval()
+    series = torch.randn(2, 16, channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    e = whyformer.explain(model, series.detach(), "input_x_gradient", 1)
+    (gradient,) = torch.autograd.grad(model(series).prediction_logits[:, 1].sum(), series)
+    torch.testing.assert_close(e.scores, (series * gradient).sum(2).detach())
+
+
 @pytest.mark.parametrize("kind", ["TimeSeriesTransformer", "Informer"])
 @pytest.mark.parametrize("method", ["input_x_gradient", "occlusion"])
 def test_values_of_a_time_series_are_the_main_input(kind: str, method: str) -> None:

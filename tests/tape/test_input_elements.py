@@ -198,6 +198,11 @@ def mixer(model: StemEncoder, x: Tensor) -> Tensor:
     return model.layers["second"](x + model.layers["first"](x.transpose(1, 2)).transpose(1, 2))
 
 
+def patched(model: StemEncoder, x: Tensor) -> Tensor:
+    """Each row is a part of a channel."""
+    return model.layers["first"](x.transpose(1, 2).unfold(2, 5, 5)).flatten(1, 2)
+
+
 def padded(model: StemEncoder, x: Tensor) -> Tensor:
     """Labels do not cover pooling, so receptive fields are measured."""
     return model.layers["first"](F.avg_pool1d(x, 2)).transpose(1, 2)
@@ -208,6 +213,7 @@ def padded(model: StemEncoder, x: Tensor) -> Tensor:
     [
         (turned, {"first": nn.Linear(6, WIDTH)}, (2, 6, 20), 1, 2),
         (mixer, {"first": nn.Linear(20, 20), "second": nn.Linear(6, WIDTH)}, (2, 20, 6), None, 1),
+        (patched, {"first": nn.Linear(5, WIDTH)}, (2, 20, 6), None, 1),
         (padded, {"first": nn.Conv1d(6, WIDTH, 3)}, (2, 6, 20), None, 2),
         (lambda m, x: m.layers["first"](x), {"first": nn.Linear(6, WIDTH)}, (2, 20, 6), 2, 1),
     ],

@@ -18,7 +18,6 @@ from whyformer.benchmarks.configurations import generator_for, random_scores
 from whyformer.benchmarks.study import Batch, Exclusion, Scores, Study, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
-from whyformer.evaluation.forwards import padded
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs.prepare import longest_text
@@ -216,14 +215,9 @@ class TextBatch(Batch):
     encoded: Sequence[Encoded]
     baseline = "unk"
 
-    def inputs(self, which: Sequence[int]) -> dict[str, Tensor]:
-        tensors = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
-        ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in tensors)
-        return {"input_ids": ids, "attention_mask": mask}
-
-    @property
-    def alone(self) -> bool:
-        return self.study.forwards.reads_padding([e.ids for e in self.encoded])
+    def inputs(self, which: Sequence[int]) -> list[dict[str, Tensor]]:
+        rows = [torch.from_numpy(self.encoded[i].ids)[None].to(self.study.forwards.place["device"]) for i in which]
+        return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in rows]
 
     def random_map(self, index: int) -> NDArray[np.float64]:
         encoded = self.encoded[index]
@@ -238,7 +232,7 @@ class TextBatch(Batch):
     def read(self, index: int, explanation: Explanation) -> Scores:
         content = self.encoded[index].content
         scores, count = explanation.scores[0].double().numpy(), len(content)
-        scores = scores[-count:] if self.ready.singles and self.ready.padding[1] else scores[:count]
+        scores = scores[-count:] if self.ready.padding[1] else scores[:count]
         result = usable(self.features(index, scores) if content.sum() > 1 else scores)
         return result if isinstance(result, Exclusion) else scores
 

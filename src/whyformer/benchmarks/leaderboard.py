@@ -97,7 +97,7 @@ def _cost(batch: Batch, configuration: Configuration) -> Values:
         return explaining.explain(study.model, inputs, method, target, study.processor, **settings).scores
 
     inputs = batch.inputs([0])
-    fed = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+    fed = ((), inputs[0]) if isinstance(inputs, list) else ((inputs,), {})
     try:
         explained(inputs)  # warm-up: one-time measurements of the model are not part of the cost
         plain, began = [], seconds(study.model)

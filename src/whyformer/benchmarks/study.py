@@ -224,15 +224,9 @@ class Batch:
 
     @cached_property
     def ready(self) -> Prepared:
-        """The prepared inputs of all samples, and of each alone if padding would change its prediction."""
-        opened, numbers = explaining.open_model(self.study.model, self.study.processor), range(len(self.samples))
-        whole = opened.prepare(self.inputs(numbers))
-        return replace(whole, singles=tuple(opened.prepare(self.inputs([i])) for i in numbers)) if self.alone else whole
-
-    @property
-    def alone(self) -> bool:
-        """True if samples cannot be explained in one batch, because padding would change their predictions."""
-        return False
+        """The prepared inputs of all samples."""
+        opened = explaining.open_model(self.study.model, self.study.processor)
+        return opened.prepare(self.inputs(range(len(self.samples))))
 
     def explanations(
         self, configuration: Configuration, targets: Sequence[int], shared: SharedPasses | None = None

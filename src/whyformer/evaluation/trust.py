@@ -196,9 +196,8 @@ def trust(
     check_explanation(explanation)
     check_type("baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("batch_size", batch_size)
+    _check_lists(seeds, known)
     fractions = equal_steps(steps)
-    if not isinstance(seeds, Sequence) or not len(seeds) or not all(isinstance(seed, int) for seed in seeds):
-        raise InputError(f"seeds must be a list of at least one integer, for random maps, not {seeds!r}")
     samples = _held(explanation) if inputs is None else inputs
     if inputs is None:
         options["truncate"] = True  # as in the explanation
@@ -212,6 +211,14 @@ def trust(
         return _compared(ready, explanation, target, setting, known)
     pairs = zip(ready.each(target), ready.separate(explanation), strict=True)
     return _joined([_compared(one, e, goal, setting) for (one, goal), e in pairs])
+
+
+def _check_lists(seeds: Any, known: Any) -> None:
+    """Raise unless these are lists of integers, at least one, and of results of :func:`trust`."""
+    if not isinstance(seeds, Sequence) or not len(seeds) or not all(isinstance(seed, int) for seed in seeds):
+        raise InputError(f"seeds must be a list of at least one integer, for random maps, not {seeds!r}")
+    if not isinstance(known, Sequence) or not all(isinstance(other, Trust) for other in known):
+        raise InputError(f"known must be a list of results of trust, not {known!r:.60}")
 
 
 def _held(explanation: Explanation) -> Any:

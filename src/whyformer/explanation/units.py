@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from whyformer.explanation.features import Features
 
 UNITS = ("token", "word", "sentence", "turn")
+UNFINISHED = "\ufffd"  # the replacement character, for a character of which some bytes are missing
 # Scripts written without spaces between words: each token is a word.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
 # Vowels of Thai and Lao that are letters and belong to the consonant before or after them, and Japanese voicing marks.
@@ -124,9 +125,11 @@ def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[i
 def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """Join the texts of tokens, and return the text with the (start, end) offsets of each token.
 
-    A token without text is a byte of the character that the next tokens complete, and has its offsets.
+    A token without text is a byte of the character that the next tokens complete, and has its offsets. At the end of
+    the text, the character is unfinished (U+FFFD).
     """
     text, offsets, cursor = "".join(pieces), [], 0
+    text += UNFINISHED if pieces and not pieces[-1] else ""
     for piece in pieces:
         offsets.append((cursor, min(cursor + (len(piece) or 1), len(text))))
         cursor += len(piece)

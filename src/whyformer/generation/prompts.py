@@ -234,11 +234,10 @@ def complete(
     ids = prompt.ids
     if not decoder and tokenizer is not None and prompt.text is not None and prompt.special:
         ids = _without_end(ids, prompt.text, tokenizer)
-    limit = longest_text(model, tokenizer)
     check_vocabulary(torch.tensor(ids), model)
     if continuation is None:
         generate = _generator(model)
-        _check_length(len(ids), count, f"max_new_tokens={count}", limit, decoder)
+        _check_length(len(ids), count, f"max_new_tokens={count}", model, tokenizer)
         begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
@@ -263,25 +262,26 @@ def complete(
     if not answer:
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)
-    _check_length(len(ids), len(answer), f"the continuation of {amount(len(answer), 'token')}", limit, decoder)
+    _check_length(len(ids), len(answer), f"the continuation of {amount(len(answer), 'token')}", model, tokenizer)
     turns, template = _turns(prompt, ids, answer, tokenizer)
     special = None if tokenizer is None else _special([*ids, *begin, *answer], template, tokenizer)
     return Completion(ids, answer, begin, turns, special, notes, prompt.extra, continuation is None)
 
 
-def _check_length(prompt: int, answer: int, named: str, limit: int | None, decoder: bool) -> None:
-    """Raise if the prompt and the answer, each if the model has a decoder, have more tokens than the model takes."""
-    if limit is None:
+def _check_length(prompt: int, answer: int, named: str, model: nn.Module, tokenizer: Any) -> None:
+    """Raise if the model cannot read the prompt and the answer without its last token, or write such an answer."""
+    limit, longest_answer = longest_text(model, tokenizer), longest_text(model, tokenizer, decoder=True)
+    if limit is None or longest_answer is None:
         return
-    room = limit if decoder else limit - answer
-    if prompt <= room and answer <= limit:
+    room = limit if decodes(model) else limit - (answer - 1)
+    if prompt <= room and answer <= longest_answer:
         return
-    too_long = f"the prompt of {amount(prompt, 'token')} and {named} are too long: the model takes at most {limit}"
-    if room < 1 or answer > limit:
-        raise InputError(f"{too_long} tokens, so shorten the answer")
+    too_long = f"the prompt of {amount(prompt, 'token')} and {named} are too long: the model takes at most "
+    if room < 1 or answer > longest_answer:
+        raise InputError(f"{too_long}{longest_answer} tokens, so shorten the answer")
     raise InputError(
-        f"{too_long} tokens. Shorten the prompt, or pass its last {amount(room, 'token')} as a list of ids; truncate= "
-        "does not cut prompts, as their start may matter as much as their end"
+        f"{too_long}{limit} tokens. Shorten the prompt, or pass its last {amount(room, 'token')} as a list of ids; "
+        "truncate= does not cut prompts, as their start may matter as much as their end"
     )
 
 

@@ -62,8 +62,8 @@ def _with_features(side: Inputs, last: list[int], ids: list[int], tokenizer: Any
     tokens = None if known.tokens is None else [[*row, *more] for row in known.tokens]
     offsets, sentences = None, None
     if known.offsets is not None and known.texts is not None:
-        sentences = [text + "".join(texts) for text in known.texts]
-        places = joined(texts)[1]
+        added, places = joined(texts)
+        sentences = [text + added for text in known.texts]
         offsets = [
             [*row, *((a + len(text), b + len(text)) for a, b in places)]
             for row, text in zip(known.offsets, known.texts, strict=True)

@@ -12,6 +12,7 @@ from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs.feed import channels
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
+from whyformer.models.ends import runs
 from whyformer.models.output import parameters
 
 
@@ -114,7 +115,7 @@ def _alone(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     texts and has no padding token to find the last word by. Costs two plain forward passes."""
     if inputs.batch == 1 or inputs.samples is not None:
         return None
-    if not _runs(model, inputs) and _runs(model, inputs.of_samples([0])):
+    if not runs(model, *inputs.feed) and runs(model, *inputs.of_samples([0]).feed):
         message = " ".join(str(error).split())[:160]
         pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
         way = "pass them as a list, or set model.config.pad_token_id to the id of the tokenizer's padding token"
@@ -123,13 +124,6 @@ def _alone(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
             f"{way if pad is None else 'explain them one at a time'}"
         )
     return None
-
-
-def _runs(model: nn.Module, inputs: Inputs) -> bool:
-    with suppress(*FOREIGN_ERRORS), torch.no_grad():
-        model(*inputs.args, **inputs.kwargs)
-        return True
-    return False
 
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:

@@ -30,14 +30,16 @@ from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
 from whyformer.inputs.pairs import join_pairs, text_lists
 from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, padding_of, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, padding_of, placeholders, with_pictures
 from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
 from whyformer.inputs.text_checks import check_texts, parts_read, unknown
-from whyformer.models.output import without_cached
+from whyformer.models.output import vocabulary_size, without_cached
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
+# types of models that count positions from padding_idx + 1
+_OFFSET = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
 _EXAMPLE = "Pass processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
 
 
@@ -193,7 +195,8 @@ def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.M
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     check_vocabulary(tensor, model)
-    _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or truncate the ids")
+    limit = longest_text(model, None, decoder=name.startswith("decoder"))
+    _check_length(tensor.shape[-1], limit, "shorten it, or truncate the ids")
     mask = kwargs.get(mask_name(name))
     mask = without_cached(mask, tensor.shape[-1]).bool() if isinstance(mask, Tensor) else None
     mask = mask if mask is not None and mask.shape == tensor.shape else None
@@ -211,13 +214,16 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
     """Raise if there are no ids, or an id outside the model's vocabulary."""
-    size = getattr(getattr(model, "config", None), "vocab_size", None)
     if ids.numel() == 0:
         raise InputError("the text is empty")
-    worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-    if isinstance(size, int) and not 0 <= worst < size:
+    size = vocabulary_size(model)
+    if size is None:
+        return
+    # a model may replace placeholders outside of its vocabulary (Gemma 3)
+    outside = ids[((ids < 0) | (ids >= size)) & ~placeholders(model, ids, ("image", "video", "audio"))]
+    if len(outside):
         raise InputError(
-            f"token id {worst} is outside the model's vocabulary of {size}: use the model's own tokenizer"
+            f"token id {int(outside[0])} is outside the model's vocabulary of {size}: use the model's own tokenizer"
         )
 
 
@@ -281,19 +287,25 @@ def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
         raise InputError(f"the text has {tokens} tokens, and the model takes at most {limit}: {way_out}")
 
 
-def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
-    """Return the maximum number of tokens, the smaller of the tokenizer's and the position embeddings' limits."""
+def longest_text(model: nn.Module, tokenizer: Any, *, decoder: bool = False) -> int | None:
+    """Return the maximum number of tokens, the smaller of the tokenizer's and the position embeddings' limits.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer; None without one.
+        decoder: the text is the decoder's, if an encoder and a decoder have different limits (LED).
+    """
     config = getattr(model, "config", None)
-    limits = [
-        n
-        for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None))
-        if isinstance(n, int) and 0 < n < 10**9  # a tokenizer without a limit has a huge number
-    ]
-    offset = 0
-    if limits and getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
-        offset = (getattr(config, "pad_token_id", 1) or 0) + 1  # these count positions from padding_idx + 1
-        limits = [n - offset if n == getattr(config, "max_position_embeddings", None) else n for n in limits]
-    return min(limits) if limits else None
+    rope = getattr(config, "rope_parameters", None)
+    names = (f"max_{'decoder' if decoder else 'encoder'}_position_embeddings", "max_position_embeddings", "max_seq_len")
+    positions = next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
+    if isinstance(rope, Mapping) and "dynamic" in str(rope.get("rope_type")):
+        positions = None  # the rotary frequencies depend on the number of tokens, which is not limited
+    elif positions and getattr(config, "model_type", "") in _OFFSET:
+        positions -= (getattr(config, "pad_token_id", 1) or 0) + 1
+    limits = (getattr(tokenizer, "model_max_length", None), positions)
+    # a tokenizer without a limit has a huge number
+    return min((n for n in limits if isinstance(n, int) and 0 < n < 10**9), default=None)
 
 
 def named_special(tokenizer: Any) -> list[int]:

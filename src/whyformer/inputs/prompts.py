@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -309,8 +309,13 @@ def _refuse_blind(model: nn.Module) -> None:
         raise InputError(f"{type(model).__name__} reads no pictures: its forward takes {', '.join(list(takes)[:6])}")
 
 
-def places_in(model: nn.Module, ids: Tensor) -> int:
-    """Return how many of the ids are placeholders for rows of a picture, by the model's config."""
+def placeholders(model: nn.Module, ids: Tensor, kinds: Sequence[str] = ("image",)) -> Tensor:
+    """Return which ids are placeholders for rows of a picture, or of other kinds of inputs, by the model's config."""
     config = getattr(model, "config", None)
-    marks = [getattr(config, n, None) for n in ("image_token_id", "image_token_index")]
-    return int(sum((ids == mark).sum() for mark in {m for m in marks if isinstance(m, int)}))
+    marks = [getattr(config, f"{kind}_token_{end}", None) for kind in kinds for end in ("id", "index")]
+    return torch.isin(ids, ids.new_tensor([mark for mark in marks if isinstance(mark, int)]))
+
+
+def places_in(model: nn.Module, ids: Tensor) -> int:
+    """Return how many of the ids are placeholders for rows of a picture."""
+    return int(placeholders(model, ids).sum())

@@ -19,6 +19,7 @@ from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
 from whyformer.errors import InputError, check_type
 from whyformer.inputs import Inputs
 from whyformer.inputs.feed import first_convolution
+from whyformer.models.output import vocabulary_size
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
@@ -230,9 +231,9 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
     known, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
     in_place = task.counted or task.inputs.choices is not None
     if fill_id is not None:
-        size = getattr(config, "vocab_size", None)
+        size = vocabulary_size(task.model)
         check_type(f"{method}: fill_id", fill_id, int, "the id of a token")
-        if isinstance(size, int) and fill_id >= size:
+        if size is not None and fill_id >= size:
             raise InputError(f"{method}: token {fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id
     if baseline is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.errors import FOREIGN_ERRORS
 from whyformer.models.cache import once
 from whyformer.models.output import End, Output
 from whyformer.models.structure import class_names
@@ -74,8 +75,13 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
     kwargs = {n: change(v) if isinstance(v, Tensor) else v for n, v in output.kwargs.items()}
     try:
         return forward(output.model, args, kwargs)
-    except (RuntimeError, ValueError, IndexError, TypeError):
+    except FOREIGN_ERRORS:
         return None
+
+
+def runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a plain forward pass succeeds."""
+    return fed(Output(model, None, args, kwargs), lambda t: t) is not None
 
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.models.cache import measured, once
-from whyformer.models.ends import fed, kind_of_input
+from whyformer.models.ends import fed, kind_of_input, runs
 from whyformer.models.output import Output, decodes, parameters
 from whyformer.tape.recording import record_call
 from whyformer.tape.walking import replay
@@ -161,4 +161,4 @@ def accepts_batches(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], M
     """
     if getattr(getattr(model, "config", None), "pad_token_id", 0) is not None:
         return True
-    return once(model, "accepts batches", lambda: fed(Output(model, None, *twice()), lambda t: t) is not None)
+    return once(model, "accepts batches", lambda: runs(model, *twice()))

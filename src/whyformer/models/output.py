@@ -34,6 +34,13 @@ def decodes(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
 
 
+def vocabulary_size(model: nn.Module) -> int | None:
+    """Return the number of token ids that a model reads, by its config or that of its texts; None if unknown."""
+    config = getattr(model, "config", None)
+    size = getattr(getattr(config, "text_config", config), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
 @dataclass(frozen=True)
 class End:
     """The function that a model applies to its logits at the end.

@@ -79,8 +79,9 @@ def find_features(tape: Tape, n: int) -> int | None:
 
 
 def _summed_axes(tape: Tape, n: int) -> list[int] | None:
-    """Return the axes of an input over which the first layer that reads it sums; None if unknown. Return an empty list
-    if that layer mixes rows: it sums over another axis than the last, and other calls read the input without a view."""
+    """Return the axes of an input over which the first layer that reads it sums; None if unknown. An axis of which the
+    sums read different parts (patches of a time series) does not count. Return an empty list if that layer mixes rows:
+    it sums over another axis than the last, and other calls read the input without a view."""
     shape, layer = tape.shapes[n], _first_layer(tape, n)
     if layer is None:
         return None
@@ -93,7 +94,8 @@ def _summed_axes(tape: Tape, n: int) -> list[int] | None:
         return None
     channels = 1 if convolves else -1
     places = torch.unravel_index((label[0] - 1).clamp(min=0), shape)
-    moving = [axis for axis, place in enumerate(places) if not constant_along(place, channels)]
+    is_whole = [bool((place.amin(channels) == place.min()).all()) for place in places]
+    moving = [a for a, place in enumerate(places) if is_whole[a] and not constant_along(place, channels)]
     return [] if not convolves and moving != [len(shape) - 1] and _is_read_twice(tape, labels) else moving
 
 
