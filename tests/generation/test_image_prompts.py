@@ -163,8 +163,8 @@ def test_conversation_with_pictures_equals_its_text(form: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "images", "message"),
     [
-        (chat([piece(None), piece("what")], "is", "here"), None, "1 pictures of these messages are missing"),
-        (chat([piece(IMAGES[0]), piece("what")], "is", "here"), IMAGES[:1], "0 pictures of these messages are missing, and images= has 1"),
+        (chat([piece(None), piece("what")], "is", "here"), None, "1 image part without a picture, and images= has 0"),
+        (chat([piece(IMAGES[0]), piece("what")], "is", "here"), IMAGES[:1], "0 image parts without a picture, and images= has 1"),
         (chat([{"type": "video"}, piece(IMAGES[0])], "is", "here"), None, "list of parts"),
         (chat([piece(IMAGES[0]), {"type": "text", "text": 3}], "is", "here"), None, "list of parts"),
         (chat([piece("what"), piece("is")], "is", "here"), None, "join the texts"),

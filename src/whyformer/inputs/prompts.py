@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError
+from whyformer.explanation.counts import amount
 from whyformer.inputs.geometry import placed
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
@@ -279,7 +280,10 @@ def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, lis
         contents[user] = [*places, *contents[user]]
     missing = sum("image" not in part for part in places)
     if missing != len(given):
-        raise InputError(f"{missing} pictures of these messages are missing, and images= has {len(given)}")
+        raise InputError(
+            f"the messages have {amount(missing, 'image part')} without a picture, and images= has {len(given)}: give "
+            "as many, or put each picture in its part, {'type': 'image', 'image': picture}"
+        )
     rest = iter(given)
     shown = [part.get("image") if "image" in part else next(rest) for part in places]
     written = [
