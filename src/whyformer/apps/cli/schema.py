@@ -122,6 +122,7 @@ class ExplainOutput(BaseModel):
     model: str = _key("Name of the model.")
     input: Title
     explanations: list[ExplanationOutput] = _key("One for each method and target, ordered by method.")
+    generation: GenerationOutput = _optional("In files of answers: explanations is then empty.")
     checks: list[TrustOutput] = _optional(
         "With --check: the faithfulness of each explanation, in the same order."
     )
