@@ -56,6 +56,8 @@ def test_completion_imports_neither_torch_nor_numpy():
         (["explain", "x", "--method", "gae,roll"], ["gae,rollout"]),
         (["explain", "x", "--method", "rollout,roll"], []),
         (["explain", "x", "--format", "png,p"], ["png,pdf"]),
+        (["generate", "x", "--format", "s"], ["svg", "safetensors"]),
+        (["perturb", "x", "--format", "h"], []),
         (["explain", "x", "-m", "bund"], ["bundled:digits", "bundled:sst2", "bundled:reader"]),
         (["explain", "x", "--method", "gae", "-s", "side"], ["side=auto", "side=image", "side=text"]),
         (["explain", "x", "--method", "rollout", "-s", "side"], []),

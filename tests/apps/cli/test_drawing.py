@@ -71,6 +71,7 @@ def test_perturb_reports_probabilities(tmp_path):
     (["attention", TEXT, "--block", "9"], "no block 9"),
     (["attention", TEXT, "--matrix", "--block", "9"], "no block 9"),
     (["attention", TEXT, "--block", "0", "--head", "77"], "head 77"),
+    (["attention", TEXT, "--head", "77"], "head 77"),
     (["attention", TEXT, "--head", "sum"], "head must be an index"),
     (["attention", TEXT, "--target", "positive"], "--gradient weights it"),
     (["attention", TEXT, "--format", "json"], "--format takes png, svg, pdf, html or none, not 'json'"),

@@ -118,7 +118,8 @@ def test_inputs_with_similar_names_do_not_overwrite_each_other(tmp_path, names):
 
 
 def test_several_arguments_that_are_not_files_are_refused(tmp_path):
-    assert "quote a sentence" in invoke("explain", "A", "charming", "film", status=2).stderr
+    for command in ("explain", "compare"):
+        assert "quote a sentence" in invoke(command, "A", "charming", "film", status=2).stderr
     assert "is a folder that holds no picture" in invoke("explain", str(tmp_path), status=2).stderr
     sound = tmp_path / "beep.wav"
     with wave.open(str(sound), "wb") as file:

@@ -18,7 +18,6 @@ import typer
 from whyformer.defaults import COMPARED, DEFAULT_METHOD
 
 Offers = Iterable[tuple[str, str]]
-FORMATS = ("png", "svg", "pdf", "html", "json")
 
 
 @functools.cache
@@ -64,21 +63,16 @@ def settings(context: typer.Context) -> Offers:
 
 
 # -- lists with commas -----------------------------------------------------------------------------------------------
-def _last(incomplete: str, offers: Offers) -> Offers:
+def last(incomplete: str, offers: Offers) -> Offers:
     """Return offers for the last entry of a list, except entries that the list has."""
     before, comma, _ = incomplete.rpartition(",")
     listed = before.split(",")
     return [(f"{before}{comma}{name}", about) for name, about in offers if name not in listed]
 
 
-def formats(incomplete: str) -> Offers:
-    """Return formats."""
-    return _last(incomplete, [(name, "") for name in (*FORMATS, "none")])
-
-
 def methods(incomplete: str) -> Offers:
     """Return names of methods."""
-    return _last(incomplete, named("methods"))
+    return last(incomplete, named("methods"))
 
 
 def configurations(incomplete: str) -> Offers:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
     from whyformer.models import Loaded
 
-_ANSWER_FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
+_FORMATS = ("png", "svg", "pdf", "html", "json")
+_ANSWER_FORMATS = (*_FORMATS, "safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Question:
     )] = None
     top: Annotated[int, Option(min=1, help="Number of likeliest classes to list.")] = 5
     setting: opt.Setting = None
-    format: Annotated[str | None, opt.format_option("png, svg, pdf, html, json")] = None
+    format: Annotated[str | None, opt.format_option(_FORMATS)] = None
     check: Annotated[bool, Option(
         "--check", help="Measure the faithfulness of each map, compared with random maps (needs forward passes)."
     )] = False
@@ -128,7 +129,7 @@ def _explain(command: str, question: Question, options: Options, printer: Printe
     request = Request(
         command=command, question=question, options=options, printer=printer, look=drawing.look(), targets=targets,
         methods=[(method.name, chosen) for method, chosen in read_methods(names, settings)],
-        formats=None if question.format is None else opt.formats_in(question.format),
+        formats=None if question.format is None else opt.formats_in(question.format, _FORMATS),
     )
     if question.more or os.path.isdir(question.source):  # False for what is longer than any name, or has a NUL in it
         _explain_files(request, _files_in([question.source, *(question.more or [])]))
@@ -256,7 +257,7 @@ class AnswerOptions:
     )] = None
     contrast: opt.Contrast = None
     setting: opt.Setting = None
-    format: Annotated[str | None, opt.format_option(", ".join(_ANSWER_FORMATS))] = None
+    format: Annotated[str | None, opt.format_option(_ANSWER_FORMATS)] = None
     out: opt.Out = Path("whyformer-out")
 
 

@@ -75,7 +75,7 @@ def attention(
     )] = False,
     target: opt.Target = None,
     format: Annotated[str, opt.format_option(
-        "png, svg, pdf, html (for texts: an interactive page of blocks and heads)"
+        (*_FIGURES, "html"), " (for texts: an interactive page of blocks and heads)"
     )] = "png",
     model: opt.Model = None,
     out: opt.Out = Path("whyformer-out"),
@@ -125,7 +125,7 @@ def perturb(
         autocompletion=lambda: [(name, BASELINES[name].kinds["image"]) for name in names_for("image")],
     )] = "black",
     setting: opt.Setting = None,
-    format: Annotated[str, opt.format_option("png, svg, pdf")] = "png",
+    format: Annotated[str, opt.format_option(_FIGURES)] = "png",
     model: opt.Model = None,
     out: opt.Out = Path("whyformer-out"),
     options: Options,

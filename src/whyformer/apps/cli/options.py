@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -19,7 +19,6 @@ from typing import Annotated, Any, get_type_hints
 from typer import Argument, Option
 
 from whyformer.apps.cli import completion
-from whyformer.apps.cli.completion import FORMATS
 from whyformer.apps.cli.printing import errors_as_sentences
 from whyformer.errors import InputError
 from whyformer.options import WORDS, Options, kind_of
@@ -39,10 +38,13 @@ def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
     return Option("--target", "-t", metavar=metavar, help=help)
 
 
-def format_option(files: str) -> Any:
-    """Return the option ``--format`` of a command that writes these files."""
-    words = f"Files to write, separated by commas: {files}; or none."
-    return Option("--format", "-f", metavar="LIST", autocompletion=completion.formats, help=words)
+def format_option(allowed: Sequence[str], about: str = "") -> Any:
+    """Return the option ``--format`` of a command that writes these files; ``about`` describes the last."""
+    return Option(
+        "--format", "-f", metavar="LIST",
+        help=f"Files to write, separated by commas: {', '.join(allowed)}{about}; or none.",
+        autocompletion=lambda incomplete: completion.last(incomplete, [(name, "") for name in (*allowed, "none")]),
+    )
 
 
 def methods_option(default: str) -> Any:
@@ -214,7 +216,7 @@ def parts(text: str) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
+def formats_in(text: str, allowed: Sequence[str]) -> list[str]:
     """Parse ``--format``."""
     formats = list(dict.fromkeys(parts(text.lower())))
     for name in formats:

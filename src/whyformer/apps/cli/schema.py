@@ -122,6 +122,7 @@ class ExplainOutput(BaseModel):
     model: str = _key("Name of the model.")
     input: Title
     explanations: list[ExplanationOutput] = _key("One for each method and target, ordered by method.")
+    generation: GenerationOutput = _optional("In files of answers: explanations is then empty.")
     checks: list[TrustOutput] = _optional(
         "With --check: the faithfulness of each explanation, in the same order."
     )
@@ -282,23 +283,29 @@ class _Schema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
-        return _described(super().dataclass_schema(schema), schema["cls"].__mro__, all_keys=True)
+        made = super().dataclass_schema(schema)
+        made["description"] = _plain(made["description"].partition("Attributes:\n")[0])
+        return _described(made, schema["cls"].__mro__, all_keys=True)
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         kind, made = schema["cls"], super().model_schema(schema)
         return _described(made, _DESCRIBED.get(kind, ()), all_keys=kind in _WHOLE)
 
 
+def _plain(text: str) -> str:
+    """Return the text of a docstring on one line, without the markup of Sphinx."""
+    return " ".join(re.sub(r":\w+:`~?([^`]*)`|``([^`]*)``", r"\1\2", text).split())
+
+
 def _described(schema: dict[str, Any], results: tuple[type, ...], *, all_keys: bool) -> dict[str, Any]:
-    """Describe keys by the section Attributes of the docstrings of results, without the markup of Sphinx; with
-    ``all_keys`` none may be missing but :data:`_SOMETIMES`."""
+    """Describe keys by the section Attributes of the docstrings of results; with ``all_keys`` none may be missing but
+    :data:`_SOMETIMES`."""
     for result in results:
         _, _, section = (inspect.getdoc(result) or "").partition("Attributes:\n")
         for names, about in re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
-            plain = " ".join(re.sub(r":\w+:`~?([^`]*)`|``([^`]*)``", r"\1\2", about).split())
             for name in names.split(", "):
                 if name in schema["properties"]:
-                    schema["properties"][name].setdefault("description", plain)
+                    schema["properties"][name].setdefault("description", _plain(about))
     if all_keys:
         schema["required"] = [name for name in schema["properties"] if name not in _SOMETIMES]
     return schema

@@ -172,8 +172,7 @@ async def explain_picture(
         picture = await run_in_threadpool(lambda: open_picture(file, pixels=limits.pixels, size=limits.size))
     except InputError as error:
         raise TooLarge(str(error)) from error
-    number = int(target) if target is not None and target.isascii() and target.isdigit() else target
-    return await service.respond(request, PendingRequest(picture, method, values, number), "picture", format)
+    return await service.respond(request, PendingRequest(picture, method, values, target), "picture", format)
 
 
 @router.get("/v1/methods")
