@@ -21,7 +21,7 @@ def written(view: View, uploads: Path) -> str:
     """Return the fragment for a view, with the controls that differ from the defaults; a picture is named by its path
     inside the folder of uploads."""
     asked = view.asked
-    shown = {*FIELDS[asked.kind], *(_DRAWING if asked.kind == "image" else ()), "checkpoint"}
+    shown = {*FIELDS[asked.kind], *(_DRAWING if asked.kind == "image" else ()), "checkpoint"} - {"classes"}
     values, defaults = asdict(asked), asdict(PageInput(asked.kind))
     facts = {name: values[name] for name in CONTROLS if name in shown and values[name] != defaults[name]}
     facts |= {name: 1 for name, value in facts.items() if value is True}
