@@ -297,14 +297,14 @@ class _Labeller:
         return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
 
     def _without_strays(self, call: Call, labels: list[Label]) -> list[Label]:
-        """Return the labels of concatenated values without those of constants beside rows of other samples, such as
-        class tokens that are all taken from the first sample (TimeSformer)."""
-        rows, axis = self.rows, call.argument("dim", 0)
-        samples = [rows.sample[k[0].narrow(axis, 0, 1)] if k else no_rows(()) for k in labels]
-        fixed = [not k or self.fixed.issuperset(rows.family[rows.distinct(k[0])].tolist()) for k in labels]
-        beside = next((s for s, is_fixed in zip(samples, fixed, strict=True) if not is_fixed), None)
-        kept = [beside is None or not f or torch.equal(s, beside) for s, f in zip(samples, fixed, strict=True)]
-        return [k if is_kept else () for k, is_kept in zip(labels, kept, strict=True)]
+        """Return the labels of concatenated values without those of constants beside rows of other samples, or several
+        times, such as class tokens taken from the first sample (TimeSformer) or repeated for windows (RF-DETR)."""
+        fixed = [not k or self.fixed.issuperset(self.rows.family[self.rows.distinct(k[0])].tolist()) for k in labels]
+        first = [k[0].narrow(call.argument("dim", 0), 0, 1) if k else no_rows(()) for k in labels]
+        facts = [(self.rows.sample[t].tolist(), len(t.unique())) for t in first]
+        beside = next((fact for fact, is_fixed in zip(facts, fixed, strict=True) if not is_fixed), None)
+        strays = [f and beside not in (None, fact) for f, fact in zip(fixed, facts, strict=True)]
+        return [() if is_stray else k for k, is_stray in zip(labels, strays, strict=True)]
 
     def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
         """Label constants that are concatenated with rows: constant rows, such as class tokens, become new rows, and
