@@ -101,3 +101,27 @@ def test_gradcam_leaves_out_padding_that_the_model_adds(length: int) -> None:
     masked = whyformer.explain(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "gradcam", target=1)
     assert masked.scores.abs().max() > 0
     assert torch.allclose(alone.scores, masked.scores, atol=1e-12)
+
+
+class FirstToken(torch.nn.Module):
+    """The class tokens of all samples are that of the first, as in TimeSformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.positions = (torch.nn.Parameter(torch.randn(1, n, 16)) for n in (1, 6))
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        first = rows[:1, :1].expand(len(x), -1, -1)
+        return self.head(self.encoder(torch.cat([first, rows[:, 1:]], 1))[:, 0])
+
+
+@pytest.mark.parametrize("method", ["gradcam", "libragrad", "gae"])
+def test_class_tokens_of_the_first_sample_are_rows_of_each_sample(method: str) -> None:
+    model, x = FirstToken().eval().double(), torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    e, alone = (whyformer.explain(model, inputs, method, 1) for inputs in (x, x[1:]))
+    torch.testing.assert_close(e.scores[1:], alone.scores)
+    assert e.scores.any()

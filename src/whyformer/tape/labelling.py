@@ -15,7 +15,7 @@ from torch import Tensor
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
-from whyformer.tape.rearranging import along_features, holds_rows, padded, rearranged, window
+from whyformer.tape.rearranging import along_features, holds_rows, is_crossed, padded, pools, rearranged, window
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, PRODUCTS, name_set
@@ -81,6 +81,7 @@ class _Labeller:
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
         self.blank: set[int] = set()  # values that hold only padding
+        self.fixed: set[int] = set()  # families of constants that have not been combined with other rows yet
         self.blends = False  # whether the current call combines several rows of a family in an element
         self.windows: dict[Any, int] = {}  # position of windows -> first row of the first result
         self.twins: list[tuple[int, int, int]] = []  # (first row, last row, offset to the rows with the same windows)
@@ -202,6 +203,8 @@ class _Labeller:
         if name in _MOVED and not masks and not restrides:
             self._move(call, labels)
             return
+        if sum(map(bool, labels)) > 1 or torch.Tag.pointwise not in getattr(call.operator, "tags", ()):
+            self.fixed.clear()
         self.blends = False
         label = tuple(filter(holds_rows, self._label_of(call, labels, shape)))
         for r in call.results:
@@ -270,6 +273,8 @@ class _Labeller:
         """Label the results of a call that rearranges elements."""
         if call.name == "cat" and along_features(call, labels):
             labels = [tuple(map(self._first_twin, k)) for k in labels]
+        elif call.name == "cat" and self.fixed:
+            labels = self._without_strays(call, labels)
         for part in range(max(map(len, labels))):
             numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
             for r, label in zip(call.results, rearranged(call, numbers), strict=True):
@@ -291,6 +296,16 @@ class _Labeller:
         """Return the first label that is equal to this one, to save memory."""
         return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
 
+    def _without_strays(self, call: Call, labels: list[Label]) -> list[Label]:
+        """Return the labels of concatenated values without those of constants beside rows of other samples, or several
+        times, such as class tokens taken from the first sample (TimeSformer) or repeated for windows (RF-DETR)."""
+        fixed = [not k or self.fixed.issuperset(self.rows.family[self.rows.distinct(k[0])].tolist()) for k in labels]
+        first = [k[0].narrow(call.argument("dim", 0), 0, 1) if k else no_rows(()) for k in labels]
+        facts = [(self.rows.sample[t].tolist(), len(t.unique())) for t in first]
+        beside = next((fact for fact, is_fixed in zip(facts, fixed, strict=True) if not is_fixed), None)
+        strays = [f and beside not in (None, fact) for f, fact in zip(fixed, facts, strict=True)]
+        return [() if is_stray else k for k, is_stray in zip(labels, strays, strict=True)]
+
     def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
         """Label constants that are concatenated with rows: constant rows, such as class tokens, become new rows, and
         constant features belong to the rows beside them."""
@@ -311,6 +326,7 @@ class _Labeller:
         missing = (label == 0).expand(size)
         numbers = torch.zeros(size, dtype=torch.long)
         numbers[missing] = self._new(samples.expand(size)[missing], "", call.results[0])
+        self.fixed.add(len(self.rows.families) - 1)
         return torch.where(missing, numbers, label).expand(shape)
 
     def _join(self, label: Tensor) -> None:
@@ -333,7 +349,7 @@ class _Labeller:
                     distinct.append(numbers)
                     broadcast.append(size != shape)
         if len(distinct) < 2 or all(broadcast):
-            return tuple(distinct[:2]) if len(distinct) > 1 and _is_crossed(*distinct[:2]) else tuple(distinct[:1])
+            return tuple(distinct[:2]) if len(distinct) > 1 and is_crossed(*distinct[:2]) else tuple(distinct[:1])
         full = [label for label, size in labels if size == shape]
         most = max(full, key=lambda label: (len(label), -self._began(label[0])))
         self.blends = any(self._blend(most, label) for label in full)
@@ -374,7 +390,7 @@ class _Labeller:
         if preserved:
             return tuple(preserved[:2])
         numbers, axis = summed[0]
-        by = -2 if a and b else axis if _pools(numbers, axis) else None
+        by = -2 if a and b else axis if pools(numbers, axis) else None
         return (self._mixture(call, numbers, axis, shape, by=by),)
 
     def _mixture(
@@ -472,25 +488,9 @@ def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> b
     return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
 
 
-def _pools(label: Tensor, axis: int) -> bool:
-    """Return True if each index along an axis is another row, with features along another axis. A product with a
-    constant matrix along this axis then creates a row for each of its outputs. If rows lie along the axis together with
-    their features, it creates one row."""
-    axes = [a - label.dim() for a in range(label.dim()) if a - label.dim() != axis]
-    features = any(label.shape[a] > 1 and constant_along(label, a) for a in axes)
-    numbers = slim(label).movedim(axis, -1)
-    return features and bool((numbers.sort(-1).values.diff(dim=-1) != 0).all())
-
-
 def _may_hold_rows(label: Tensor, axis: int) -> bool:
     """Return True if an axis of a product may hold rows, and not the features of a single row."""
     return label.dim() < -axis or label.shape[axis] == 1 or not constant_along(label, axis)
-
-
-def _is_crossed(a: Tensor, b: Tensor) -> bool:
-    """Return True if each of two labels changes along an axis along which the other is constant, as in a map."""
-    moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
-    return (True, False) in moves and (False, True) in moves
 
 
 def _is_pointwise(call: Call) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.rows import Label, constant_along, thin
+from whyformer.tape.rows import Label, constant_along, slim, thin
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["along_features", "holds_rows", "padded", "rearranged", "window"]
+__all__ = ["along_features", "holds_rows", "is_crossed", "padded", "pools", "rearranged", "window"]
 
 _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
@@ -60,3 +60,19 @@ def window(tape: Tape, call: Call) -> tuple[Any, ...]:
 def holds_rows(label: Tensor) -> bool:
     """Return False for a label that consists only of padding."""
     return bool(thin(label).any())
+
+
+def pools(label: Tensor, axis: int) -> bool:
+    """Return True if each index along an axis is another row, with features along another axis. A product with a
+    constant matrix along this axis then creates a row for each of its outputs. If rows lie along the axis together with
+    their features, it creates one row."""
+    axes = [a - label.dim() for a in range(label.dim()) if a - label.dim() != axis]
+    features = any(label.shape[a] > 1 and constant_along(label, a) for a in axes)
+    numbers = slim(label).movedim(axis, -1)
+    return features and bool((numbers.sort(-1).values.diff(dim=-1) != 0).all())
+
+
+def is_crossed(a: Tensor, b: Tensor) -> bool:
+    """Return True if each of two labels changes along an axis along which the other is constant, as in a map."""
+    moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
+    return (True, False) in moves and (False, True) in moves
