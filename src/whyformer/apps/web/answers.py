@@ -22,6 +22,7 @@ from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSessio
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
+from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.show.html import answer, render
 
@@ -33,6 +34,7 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     """Return the model and the view, checked."""
     if len(asked.methods) != 1:
         raise InputError("an answer is explained by one method: choose one")
+    find(asked.methods[0])  # checked before a model is loaded
     prompt = handlers.source("text", None, asked.sentence)
     picture = None if asked.picture is None else handlers.source("image", asked.picture, "")
     if not 1 <= asked.length <= handlers.limits.tokens:

@@ -28,7 +28,7 @@ from whyformer.explanation.counts import amount
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.argument import sentence as as_argument
-from whyformer.methods import list_methods
+from whyformer.methods import find, list_methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
@@ -101,6 +101,8 @@ class Handlers:
         """Return the model, the view and the prediction, checked."""
         if not asked.methods:
             raise InputError("choose at least one method")
+        for name in asked.methods:  # checked before a model is loaded
+            find(name)
         loaded, view, prediction = self.ready(session, asked)
         chosen = controls.chosen(asked, controls.blocks_of(loaded))
         targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
