@@ -19,7 +19,7 @@ from whyformer.explanation.counts import amount
 from whyformer.generation.pictures import ExtraArguments, to_model
 from whyformer.generation.streamer import Streamer
 from whyformer.inputs.prepare import check_vocabulary, longest_text, named_special
-from whyformer.inputs.prompts import is_chat, parts_of
+from whyformer.inputs.prompts import formatted, is_chat, parts_of
 from whyformer.models.output import decodes
 from whyformer.targets.naming import continuation_ids
 
@@ -168,37 +168,28 @@ def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
     if any(len(parts) > 1 for parts in texts):
         raise InputError("a message without pictures has one text: join the texts of its parts")
     messages = [{**message, "content": text} for message, (text,) in zip(messages, texts, strict=True)]
-    if not getattr(tokenizer, "chat_template", None):
-        raise InputError("this tokenizer has no chat template, so messages cannot be turned into text: pass a text")
-
-    def applied(messages: list[Mapping[str, Any]], answer: bool = True) -> str:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
-
-    try:
-        formatted = applied(messages)
-        ends = [applied(messages[: i + 1], False) for i in range(len(messages))]
-    except Exception as error:  # a template may raise any error
-        raise InputError(f"the tokenizer's chat template rejects these messages: {error}") from error
+    whole = formatted(messages, tokenizer)
+    ends = [formatted(messages[: i + 1], tokenizer, answer=False) for i in range(len(messages))]
 
     def place(marked: list[Mapping[str, Any]]) -> tuple[int, int] | None:
-        with suppress(Exception):  # a template may reject a system message, or the mark
-            return _differing(formatted, applied(marked))
+        with suppress(InputError):  # a template may reject a system message, or the mark
+            return _differing(whole, formatted(marked, tokenizer))
         return None
 
     turns, contents, cursor = list[Turn](), list[tuple[int, int]](), 0
     system: Mapping[str, Any] = {"role": "system", "content": _MARK}
     if (content := place([system, *messages])) is not None and content[0] < content[1]:  # the template's system message
-        suffix = applied([system], False).partition(_MARK)[2]
-        cursor = content[1] + (len(suffix) if formatted.startswith(suffix, content[1]) else 0)
+        suffix = formatted([system], tokenizer, answer=False).partition(_MARK)[2]
+        cursor = content[1] + (len(suffix) if whole.startswith(suffix, content[1]) else 0)
         turns, contents = [("system", 0, cursor)], [content]
     for i, (message, so_far) in enumerate(zip(messages, ends, strict=True)):
         content = place([*messages[:i], {**message, "content": _MARK}, *messages[i + 1 :]])
-        end = max(content[1] if content else 0, len(so_far) if formatted.startswith(so_far) else 0)
+        end = max(content[1] if content else 0, len(so_far) if whole.startswith(so_far) else 0)
         if end > cursor:
             turns.append((message["role"], cursor, end))
             contents.append(content or (cursor, end))
             cursor = end
-    return Prompt(_encoded(tokenizer, formatted, False), formatted, False, turns, contents)
+    return Prompt(_encoded(tokenizer, whole, False), whole, False, turns, contents)
 
 
 def _differing(whole: str, marked: str) -> tuple[int, int] | None:

@@ -219,18 +219,24 @@ def _with_places(text: str, token: str, pictures: int, processor: Any) -> str:
     if template is None:
         return token * pictures + text
     content = [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": text}]
-    return _formatted([{"role": "user", "content": content}], processor)
+    return formatted([{"role": "user", "content": content}], processor)
 
 
-def _formatted(messages: list[dict[str, Any]], processor: Any) -> str:
-    """Apply the chat template of a processor to messages, up to the beginning of the answer."""
-    owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
-    if getattr(owner, "chat_template", None) is None:
-        raise InputError("this processor has no chat template, so messages cannot be turned into text: pass a text")
+def formatted(messages: Sequence[Mapping[str, Any]], processor: Any, answer: bool = True) -> str:
+    """Apply the chat template of a processor or tokenizer to messages; with ``answer``, up to the beginning of the
+    answer.
+
+    Raises:
+        InputError: there is no template, or it rejects the messages.
+    """
+    owner = processor if getattr(processor, "chat_template", None) else getattr(processor, "tokenizer", processor)
+    kind = "tokenizer" if owner is processor and not hasattr(processor, "tokenizer") else "processor"
+    if not getattr(owner, "chat_template", None):
+        raise InputError(f"this {kind} has no chat template, so messages cannot be turned into text: pass a text")
     try:
-        return str(owner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(owner.apply_chat_template(messages, add_generation_prompt=answer, tokenize=False))
     except Exception as error:  # a template may raise any error
-        raise InputError(f"the processor's chat template rejects these messages: {error}") from error
+        raise InputError(f"the {kind}'s chat template rejects these messages: {error}") from error
 
 
 def is_chat(value: Any) -> bool:
@@ -290,7 +296,7 @@ def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, lis
         {**message, "content": [part if part["type"] == "text" else {"type": "image"} for part in content]}
         for message, content in zip(messages, contents, strict=True)
     ]
-    text, token = _formatted(written, processor), _word(getattr(processor, "image_token", None))
+    text, token = formatted(written, processor), _word(getattr(processor, "image_token", None))
     if token is not None and text.count(token) != len(shown):
         raise InputError(f"the chat template does not write one {token} for each picture: pass a text that has them")
     return text, shown
