@@ -136,7 +136,7 @@ def test_session_memory_is_limited():
     for i in range(40):
         session.once(str(i), lambda: np.zeros(10**5, np.uint8))
     assert session.bytes <= 10**6
-    assert list(session.made) == [str(i) for i in range(30, 40)]
+    assert list(session.cache) == [str(i) for i in range(30, 40)]
 
 
 def test_shared_objects_are_counted_once():
@@ -152,8 +152,8 @@ def test_total_session_memory_is_limited(monkeypatch):
     for session in sessions:
         session.once("x", lambda: np.zeros(10**6, np.uint8))
     assert sum(session.bytes for session in sessions) <= 3 * 10**6
-    assert sessions[-1].made
-    assert not sessions[0].made
+    assert sessions[-1].cache
+    assert not sessions[0].cache
 
 
 def test_session_of_departed_visitor_is_cleared_unless_visitor_returns(monkeypatch):
@@ -164,8 +164,8 @@ def test_session_of_departed_visitor_is_cleared_unless_visitor_returns(monkeypat
     returned.visit(here=True)
     monkeypatch.setattr(visitor_session, "GONE", 0.0)
     VisitorSession().once("y", lambda: b"y")
-    assert not departed.made
-    assert returned.made
+    assert not departed.cache
+    assert returned.cache
 
 
 def test_model_is_not_counted_in_session_memory(handlers):

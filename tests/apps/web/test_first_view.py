@@ -91,7 +91,7 @@ def test_session_copy_has_only_stored_example(opened):
     visitor.session.keep("made", "for this visitor")
     copied = copy.deepcopy(visitor.session)
     assert copied.view is visitor.session.view
-    assert copied.made == {}
+    assert copied.cache == {}
     copied.forget()
     assert visitor.session.results
 
@@ -100,7 +100,7 @@ def test_session_copy_has_only_stored_example(opened):
 def test_first_example_of_kind_is_explained_after_switch(visitor, kind):
     shown = after_switch(visitor, kind)
     assert "in all" in shown["status"]
-    assert visitor.session.view.asked.model == START_MODEL[kind]
+    assert visitor.session.view.page_input.model == START_MODEL[kind]
     assert shown["sentence"]["value"] == (examples.SENTENCES if kind == "text" else examples.PROMPTS)[0]
     switched = after_switch(visitor, "answer" if kind == "text" else "text", sentence=shown["sentence"]["value"])
     assert "in all" in switched["status"]  # examples are replaced, user input is not
@@ -132,10 +132,10 @@ def test_unchanged_field_updates_nothing(visitor):
 
 
 def test_changed_setting_reruns_only_displayed_input(visitor):
-    assert list(visitor.handlers.again(visitor.session, visitor.entered(SENTENCE))) == []
+    assert list(visitor.handlers.explain_again(visitor.session, visitor.entered(SENTENCE))) == []
     visitor.explain(SENTENCE)
-    assert list(visitor.handlers.again(visitor.session, visitor.entered(SENTENCE, classes=["0"])))
-    assert list(visitor.handlers.again(visitor.session, visitor.entered("Another one.", classes=["0"]))) == []
+    assert list(visitor.handlers.explain_again(visitor.session, visitor.entered(SENTENCE, classes=["0"])))
+    assert list(visitor.handlers.explain_again(visitor.session, visitor.entered("Another one.", classes=["0"]))) == []
 
 
 def test_models_are_loaded_at_start_and_failures_are_not_logged(handlers, tmp_path, monkeypatch, caplog):

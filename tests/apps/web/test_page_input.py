@@ -205,7 +205,7 @@ def test_abandoned_answer_ends_generation():
             ended.append(True)
 
     session = VisitorSession()
-    shown = answers.as_written(make, session.track(), lambda text: {"board": text})
+    shown = answers.stream_text(make, session.track(), lambda text: {"board": text})
     assert [next(shown)["board"], next(shown)["board"]] == ["0", "1"]
     shown.close()
     assert ended == [True]
@@ -235,7 +235,7 @@ def test_reload_shows_same_answer(visitor):
     reloaded = Visitor(visitor.handlers)
     shown = restored(reloaded, "#" + before["address"])
     assert reloaded.session.view.methods == visitor.session.view.methods
-    assert (reloaded.session.view.asked.length, reloaded.session.view.asked.chat) == (2, False)
+    assert (reloaded.session.view.page_input.length, reloaded.session.view.page_input.chat) == (2, False)
     np.testing.assert_array_equal(generation_of(reloaded).matrix.numpy(), generation_of(visitor).matrix.numpy())
     assert shown["address"] == before["address"]
     assert shown["sentence"]["value"] == QUESTION

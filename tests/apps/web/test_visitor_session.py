@@ -228,7 +228,7 @@ def test_visitors_share_only_models(handlers):
     second.explain("A dull and lifeless mess.")
     files = [json.loads(base64.b64decode(v.handlers.download(v.session, "json")["base64"])) for v in (first, second)]
     assert [f["explanations"][0]["texts"] for f in files] == [[SENTENCE], ["A dull and lifeless mess."]]
-    assert not set(first.session.made) & set(second.session.made)
+    assert not set(first.session.cache) & set(second.session.cache)
 
 
 def test_injected_markup_is_escaped(visitor):

@@ -17,19 +17,19 @@ from whyformer.errors import InputError
 _DRAWING = ("style", "opacity", "keep")
 
 
-def written(view: View, uploads: Path) -> str:
+def fragment(view: View, uploads: Path) -> str:
     """Return the fragment for a view, with the controls that differ from the defaults; a picture is named by its path
     inside the folder of uploads."""
-    asked = view.asked
-    shown = {*FIELDS[asked.kind], *(_DRAWING if asked.kind == "image" else ()), "checkpoint"} - {"classes"}
-    values, defaults = asdict(asked), asdict(PageInput(asked.kind))
-    facts = {name: values[name] for name in CONTROLS if name in shown and values[name] != defaults[name]}
+    page_input = view.page_input
+    names = {*FIELDS[page_input.kind], *(_DRAWING if page_input.kind == "image" else ()), "checkpoint"} - {"classes"}
+    values, defaults = asdict(page_input), asdict(PageInput(page_input.kind))
+    facts = {name: values[name] for name in CONTROLS if name in names and values[name] != defaults[name]}
     facts |= {name: 1 for name, value in facts.items() if value is True}
     if "picture" in facts:
         facts["picture"] = Path(facts["picture"]).resolve().relative_to(uploads.resolve()).as_posix()
     lists = {name: ",".join(values[name]) for name in ("methods", "classes")}
     changed = {method: settings for method, settings in view.methods if settings}
-    facts = {"kind": asked.kind, **facts, "model": asked.model, **lists}
+    facts = {"kind": page_input.kind, **facts, "model": page_input.model, **lists}
     return urlencode(facts | ({"settings": json.dumps(changed)} if changed else {}))
 
 

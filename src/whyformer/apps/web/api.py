@@ -44,16 +44,16 @@ def endpoint(handlers: Handlers) -> Any:
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
         entered |= {"classes": call.targets, "model": model_for(kind, call.model, "model")}
-        asked = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | entered)
+        page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
-        loaded, view, prediction = handlers.full_view(session, asked)
+        loaded, view, prediction = handlers.full_view(session, page_input)
         best = visitor_session.ranked(prediction)[:5]
         maps = list(visitor_session.explain(session, loaded, view, track))
         results = [e for e in maps if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
-            "model": asked.model,
+            "model": page_input.model,
             "top": [
                 {"class": i, "name": name} | ({"value": number} if share is None else {"probability": share})
                 for i, name, number, share in best

@@ -16,22 +16,22 @@ from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks
 from whyformer.show.html import render
 
-Given = Mapping[str, Mapping[str, Any]]
+Settings = Mapping[str, Mapping[str, Any]]
 
 
-def form(methods: Sequence[str], given: Given, blocks: int) -> str:
+def form(methods: Sequence[str], values: Settings, blocks: int) -> str:
     """Return the form as HTML, with a group of fields for each method.
 
     Args:
         methods: names of methods.
-        given: method -> values that were chosen.
+        values: method -> settings that were changed.
         blocks: number of the model's blocks; 0 if unknown.
     """
     groups = []
     for name in methods:
-        method, chosen = find(name), dict(given.get(name, {}))
-        fields = [_field(method, key, chosen.get(key, default), blocks) for key, default in method.settings.items()]
-        groups.append((method, fields, bool(chosen)))
+        method, changed = find(name), dict(values.get(name, {}))
+        fields = [_field(method, key, changed.get(key, default), blocks) for key, default in method.settings.items()]
+        groups.append((method, fields, bool(changed)))
     return render("web/form.html", groups=groups)
 
 
@@ -40,9 +40,9 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
     check, default = method.checks.get(key), method.settings[key]
     named = {"key": key, "name": key.replace("_", " "), "hint": check[0] if check else "", "value": value}
     if check is AGGREGATION:
-        chosen = value if isinstance(value, Mapping) else {}
+        selected = value if isinstance(value, Mapping) else {}
         parts = {"heads": HEADS, "layers": LAYERS, "rows": ROWS}
-        choices = {part: _choices([None, *known], chosen.get(part), "as published") for part, known in parts.items()}
+        choices = {part: _choices([None, *valid], selected.get(part), "as published") for part, valid in parts.items()}
         return {**named, "kind": "parts", "parts": choices}
     if isinstance(default, bool):
         return {**named, "kind": "flag"}
@@ -61,10 +61,10 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
     return {**named, "kind": "text", "value": "" if value is None else json.dumps(value)}
 
 
-def _choices(values: Sequence[Any], chosen: Any, first: str = "none") -> list[tuple[str, str, bool]]:
-    """Return (value as JSON, name, True if chosen) of each choice."""
+def _choices(values: Sequence[Any], selected: Any, first: str = "none") -> list[tuple[str, str, bool]]:
+    """Return (value as JSON, name, True if selected) of each choice."""
     names = [first if v is None else str(v).replace("_", " ") for v in values]
-    same = [v == chosen and type(v) is type(chosen) for v in values]
+    same = [v == selected and type(v) is type(selected) for v in values]
     return list(zip(map(json.dumps, values), names, same, strict=True))
 
 
@@ -86,17 +86,17 @@ def read_form(raw: Any) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def chosen(asked: PageInput, blocks: int) -> tuple[tuple[str, dict[str, Any]], ...]:
+def methods_of(page_input: PageInput, blocks: int) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Return (name, settings that differ from the defaults) of each chosen method, checked."""
-    settings = read_form(asked.settings)
-    names = dict.fromkeys(find(name).name for name in asked.methods)
+    settings = read_form(page_input.settings)
+    names = dict.fromkeys(find(name).name for name in page_input.methods)
     return tuple((name, changed(name, settings.get(name, {}), blocks)) for name in names)
 
 
-def changed(name: str, given: Mapping[str, Any], blocks: int) -> dict[str, Any]:
+def changed(name: str, values: Mapping[str, Any], blocks: int) -> dict[str, Any]:
     """Return the settings that differ from the method's defaults, checked. Block -1 of four equals block 3."""
     method = find(name)
-    full = method.complete(dict(given))
+    full = method.complete(dict(values))
     different = {}
     for key, value in full.items():
         default = method.settings[key]

@@ -39,9 +39,9 @@ PROMPTS = ("what is on the left ?", "read from left to right :", "read from righ
 def offered(kind: str) -> str:
     """Return the buttons of the examples of a kind as HTML."""
     pictures = [(p.stem, data_uri(p.read_bytes())) for p in PICTURES]
-    asked = [(*picture, prompt) for picture, prompt in zip(pictures, PROMPTS, strict=True)]
-    shown: Sequence[Any] = {"image": pictures, "text": SENTENCES, "answer": asked}[kind]
-    return render("web/examples.html", kind=kind, shown=shown)
+    prompts = [(*picture, prompt) for picture, prompt in zip(pictures, PROMPTS, strict=True)]
+    items: Sequence[Any] = {"image": pictures, "text": SENTENCES, "answer": prompts}[kind]
+    return render("web/examples.html", kind=kind, items=items)
 
 
 def entered(kind: str, number: Any, uploads: Path) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def copied(picture: Path, uploads: Path) -> Path:
     return place
 
 
-def untouched(asked: PageInput, uploads: Path) -> bool:
+def untouched(page_input: PageInput, uploads: Path) -> bool:
     """Return True if the fields are empty or hold an example."""
-    entered = asked.picture is not None and Path(str(asked.picture)).parent != uploads / FOLDER
-    typed = asked.pair or asked.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
-    return not (entered and asked.kind != "text") and not (typed and asked.kind != "image")
+    entered = page_input.picture is not None and Path(str(page_input.picture)).parent != uploads / FOLDER
+    typed = page_input.pair or page_input.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
+    return not (entered and page_input.kind != "text") and not (typed and page_input.kind != "image")
 
 
 @cache

@@ -86,38 +86,39 @@ class Handlers:
         opened = self.limits.picture(picture, self.uploads)
         return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
-    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, Explanation]:
+    def ready(self, session: VisitorSession, page_input: PageInput) -> tuple[Loaded, View, Explanation]:
         """Return the model, the view without methods, and the prediction."""
-        source = self.source(asked.kind, asked.picture, asked.sentence)
-        loaded = self.catalogue.load(asked.model)
+        source = self.source(page_input.kind, page_input.picture, page_input.sentence)
+        loaded = self.catalogue.load(page_input.model)
         if loaded.modality != source.kind:
-            raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
-        if asked.pair:
-            self.limits.text(asked.pair)
-        view = View(asked, self.catalogue.place(asked.model), source)
+            reads = loaded.reads
+            raise InputError(f"{page_input.model} reads {reads}: choose another model, or give it {reads}")
+        if page_input.pair:
+            self.limits.text(page_input.pair)
+        view = View(page_input, self.catalogue.place(page_input.model), source)
         return loaded, view, visitor_session.predict(session, loaded, view)
 
-    def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, Explanation]:
+    def full_view(self, session: VisitorSession, page_input: PageInput) -> tuple[Loaded, View, Explanation]:
         """Return the model, the view and the prediction, checked."""
-        if not asked.methods:
+        if not page_input.methods:
             raise InputError("choose at least one method")
-        for name in asked.methods:  # checked before a model is loaded
+        for name in page_input.methods:  # checked before a model is loaded
             find(name)
-        loaded, view, prediction = self.ready(session, asked)
-        chosen = controls.chosen(asked, controls.blocks_of(loaded))
-        targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
+        loaded, view, prediction = self.ready(session, page_input)
+        methods = controls.methods_of(page_input, controls.blocks_of(loaded))
+        targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in page_input.classes]
         classes = tuple(dict.fromkeys(targets)) or (visitor_session.ranked(prediction)[0][0],)
-        if (count := len(chosen) * len(classes)) > self.limits.maps:
+        if (count := len(methods) * len(classes)) > self.limits.maps:
             raise InputError(
-                f"{len(chosen)} methods for {len(classes)} classes are {count} maps; at most {self.limits.maps} are "
+                f"{len(methods)} methods for {len(classes)} classes are {count} maps; at most {self.limits.maps} are "
                 "drawn at once: choose fewer"
             )
-        return loaded, replace(view, methods=chosen, targets=classes), prediction
+        return loaded, replace(view, methods=methods, targets=classes), prediction
 
-    def form(self, asked: PageInput) -> str:
+    def form(self, page_input: PageInput) -> str:
         """Return the form of settings as HTML."""
-        blocks = controls.blocks_of(self.catalogue.get(asked.model))
-        return controls.form(asked.methods, controls.read_form(asked.settings), blocks)
+        blocks = controls.blocks_of(self.catalogue.get(page_input.model))
+        return controls.form(page_input.methods, controls.read_form(page_input.settings), blocks)
 
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, session: VisitorSession, kind: str, number: int | None = None) -> Updates:
@@ -125,8 +126,8 @@ class Handlers:
         session.leave(number)
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
-        chosen = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
-        return updates | chosen | {"decided": False, "says": "", "examples": examples.offered(kind)}
+        defaults = {"model": START_MODEL[kind], "methods": gr.update(choices=offered(kind))}
+        return updates | defaults | {"decided": False, "says": "", "examples": examples.offered(kind)}
 
     def example(self, _: VisitorSession, kind: str, number: Any, named: bool) -> Updates:
         """Enter an example, and the model for such examples unless the visitor has chosen one (``named``)."""
@@ -152,31 +153,31 @@ class Handlers:
         nothing: Updates = {"says": "", "classes": gr.update(choices=[], value=[])}
         try:
             with sentences():
-                asked = PageInput.read(entered)
-                if session.seen == asked.subject:
+                page_input = PageInput.read(entered)
+                if session.subject == page_input.subject:
                     return
-                session.seen = None
-                if message := missing(asked.kind, asked.picture, asked.sentence):
+                session.subject = None
+                if message := missing(page_input.kind, page_input.picture, page_input.sentence):
                     # the same message as that of Explain, because this may follow it
                     yield nothing | {"status": status(message)}
                     return
-                if asked.model and not self.catalogue.get(asked.model):
-                    yield {"status": self.loading(asked)}
-                if asked.kind == "answer":
+                if page_input.model and not self.catalogue.get(page_input.model):
+                    yield {"status": self.loading(page_input)}
+                if page_input.kind == "answer":
                     # the same checks as those of Explain, because this may follow it
-                    answers.view_of(self, asked)
-                    shown: Updates = {"says": ""}
+                    answers.view_of(self, page_input)
+                    updates: Updates = {"says": ""}
                 else:
-                    shown = predicted(asked, self.ready(session, asked)[2])
-                yield shown | {"form": self.form(asked), "status": status("Ready: press Explain.")}
-                session.seen = asked.subject
+                    updates = predicted(page_input, self.ready(session, page_input)[2])
+                yield updates | {"form": self.form(page_input), "status": status("Ready: press Explain.")}
+                session.subject = page_input.subject
         except PageError as error:
             yield nothing | {"status": status(str(error), error=True)}
 
-    def loading(self, asked: PageInput) -> str:
+    def loading(self, page_input: PageInput) -> str:
         """Return the status line for a model that is being loaded."""
-        self.catalogue.place(asked.model)
-        return status(f"Loading {asked.model} …", busy=True)
+        self.catalogue.place(page_input.model)
+        return status(f"Loading {page_input.model} …", busy=True)
 
     def settings(self, session: VisitorSession, entered: Entered) -> Iterator[Updates]:
         """Show the form of the chosen methods, with the settings chosen before."""
@@ -203,14 +204,14 @@ class Handlers:
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
-                asked = PageInput.read(entered)
-                known = self.catalogue.get(asked.model)
-                yield {"status": status("Reading the input …", busy=True) if known else self.loading(asked)}
-                if asked.kind == "answer":
-                    yield from answers.ask(self, session, asked, track)
-                    session.seen = asked.subject
+                page_input = PageInput.read(entered)
+                is_loaded = self.catalogue.get(page_input.model)
+                yield {"status": status("Reading the input …", busy=True) if is_loaded else self.loading(page_input)}
+                if page_input.kind == "answer":
+                    yield from answers.ask(self, session, page_input, track)
+                    session.subject = page_input.subject
                     return
-                loaded, view, _ = self.full_view(session, asked)
+                loaded, view, _ = self.full_view(session, page_input)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for result in visitor_session.explain(session, loaded, view, track):
                     refused.append(result) if isinstance(result, Refusal) else results.append(result)
@@ -218,11 +219,11 @@ class Handlers:
                     yield {"status": status(f"{len(results)} of {amount(total, 'map')} …", busy=True), "board": drawn}
                 if not results:
                     raise PageError("No method gave a map; the list says why.")
-                session.seen, session.view, session.results = asked.subject, view, results
+                session.subject, session.view, session.results = page_input.subject, view, results
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 measuring = status(f"{done}; measuring how faithful they are …", busy=True)
                 around = reproduce.surroundings(view)
-                yield around | {"status": measuring, "trust": "", "address": address.written(view, self.uploads)}
+                yield around | {"status": measuring, "trust": "", "address": address.fragment(view, self.uploads)}
                 judged = []
                 for i, (e, figures) in enumerate(visitor_session.judge(session, loaded, view, list(results), track)):
                     judged.append((e, figures.figures() if isinstance(figures, Trust) else figures))
@@ -237,21 +238,21 @@ class Handlers:
         except PageError as error:
             yield {"status": status(str(error), error=str(error) != CANCELLED)}
 
-    def again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
+    def explain_again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Explain again after a change of a class or a setting, if the input has been explained."""
         with suppress(InputError):
-            if session.view is not None and PageInput.read(entered).subject == session.view.asked.subject:
+            if session.view is not None and PageInput.read(entered).subject == session.view.page_input.subject:
                 yield from self.explain(session, entered, progress)
 
     def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> Iterator[Updates]:
         """Draw the same maps with another look."""
         if session.view is None or session.view.source.kind == "text":  # a prompt too
             return
-        asked = replace(session.view.asked, **drawing_of(style, opacity, keep))
-        session.view = replace(session.view, asked=asked)
+        page_input = replace(session.view.page_input, **drawing_of(style, opacity, keep))
+        session.view = replace(session.view, page_input=page_input)
         drawn = maps.board(session, session.view, session.results)
-        shown = {"board": drawn, "code": reproduce.recipe(session.view)}
-        yield shown if session.view.stored else shown | {"address": address.written(session.view, self.uploads)}
+        updates = {"board": drawn, "code": reproduce.recipe(session.view)}
+        yield updates if session.view.stored else updates | {"address": address.fragment(session.view, self.uploads)}
 
     def word(self, session: VisitorSession, number: int, block: str | None) -> Iterator[Updates]:
         """Show the words that a word attends to, and the blocks to choose from."""
@@ -260,7 +261,7 @@ class Handlers:
             return
         try:
             with sentences():
-                matrices = visitor_session.attention(session, self.catalogue.load(view.asked.model), view)
+                matrices = visitor_session.attention(session, self.catalogue.load(view.page_input.model), view)
                 index = int(block) if block and block.isdecimal() and int(block) < len(matrices) else None
                 html = maps.attended(session.results[0], matrices, int(number), index)
         except PageError as error:
@@ -315,14 +316,14 @@ def offered(kind: str) -> list[tuple[str, str]]:
     return [(name, name) for names in grouped(families).values() for name in names]
 
 
-def predicted(asked: PageInput, e: Explanation, model: str = "The model") -> Updates:
+def predicted(page_input: PageInput, e: Explanation, model: str = "The model") -> Updates:
     """Return updates with the prediction and the classes to choose from: the five most probable classes with their
     probabilities, then all others by index."""
     classes = visitor_session.ranked(e)
     best = {i: name if share is None else f"{name} ({100 * share:.1f} %)" for i, name, _, share in classes[:5]}
     rest = {i: name for i, name, *_ in sorted(classes) if i not in best}
     choices = [(name, f"#{i}") for i, name in (best | rest).items()]
-    valid = [c for c in asked.classes if c in dict(choices).values()]
-    chosen = valid or [f"#{classes[0][0]}"]
-    says = piece("classes", model=model, classes=classes[:5], chosen=chosen)
+    valid = [c for c in page_input.classes if c in dict(choices).values()]
+    selected = valid or [f"#{classes[0][0]}"]
+    says = piece("classes", model=model, classes=classes[:5], chosen=selected)
     return {"says": says, "classes": gr.update(choices=choices, value=valid)}

@@ -42,10 +42,10 @@ def board(
 
 def _original(e: Explanation) -> dict[str, Any] | None:
     """Return a small picture with a frame around the part that the model reads; None if it reads the whole picture."""
-    shown = painting.base(e) if painting.drawable(e) else None
-    if shown is None or (shares := _shares(e, e.boxes()[1])) == (0, 0, 1, 1):
+    picture = painting.base(e) if painting.drawable(e) else None
+    if picture is None or (shares := _shares(e, e.boxes()[1])) == (0, 0, 1, 1):
         return None
-    small = shown.convert("RGB")
+    small = picture.convert("RGB")
     small.thumbnail((PIXELS // 2, PIXELS // 2), reducing_gap=2.0)
     place = ";".join(f"{k}:{100 * s:.2f}%" for k, s in zip(("left", "top", "width", "height"), shares, strict=True))
     return {"source": _uri(small), "frame": place}

@@ -52,9 +52,12 @@ def _components(handlers: Handlers) -> dict[str, Any]:
     parts["decided"] = gr.State(False)
 
     def add(name: str, component: type[Any] = gr.HTML, *values: Any, **arguments: Any) -> Any:
-        shown = start.get(name, {})
-        shown = {k: v for k, v in shown.items() if k != "__type__"} if isinstance(shown, dict) else {"value": shown}
-        parts[name] = component(*values, **arguments | shown, elem_id=f"wf-{name}")
+        properties = start.get(name, {})
+        if isinstance(properties, dict):
+            properties = {k: v for k, v in properties.items() if k != "__type__"}
+        else:
+            properties = {"value": properties}
+        parts[name] = component(*values, **arguments | properties, elem_id=f"wf-{name}")
         return parts[name]
 
     gr.HTML(piece("head"))
@@ -258,7 +261,7 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     handlers, parts = wires.handlers, wires.parts
     go, says, classes, form = (parts[name] for name in ("explain", "says", "classes", "form"))
 
-    def chosen(_: VisitorSession, event: gr.EventData) -> Updates:
+    def choose_classes(_: VisitorSession, event: gr.EventData) -> Updates:
         """Choose the classes to explain after a click on a bar."""
         names = getattr(event, "classes", None)
         return {"classes": list(map(str, names))} if isinstance(names, list) and names else {}
@@ -267,11 +270,11 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
         return {"file": handlers.download(session, kind)}
 
     settings = [classes.input, form.input, parts["checkpoint"].input]
-    explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.again))
+    explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.explain_again))
     go.click(None, None, parts["status"], js=_WAIT, **wires.private)
     running = [go.click(trigger_mode="once", **explain)]
     running += [event(trigger_mode="always_last", **again) for event in settings]
-    running.append(says.click(**wires.fill(chosen, [], ["classes"])).then(**explain))
+    running.append(says.click(**wires.fill(choose_classes, [], ["classes"])).then(**explain))
     classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
     parts["cancel"].click(**wires.fill(handlers.stop, [], ["status"]), cancels=running)
     # also in the browser: gradio may close the stream of answers when it cancels what runs, and lose this one

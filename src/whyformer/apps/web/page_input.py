@@ -72,7 +72,7 @@ class PageInput:
         kind, picture, sentence, pair, length = (entered[n] for n in ("kind", "picture", "sentence", "pair", "length"))
         if not isinstance(kind, str) or kind not in FIELDS:
             raise InputError("choose a picture, a sentence or an answer")
-        names, wanted = (
+        names, classes = (
             # a JSON number is an index, even if a class has a number as its name
             [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
             for c in (entered["methods"], entered["classes"])
@@ -84,7 +84,7 @@ class PageInput:
             pair=pair.strip() if kind == "text" and isinstance(pair, str) else "",
             model=str(entered["model"] or ""),
             methods=names,
-            classes=wanted,
+            classes=classes,
             truncate=kind == "text" and bool(entered["truncate"]),
             checkpoint=bool(entered["checkpoint"]),
             **drawing_of(entered["style"], entered["opacity"], entered["keep"]),

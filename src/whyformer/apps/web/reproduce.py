@@ -60,7 +60,7 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
     odd = source.startswith("-") or "\n" in source or " " not in source
     risky = view.source.kind == "text" and (odd or source.lower().endswith((*SUFFIXES, ".txt")))
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
-    parts += ["--pair", view.asked.pair] if view.asked.pair else []
+    parts += ["--pair", view.page_input.pair] if view.page_input.pair else []
     parts += ["--model", view.place, "--method", ",".join(methods)]
     for target in view.targets:
         parts += ["--target", str(target)]
@@ -68,10 +68,10 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     for option, value in view.look.items():
         parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
-    parts += [f"--{name}" for name in view.asked.options.named]
+    parts += [f"--{name}" for name in view.page_input.options.named]
     parts += ["--image", view.picture.title] if view.picture is not None else []
-    parts += ["--chat"] if view.asked.chat else []
-    parts += ["-n", str(view.asked.length)] if view.asks else ["--format", "png,html,json"]
+    parts += ["--chat"] if view.page_input.chat else []
+    parts += ["-n", str(view.page_input.length)] if view.asks else ["--format", "png,html,json"]
     line = shlex.join(parts)
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
 

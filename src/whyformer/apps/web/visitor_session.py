@@ -51,7 +51,7 @@ class View:
     """Everything that a result depends on. The page, files, snippet and command line are derived from it.
 
     Attributes:
-        asked: the values of the controls, with the name of the model in the catalogue.
+        page_input: the values of the controls, with the name of the model in the catalogue.
         place: name or folder of the model for :func:`whyformer.explain`.
         source: the input, or the prompt of an answer.
         methods: (name, settings that differ from the defaults), in the order of the page.
@@ -60,7 +60,7 @@ class View:
         stored: True for the stored example, which no model of this server computed.
     """
 
-    asked: PageInput
+    page_input: PageInput
     place: str
     source: Argument
     methods: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -71,31 +71,32 @@ class View:
     @property
     def asks(self) -> bool:
         """True if the input is a prompt and its answer is explained."""
-        return self.asked.kind == "answer"
+        return self.page_input.kind == "answer"
 
     @property
     def content(self) -> Any:
         """The input of the model."""
-        return {"text": self.source.content, "text_pair": self.asked.pair} if self.asked.pair else self.source.content
+        text, pair = self.source.content, self.page_input.pair
+        return {"text": text, "text_pair": pair} if pair else text
 
     @property
     def prompt(self) -> Any:
         """The prompt of an answer: a text, or a message."""
-        return [{"role": "user", "content": self.source.content}] if self.asked.chat else self.source.content
+        return [{"role": "user", "content": self.source.content}] if self.page_input.chat else self.source.content
 
     @property
     def look(self) -> dict[str, Any]:
         """Options of :class:`whyformer.show.look.Look` for maps on pictures; the scores do not depend on it."""
-        return self.asked.look if self.source.kind == "image" else {}
+        return self.page_input.look if self.source.kind == "image" else {}
 
     def key(self, *more: Any) -> str:
         """Return the cache key of a value that depends on the model, the input and ``more``."""
-        subject = [self.place, self.source.digest, self.asked.pair, self.asked.options.named]
+        subject = [self.place, self.source.digest, self.page_input.pair, self.page_input.options.named]
         return json.dumps([*subject, *more], sort_keys=True, default=str)
 
 
 class VisitorSession:
-    """The state of one visitor. ``made`` caches results by their keys, so that nothing is computed twice.
+    """The state of one visitor. ``cache`` holds results by their keys, so that nothing is computed twice.
 
     This is no dataclass, because gradio would convert one to JSON for the browser.
 
@@ -114,30 +115,30 @@ class VisitorSession:
     def __deepcopy__(self, memo: Mapping[int, Any]) -> VisitorSession:
         # gradio copies the initial state for each visitor; the copy has the stored example only
         fresh = VisitorSession(self.most)
-        fresh.seen, fresh.view, fresh.results = self.seen, self.view, list(self.results)
+        fresh.subject, fresh.view, fresh.results = self.subject, self.view, list(self.results)
         return fresh
 
     def forget(self) -> None:
         """Remove the results and the cache."""
-        self.made: dict[str, Any] = {}
+        self.cache: dict[str, Any] = {}
         self.bytes = 0
-        self.seen: Any = None  # PageInput.subject of the prediction that the page shows
+        self.subject: Any = None  # PageInput.subject of the prediction that the page shows
         self.view: View | None = None
         self.results: list[Any] = []  # Explanations, or one Generation
         self.used = time.monotonic()
 
     def once(self, key: str, make: Callable[[], Value]) -> Value:
         """Return the cached value of ``key``, computed with ``make`` if there is none."""
-        value: Value = self.made[key] if key in self.made else make()
+        value: Value = self.cache[key] if key in self.cache else make()
         self.keep(key, value)
         return value
 
     def keep(self, key: str, value: Any) -> None:
         """Add a value to the cache, and drop the oldest values while it is too large."""
-        self.made.pop(key, None)
-        self.made[key], self.used = value, time.monotonic()
-        while (size := memory_of(self.made)) > self.most:
-            del self.made[next(iter(self.made))]
+        self.cache.pop(key, None)
+        self.cache[key], self.used = value, time.monotonic()
+        while (size := memory_of(self.cache)) > self.most:
+            del self.cache[next(iter(self.cache))]
         self.bytes = size
         for other in sorted(_SESSIONS, key=lambda session: session.used):
             gone = other.left is not None and time.monotonic() - other.left > GONE
@@ -154,7 +155,7 @@ class VisitorSession:
         """End what runs and waits for inputs before that of a number; by default for all inputs until now."""
         number = self.number + 1 if number is None else number
         if number > self.number:
-            self.number, self.seen = number, None
+            self.number, self.subject = number, None
             self.stop.set()
 
     def visit(self, here: bool) -> None:
@@ -223,7 +224,7 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
     """Return the model prepared with the input of a view, from the cache if possible."""
 
     def make() -> Prepared:
-        return Explainer(loaded, **view.asked.options.named).prepare(view.content)
+        return Explainer(loaded, **view.page_input.options.named).prepare(view.content)
 
     return session.once(view.key("ready"), make)
 
@@ -250,9 +251,9 @@ def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -
 
     def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
         any_class, this_class = view.key("map", *key[:2], "any class"), view.key("map", *key)
-        e: Explanation = session.made[any_class] if any_class in session.made else session.once(this_class, make)
+        e: Explanation = session.cache[any_class] if any_class in session.cache else session.once(this_class, make)
         if e.diagnostics.get("class_specific") is False:
-            session.made.pop(this_class, None)
+            session.cache.pop(this_class, None)
             session.keep(any_class, e)
         return e
 
@@ -280,7 +281,7 @@ def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """Return the attention maps ``[L, Q, K]`` of all blocks for a text, averaged over heads."""
 
     def make() -> Tensor:
-        maps = Explainer(loaded, **view.asked.options.named).attention_maps(view.content)
+        maps = Explainer(loaded, **view.page_input.options.named).attention_maps(view.content)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     return session.once(view.key("attention"), make)
