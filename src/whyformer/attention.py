@@ -260,7 +260,7 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
             verdict=NOT_YET,
         )
     work = streams.begin(task, only=task.structure.alone(task.inputs.name))
-    passed, numbers, observed = work.passed, work.attentions_for(Aggregation()), dict[int, Tensor]()
+    map_pass, numbers, observed = work.map_pass, work.attentions_for(Aggregation()), dict[int, Tensor]()
 
     def keep(index: int, maps: Tensor) -> None:
         observed[index] = maps.detach().cpu()
@@ -272,10 +272,10 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
     else:
         _, readouts = work.read_rows()
         for number in numbers:
-            keep(number, passed.map(number))
-            passed.release()
+            keep(number, map_pass.map(number))
+            map_pass.release()
     (row,) = readouts.values()
-    return task, [observed[number] for number in numbers if number in observed], row, passed.logits.detach()
+    return task, [observed[number] for number in numbers if number in observed], row, map_pass.logits.detach()
 
 
 def _placement(

@@ -90,7 +90,7 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
     scores = whyformer.explain(*build(name), method="alti").scores
     torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
-    for block in vectors.passed.attentions:
+    for block in vectors.map_pass.attentions:
         mixture = vectors.at(block, "norm")
         assert bool((contributions(mixture) <= mixture.total().abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
 
@@ -99,7 +99,7 @@ def test_norm_of_a_branch_is_not_a_post_norm() -> None:
     """ModernBERT's first block normalises nothing before its attention."""
     for name, expected in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
         vectors = vectors_of(prepared(*build(name)).task(name="test"))
-        for block in vectors.passed.attentions:
+        for block in vectors.map_pass.attentions:
             summed, normed, output = (vectors.at(block, position).total() for position in ("sum", "norm", "output"))
             assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not expected, not expected]
 
@@ -126,7 +126,7 @@ def test_vectors_sum_to_a_hidden_state(name: str) -> None:
     with DispatchRecorder():
         task.forward()
     vectors = vectors_of(task)
-    for block in vectors.passed.attentions:
+    for block in vectors.map_pass.attentions:
         mixture = vectors.at(block, "sum")
         total = mixture.total()
         same_size = [s for s in states if isinstance(s, Tensor) and s.numel() == total.numel()]
@@ -140,7 +140,7 @@ def test_vectors_sum_to_a_hidden_state(name: str) -> None:
 @pytest.mark.parametrize("name", list(ZOO))
 def test_lengths_equal_norms_of_vectors(name: str) -> None:
     vectors = vectors_of(prepared(*build(name)).task(name="test"))
-    for block in vectors.passed.attentions:
+    for block in vectors.map_pass.attentions:
         for position in ("sum", "norm"):
             mixture, lengths = vectors.at(block, position), vectors.lengths(block, position)
             assert lengths is not None

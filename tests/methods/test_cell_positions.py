@@ -119,7 +119,7 @@ def test_cell_is_centered_on_receptive_field_of_its_row(name: str, size: tuple[i
     builder, block, _ = MODELS[name]
     model, x = builder().eval(), pixels(*size)
     structure = open_model(model).prepare(model_inputs(name, x)).task().structure
-    elements = structure.passed.elements(structure.main, structure.passed.name_of(structure.streams[0]))
+    elements = structure.map_pass.elements(structure.main, structure.map_pass.name_of(structure.streams[0]))
     assert elements is not None
     layout = elements[1]
     assert layout.grid is not None and layout.box is not None

@@ -211,14 +211,14 @@ def test_vectors_of_queries_that_depend_on_an_earlier_state() -> None:
     model = randomise(ConditionalDecoder()).double().eval()
     x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
     task = open_model(model.requires_grad_(False)).prepare(x).task(name="norm_attention", target=0)
-    passed = begin(task).passed
-    cross_numbers = [n for n, a in passed.attentions.items() if a.keys is not None and a.keys.shape[1] == TOKENS and not a.is_self]
+    map_pass = begin(task).map_pass
+    cross_numbers = [n for n, a in map_pass.attentions.items() if a.keys is not None and a.keys.shape[1] == TOKENS and not a.is_self]
     assert len(cross_numbers) == 2
     with torch.no_grad():
         model(x)
     for number, cross_attentions in zip(cross_numbers, model.cross_attentions, strict=True):
         weight = cross_attentions.out.weight.unflatten(1, (HEADS, -1))
         parts = torch.einsum("bhij,bhjd,ohd->bijo", cross_attentions.map, cross_attentions.values, weight)
-        mixture = AttentionVectors(task, passed).at(number, "sum")
+        mixture = AttentionVectors(task, map_pass).at(number, "sum")
         torch.testing.assert_close(mixture.of_attention.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(mixture.residual_norms(), cross_attentions.residual.norm(dim=-1), rtol=1e-9, atol=1e-12)

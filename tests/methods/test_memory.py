@@ -67,14 +67,14 @@ def test_maps_of_one_block_are_in_memory_at_a_time(name: str, monkeypatch: pytes
     previous: list[weakref.ref[torch.Tensor]] = []
     walk = Task.walk
 
-    def watched(task: Task, passed: Any, rules: Any, on_map: Any, blocks: Any, **options: Any) -> Any:
+    def watched(task: Task, map_pass: Any, rules: Any, on_map: Any, blocks: Any, **options: Any) -> Any:
         def record_block(block: int, *flows: torch.Tensor) -> None:
             order.append(block)
             assert [alive() for alive in previous if alive() is not None] == []
             previous[:] = [weakref.ref(f if f._base is None else f._base) for f in flows]
             on_map(block, *flows)
 
-        return walk(task, passed, rules, record_block, blocks, **options)
+        return walk(task, map_pass, rules, record_block, blocks, **options)
 
     monkeypatch.setattr(Task, "walk", watched)
     whyformer.explain(*build(name), TA, 1)

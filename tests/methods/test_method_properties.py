@@ -103,7 +103,7 @@ def test_mixed_vectors_sum_to_layer_output(name: str) -> None:
 
     with LinearRecorder():
         task.forward()
-    for block in vectors.passed.attentions:
+    for block in vectors.map_pass.attentions:
         total = vectors.at(block, "sum").of_attention.total()
         candidates = [o.reshape(total.shape) for o in outputs if o.numel() == total.numel()]
         assert min(float((total - o).abs().max()) for o in candidates) < 1e-10
@@ -114,7 +114,7 @@ def test_post_norm_vectors_sum_to_normalised_output() -> None:
     model = model.double()
     task = task_of(model, inputs)
     vectors = vectors_of(task)
-    for block in vectors.passed.attentions:
+    for block in vectors.map_pass.attentions:
         norm = model.bert.encoder.layer[block].attention.output.LayerNorm
         torch.testing.assert_close(vectors.at(block, "norm").total(), norm(vectors.at(block, "sum").total()))
 

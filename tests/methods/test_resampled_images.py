@@ -210,7 +210,7 @@ def test_vector_norms_of_projector_without_residual() -> None:
     with torch.no_grad():
         model(**inputs)
     task = open_model(model.requires_grad_(False)).prepare(inputs).task(name="norm_attention", target=0)
-    passed = begin(task).passed
+    map_pass = begin(task).map_pass
     for number, attention in enumerate(attentions):
         x, y = attention_inputs[attention]
         values, weight = attention.v(y).unflatten(-1, (HEADS, -1)), attention.out.weight.unflatten(1, (HEADS, -1))
@@ -218,7 +218,7 @@ def test_vector_norms_of_projector_without_residual() -> None:
         if attention is not model.across:
             parts = parts + torch.eye(x.shape[1]).double()[..., None] * x[:, :, None]
         for position in ("sum", "norm"):
-            mixture = AttentionVectors(task, passed).at(number, position)
+            mixture = AttentionVectors(task, map_pass).at(number, position)
             mixture = mixture if x is y else mixture.of_attention
             torch.testing.assert_close(mixture.norms(), parts.norm(dim=-1), rtol=1e-9, atol=1e-12)
-    assert not AttentionVectors(task, passed).at(1, "norm").residual_norms().any()
+    assert not AttentionVectors(task, map_pass).at(1, "norm").residual_norms().any()

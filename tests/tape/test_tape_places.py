@@ -19,7 +19,7 @@ from zoo import IMAGES, WINDOWED, build, randomise
 
 def patch_elements(model: nn.Module, x: Tensor) -> Elements | None:
     structure = open_model(model.eval()).prepare(x).task().structure
-    elements = [structure.passed.elements(structure.main, structure.passed.name_of(stream)) for stream in structure.streams]
+    elements = [structure.map_pass.elements(structure.main, structure.map_pass.name_of(stream)) for stream in structure.streams]
     return elements[0][1] if len(elements) == 1 and elements[0] is not None else None
 
 

@@ -66,9 +66,9 @@ class Forwards:
         shorter = [row for row in ordered if len(row) < len(ordered[-1])]
         if not shorter:
             return False
-        chosen = [shorter[0], shorter[-1], ordered[-1]]
-        alone = lambda i: self._inputs([chosen[i]])  # noqa: E731
-        return depends_on_padding(self.model, self._inputs(chosen), lambda: [0, 1], alone, left=False)
+        measured = [shorter[0], shorter[-1], ordered[-1]]
+        alone = lambda i: self._inputs([measured[i]])  # noqa: E731
+        return depends_on_padding(self.model, self._inputs(measured), lambda: [0, 1], alone, pads_left=False)
 
     def _inputs(self, rows: Sequence[Any]) -> Inputs:
         ids, mask = (tensor.to(self.place["device"]) for tensor in padded(rows, self.pad))

@@ -66,7 +66,7 @@ class Metric:
                 "insertion, aopc, comprehensiveness or sufficiency, which measure the number"
             )
 
-    def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return settings with defaults filled in.
 
         ``substrate`` and ``replace`` are accepted as earlier names of ``baseline``.
@@ -75,20 +75,20 @@ class Metric:
             InputError: a setting is unknown, or a required one is missing.
         """
         known = {**self.settings, **dict.fromkeys(self.needs)}
-        earlier = [n for n in ("substrate", "replace") if n in chosen and self.baselines]
-        if len(earlier) + ("baseline" in chosen) > 1:
+        earlier = [n for n in ("substrate", "replace") if n in settings and self.baselines]
+        if len(earlier) + ("baseline" in settings) > 1:
             raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: pass baseline only")
         for old in earlier:  # the value "mean" of "substrate" is now called "zero"
-            value = chosen[old]
-            chosen = {k: v for k, v in chosen.items() if k != old}
-            chosen["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
-        for name in chosen:
+            value = settings[old]
+            settings = {k: v for k, v in settings.items() if k != old}
+            settings["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
+        for name in settings:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
-        if missing := [n for n in self.needs if chosen.get(n) is None]:
+        if missing := [n for n in self.needs if settings.get(n) is None]:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
-        return {**self.settings, **chosen}
+        return {**self.settings, **settings}
 
 
 METRICS: dict[str, Metric] = {}
@@ -121,11 +121,11 @@ def perturbation(name: str, summary: str, masks: Callable[..., Any], score: Scor
         **described: as for :func:`metric`; other settings are those of ``masks``.
     """
 
-    def plan(**chosen: Any) -> Plan:
-        return Plan(partial(masks, **chosen), score)
+    def plan(**settings: Any) -> Plan:
+        return Plan(partial(masks, **settings), score)
 
-    def function(case: Any, *, baseline: str | int, **chosen: Any) -> Curves:
-        steps, results = plan(**chosen), []
+    def function(case: Any, *, baseline: str | int, **settings: Any) -> Curves:
+        steps, results = plan(**settings), []
         for i in range(len(case)):
             scores = case.features(i)
             outputs = case.follow(i, steps.masks(scores), baseline)

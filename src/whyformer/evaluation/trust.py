@@ -198,7 +198,7 @@ def trust(
     check_count("batch_size", batch_size)
     _check_lists(seeds, known)
     fractions = equal_steps(steps)
-    samples = _held(explanation) if inputs is None else inputs
+    samples = _samples_of(explanation) if inputs is None else inputs
     if inputs is None:
         options["truncate"] = True  # as in the explanation
     ready = open_model(model, processor, **options).prepare(samples)
@@ -208,9 +208,9 @@ def trust(
         raise InputError(f"the explanation has {len(explanation)} samples, and there are {ready.inputs.batch} inputs")
     setting = baseline, fractions, tuple(seeds), batch_size
     if not ready.singles:
-        return _compared(ready, explanation, target, setting, known)
+        return _compare(ready, explanation, target, setting, known)
     pairs = zip(ready.each(target), ready.separate(explanation), strict=True)
-    return _joined([_compared(one, e, goal, setting) for (one, goal), e in pairs])
+    return _join([_compare(one, e, goal, setting) for (one, goal), e in pairs])
 
 
 def _check_lists(seeds: Any, known: Any) -> None:
@@ -221,7 +221,7 @@ def _check_lists(seeds: Any, known: Any) -> None:
         raise InputError(f"known must be a list of results of trust, not {known!r:.60}")
 
 
-def _held(explanation: Explanation) -> Any:
+def _samples_of(explanation: Explanation) -> Any:
     """Return the texts or pictures that an explanation holds."""
     samples = explanation.texts or explanation.originals or [None]
     if None in samples:
@@ -229,15 +229,15 @@ def _held(explanation: Explanation) -> Any:
     return samples
 
 
-def _compared(
+def _compare(
     ready: Prepared, explanation: Explanation, target: Target, setting: Setting, known: Sequence[Trust] = ()
 ) -> Trust:
     """Compare the explanations of a batch with random maps; arguments as for :func:`trust`."""
     baseline, fractions, seeds, batch_size = setting
-    chosen = _default_baseline(ready.inputs) if baseline is None else baseline
+    filler = _default_baseline(ready.inputs) if baseline is None else baseline
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
-            tuple(case.resolver.written() or ()), chosen, fractions, seeds)  # fmt: skip
+            tuple(case.resolver.written() or ()), filler, fractions, seeds)  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
     for i, sample in enumerate(explanation):
@@ -246,7 +246,7 @@ def _compared(
         maps |= {} if reuse else {1 + d: _random_scores(sample, case, i, seed) for d, seed in enumerate(seeds)}
         if maps:
             masks = np.concatenate([removal_masks(scores, fractions) for scores in maps.values()])
-            curves[list(maps), i] = case.follow(i, masks, chosen).reshape(len(maps), -1)
+            curves[list(maps), i] = case.follow(i, masks, filler).reshape(len(maps), -1)
         if earlier is not None and reuse:
             curves[1:, i] = earlier.random[:, i]
     areas = mean_curve_area(curves)
@@ -256,19 +256,19 @@ def _compared(
     unsigned = numeric and explanation.diagnostics.get("signed") is False
     return Trust(
         explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
-        messages, chosen, seeds, kind, len(case) + case.forwards, numeric,
+        messages, filler, seeds, kind, len(case) + case.forwards, numeric,
         tuple(unsigned and bool(curve[-1] > curve[0]) for curve in curves[0]),
     )  # fmt: skip
 
 
-def _joined(each: Sequence[Trust]) -> Trust:
+def _join(results: Sequence[Trust]) -> Trust:
     """Join the results of single samples."""
-    rows: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in each]) for n in ("curves", "areas")}
-    random: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in each], 1) for n in ("random", "chance")}
+    rows: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in results]) for n in ("curves", "areas")}
+    random: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in results], 1) for n in ("random", "chance")}
     names = "followed", "warnings", "rising"
-    listed: dict[str, Any] = {n: tuple(v for t in each for v in getattr(t, n)) for n in names}
-    kind = tuple(t.kind for t in each)
-    return replace(each[0], **rows, **random, **listed, kind=kind, forwards=sum(t.forwards for t in each))
+    tuples: dict[str, Any] = {n: tuple(v for t in results for v in getattr(t, n)) for n in names}
+    kind = tuple(t.kind for t in results)
+    return replace(results[0], **rows, **random, **tuples, kind=kind, forwards=sum(t.forwards for t in results))
 
 
 def _default_baseline(inputs: Inputs) -> str:
@@ -290,8 +290,8 @@ def warnings(e: Explanation, words: int | None = None) -> list[str]:
     """Return warnings about the map of one sample; ``words`` is the number of tokens of a text."""
     messages = [line for line in e.warnings if line not in of_input(e.features, 0)]
     scores, special = e.scores[0], e.special[0] if e.special is not None else []
-    shown = scores[[i for i in range(len(scores)) if i not in special]] if special else scores
-    warned = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
+    content = scores[[i for i in range(len(scores)) if i not in special]] if special else scores
+    warned = of_map(content, e.diagnostics, 0, float(scores.abs().sum()))
     messages = [f"{e.method}: {line}." for line in dict.fromkeys([*messages, *warned])]
     if e.diagnostics.get("class_specific") is False:
         messages.append(

@@ -40,12 +40,12 @@ def spread(task: Task, scores: Scores) -> Scores:
 
 def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     """Return the last block's input ``[B, P, D]`` at the rows that represent the picture's cells."""
-    passed = task.main_pass()
-    stream, block = passed.blocks_of(task.inputs.name)[-1]
-    if not passed.holds(block.entry, stream):
+    map_pass = task.main_pass()
+    stream, block = map_pass.blocks_of(task.inputs.name)[-1]
+    if not map_pass.holds(block.entry, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there")
-    hidden = passed.features_of(stream, block.entry, passed.recording.tape[block.entry])
-    rows = task.cells(task.inputs.name, passed.name_of(stream)).rows
+    hidden = map_pass.features_of(stream, block.entry, map_pass.recording.tape[block.entry])
+    rows = task.cells(task.inputs.name, map_pass.name_of(stream)).rows
     if rows.shape[-1] != scores.values.shape[-1]:
         raise task.refuse("its last block has other rows than its first, so the affinities of patches are unknown")
     rows = rows.to(hidden.device).expand(len(hidden), -1)

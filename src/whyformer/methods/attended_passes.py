@@ -1,6 +1,6 @@
 """Walks over a recorded pass with a single stream of attending rows.
 
-    attended = attended_pass(passed, "input_ids")
+    attended = attended_pass(map_pass, "input_ids")
     walked = attended.walk(seed, [GRADIENT, deep_taylor()], on_map, blocks)
 
 ``on_map`` is called at each map, the last block first, with the flow that arrives under each composite.
@@ -62,19 +62,20 @@ class AttendedPass(MapPass):
         return replace(self, recording=changed)
 
 
-def attended_pass(passed: MapPass, name: str) -> AttendedPass | None:
+def attended_pass(map_pass: MapPass, name: str) -> AttendedPass | None:
     """Return a pass with its single stream of attending rows; None if there is no such stream.
 
     Args:
-        passed: a recorded pass.
+        map_pass: a recorded pass.
         name: an input in the stream.
     """
-    layout, read_out = passed.layout, [s for s in passed.ends.values() if name in s.names]
+    layout, read_out = map_pass.layout, [s for s in map_pass.ends.values() if name in s.names]
     if len(read_out) != 1 or not read_out[0].attends_to_itself:
         return None
     (stream,) = read_out
     names = () if len(layout.streams) == 1 else stream.names
     first = sum(len(s.blocks) for s in layout.earlier(stream))
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
-    fields = passed.recording, layout, passed.read_logits, attentions, {"": stream}, passed.sources, passed.inputs
+    shared = map_pass.sources, map_pass.inputs
+    fields = map_pass.recording, layout, map_pass.read_logits, attentions, {"": stream}, *shared
     return AttendedPass(*fields, names, first)

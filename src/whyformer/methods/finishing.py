@@ -65,9 +65,9 @@ class Finish:
             if scores.grid is not None:
                 *steps, height, width = scores.grid
                 grid, frames, cells = (height, width), steps[0] if steps else None, scores.cells
-        shown, special = list(values), None
+        content, special = list(values), None
         if level == "token":
-            values, shown, special = _tokens(values, inputs)
+            values, content, special = _tokens(values, inputs)
         size = inputs.image_size
         cells = None if size is None or cells == (0, 0, size[1], size[0]) else cells
         features = replace(
@@ -80,7 +80,7 @@ class Finish:
         absent = [False] * len(values) if scores.absent is None else scores.absent.tolist()
         warnings = [
             [*scores.warnings, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
-            for i, row in enumerate(shown)
+            for i, row in enumerate(content)
         ]
         if any(warnings):
             diagnostics["warnings"] = warnings
@@ -107,8 +107,8 @@ def finishing(
     logits = logits.detach()
     target, names = resolver.describe(logits)
     diagnostics: dict[str, Any] = {}
-    if (written := resolver.written()) is not None:
-        diagnostics["target"] = written
+    if (target_text := resolver.written()) is not None:
+        diagnostics["target"] = target_text
     if end and not callable(resolver.reading):
         diagnostics["end_function"] = end
     activation = resolver.activation(logits)
@@ -123,16 +123,16 @@ def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[
     real = torch.ones_like(values, dtype=torch.bool)
     if inputs.mask is not None and inputs.mask.shape == values.shape:
         real = inputs.mask.cpu()
-    values, shown, special = values.masked_fill(~real, 0), real, None
+    values, content, special = values.masked_fill(~real, 0), real, None
     if inputs.special is not None and inputs.special.shape == values.shape:
         special = inputs.special.cpu() & real
-        shown = real & ~special
+        content = real & ~special
     places = None if special is None else [row.nonzero()[:, 0].tolist() for row in special]
-    return values, [row[mask] for row, mask in zip(values, shown, strict=True)], places
+    return values, [row[mask] for row, mask in zip(values, content, strict=True)], places
 
 
-def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
+def note_claims(explanation: Explanation, method: Method, settings: dict[str, Any]) -> None:
     """Add the method's :meth:`Method.claims` to ``diagnostics``, without overwriting entries."""
     for part in (explanation, *explanation.parts.values()):
-        for name, value in chosen.claims(settings).items():
+        for name, value in method.claims(settings).items():
             part.diagnostics.setdefault(name, value)

@@ -1,7 +1,7 @@
 """Walks over a recorded pass that observe its attention maps and blocks.
 
-    passed = map_pass(recording, sources, read_logits)
-    walked = passed.walk(seed, [GRADIENT, deep_taylor()], on_map, passed.attentions)
+    map_pass = map_pass_of(recording, sources, read_logits)
+    walked = map_pass.walk(seed, [GRADIENT, deep_taylor()], on_map, map_pass.attentions)
 
 ``on_map`` is called at each map, the last one first, with the flow that arrives under each composite.
 """
@@ -40,7 +40,7 @@ __all__ = [
     "MapPass",
     "NamedAttention",
     "WalkResult",
-    "map_pass",
+    "map_pass_of",
 ]
 
 Key = frozenset[str]
@@ -449,7 +449,7 @@ class MapPass:
             walked.readouts[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
 
 
-def map_pass(
+def map_pass_of(
     recording: ForwardPass,
     sources: Mapping[str, Inputs],
     read_logits: LogitsReader,
@@ -467,9 +467,9 @@ def map_pass(
     in_blocks = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
     inputs = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
-    passed = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
+    map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
     ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
-    return replace(passed, ends={passed.name_of(s): s for s in ends})
+    return replace(map_pass, ends={map_pass.name_of(s): s for s in ends})
 
 
 def _is_complete(stream: Stream) -> bool:

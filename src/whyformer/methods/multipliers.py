@@ -31,14 +31,14 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
         MethodNotApplicable: no blocks, or blocks with different rows.
     """
     products = defaultdict[Key, list[Tensor]](list)
-    passed = task.block_pass(row_alone=task.structure.is_plain)
+    map_pass = task.block_pass(row_alone=task.structure.is_plain)
     if task.structure.merges:
         raise task.refuse("its blocks have different rows, so their products cannot be summed")
 
     def observe(key: Key, value: Tensor, flow: Tensor) -> None:
         products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    logits = _walk_to_blocks(task, passed, composite, share, observe)
+    logits = _walk_to_blocks(task, map_pass, composite, share, observe)
     summed = {}
     for key, parts in products.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
@@ -49,19 +49,19 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
 
 def _walk_to_blocks(
-    task: Task, passed: MapPass, composite: Composite, share: float, observe: Callable[[Key, Tensor, Tensor], None]
+    task: Task, map_pass: MapPass, composite: Composite, share: float, observe: Callable[[Key, Tensor, Tensor], None]
 ) -> Tensor:
     """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
     ``observe`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
     at: dict[int, Callable[..., None]] = {}
-    for stream in (s for s in passed.layout.streams if not s.is_learned):
+    for stream in (s for s in map_pass.layout.streams if not s.is_learned):
         count = math.ceil(round(share * len(stream.all_blocks), 9))  # 0.28 · 25 is 7.000000000000001
         for block in stream.all_blocks[: max(1, count)]:
-            if not passed.holds(block.entry, stream):
+            if not map_pass.holds(block.entry, stream):
                 raise task.refuse("its blocks have different rows, so their products cannot be summed")
-            at[block.entry] = passed.arriving(stream, block.entry, partial(observe, passed.name_of(stream)))
-    passed.walk(task.seed(passed.logits), [composite], at=at)
-    return passed.logits
+            at[block.entry] = map_pass.arriving(stream, block.entry, partial(observe, map_pass.name_of(stream)))
+    map_pass.walk(task.seed(map_pass.logits), [composite], at=at)
+    return map_pass.logits
 
 
 def _conservation(task: Task, logits: Tensor, products: dict[Key, list[Tensor]]) -> dict[str, Any]:

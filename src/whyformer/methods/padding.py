@@ -75,7 +75,7 @@ def _are_pictures(samples: list[Any]) -> bool:
 
 
 def depends_on_padding(
-    model: nn.Module, batch: Inputs, padded: Callable[[], list[int]], alone: Callable[[int], Inputs], left: bool
+    model: nn.Module, batch: Inputs, padded: Callable[[], list[int]], alone: Callable[[int], Inputs], pads_left: bool
 ) -> bool:
     """Return whether the padding of a batch changes the model's output, measured once per model and kind of input.
 
@@ -84,26 +84,26 @@ def depends_on_padding(
         batch: the padded samples.
         padded: function that returns the indices of the samples to measure; none if the batch has no padding.
         alone: (index) -> the sample without padding.
-        left: whether the padding comes first.
+        pads_left: whether the padding comes first.
     """
-    known, key = measured(model), ("padding", batch.modality, frozenset(batch.others), left)
-    if known.get(key) is False:
+    cache, key = measured(model), ("padding", batch.modality, frozenset(batch.others), pads_left)
+    if cache.get(key) is False:
         return False
     numbers = padded()
-    if key in known:
+    if key in cache:
         return bool(numbers)
     for number in numbers:
         pair = batch.of_samples([number]), alone(number)
         shapes = [[v.shape for v in (*i.args, *i.kwargs.values()) if torch.is_tensor(v)] for i in pair]
-        changes = None if shapes[0] == shapes[1] else _changes_with_padding(model, *pair, left)
+        changes = None if shapes[0] == shapes[1] else _changes_with_padding(model, *pair, pads_left)
         if changes is not None:
-            known[key] = changes
+            cache[key] = changes
         if changes:
             return True
     return False
 
 
-def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left: bool) -> bool | None:
+def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, pads_left: bool) -> bool | None:
     """Return whether padding changes the output for a sample by more than rounding; None if the model fails.
 
     Outputs for padding (a row per token, a pixel) are not compared. Costs two plain forward passes of this sample.
@@ -111,15 +111,15 @@ def _changes_with_padding(model: nn.Module, padded: Inputs, alone: Inputs, left:
     Args:
         padded: the sample as in the batch.
         alone: the sample without padding.
-        left: whether the padding comes first.
+        pads_left: whether the padding comes first.
     """
     try:
-        one, other = (float_outputs(forward(model, *inputs.feed)) for inputs in (alone, padded))
+        first, second = (float_outputs(forward(model, *inputs.feed)) for inputs in (alone, padded))
     except FOREIGN_ERRORS as error:  # the model fails again later, where the error is reported
         if is_out_of_memory(error):
             raise
         return None
-    return one.keys() != other.keys() or any(differ(one[name], other[name], left) for name in one)
+    return first.keys() != second.keys() or any(differ(first[name], second[name], pads_left) for name in first)
 
 
 def float_outputs(output: Output) -> dict[str, Tensor]:
@@ -129,12 +129,13 @@ def float_outputs(output: Output) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if value.is_floating_point()}
 
 
-def differ(alone: Tensor, padded: Tensor, left: bool = False) -> bool:
-    """Return whether an output differs by more than rounding from the first rows of another (the last if ``left``)."""
+def differ(alone: Tensor, padded: Tensor, pads_left: bool = False) -> bool:
+    """Return whether an output differs by more than rounding from the first rows of another, or from the last if
+    ``pads_left``."""
     if alone.dim() != padded.dim() or any(a > b for a, b in zip(alone.shape, padded.shape, strict=True)):
         return True
     sizes = zip(alone.shape, padded.shape, strict=True)
-    padded = padded[tuple(slice(b - a, None) if left else slice(a) for a, b in sizes)]
+    padded = padded[tuple(slice(b - a, None) if pads_left else slice(a) for a, b in sizes)]
     finite = alone[alone.isfinite()].abs()
     limit = max(1e-4, 16 * torch.finfo(alone.dtype).eps) * float(finite.max() if len(finite) else 0)
     return not torch.allclose(padded.double(), alone.double(), rtol=0, atol=limit, equal_nan=True)

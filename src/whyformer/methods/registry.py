@@ -162,20 +162,20 @@ class Method:
         run = functools.partial(self.function, **settings)
         return each_text(task, run(task) if self.family == "perturbation" else in_groups(task, run))
 
-    def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Fill in the defaults of settings.
 
         Raises:
             InputError: a name is unknown, or a value is out of range.
         """
-        for name in chosen:
+        for name in settings:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
                 with_it = [m.name for m in list_methods() if name in m.settings]
                 others = f"; methods with this setting: {', '.join(with_it)}" if with_it else ""
                 listing = f"Its settings and defaults: {valid}{others}"
                 raise unknown(f"{self.name} has no setting", name, self.settings, listing)
-        full = {**self.settings, **chosen}
+        full = {**self.settings, **settings}
         for name, (description, check) in self.checks.items():
             try:
                 valid_value = check(full[name])

@@ -50,7 +50,7 @@ class SharedPasses:
     targets: Inputs | None = None
     uses: int = 0
     failed: list[Exception] = field(default_factory=list)
-    _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
+    _passes: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
 
     def run(self, make: Callable[..., T]) -> T:
         """Return the result of ``make(shared=...)``. A method that fails with the shared pass is run again without
@@ -80,17 +80,17 @@ class SharedPasses:
             raise NotShared
         if self.off:
             return make()
-        cached = self._passed.get(in_float32)
+        cached = self._passes.get(in_float32)
         if cached is None or cached[0] is not task.inputs or changes(task.model, cached[1]):
-            self._passed.pop(in_float32, None)  # free its memory before the next pass
-            self._passed[in_float32] = cached = task.inputs, parameters(task.model), make()
+            self._passes.pop(in_float32, None)  # free its memory before the next pass
+            self._passes[in_float32] = cached = task.inputs, parameters(task.model), make()
         self.uses += 1
         return cached[2]
 
     def known_pass(self, inputs: Inputs) -> ForwardPass | None:
         """Return a recorded pass of these inputs; None if there is none."""
-        return next((passed for known, _, passed in self._passed.values() if known is inputs), None)
+        return next((recorded for other, _, recorded in self._passes.values() if other is inputs), None)
 
     def release(self) -> None:
         """Drop the pass."""
-        self._passed.clear()
+        self._passes.clear()

@@ -15,7 +15,7 @@ from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inp
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended_passes import AttendedPass, attended_pass
-from whyformer.methods.map_passes import Key, MapPass, map_pass
+from whyformer.methods.map_passes import Key, MapPass, map_pass_of
 from whyformer.methods.passes import Feed, ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
@@ -127,8 +127,8 @@ class Sources:
     @cached_property
     def structure(self) -> Structure:
         """The streams of rows, their blocks and their attention."""
-        passed = map_pass(self.forward_pass(), self.scored_inputs, self.read_logits, self.derived)
-        return Structure(passed, self.inputs.name, (*self.scored_inputs, *self.derived))
+        map_pass = map_pass_of(self.forward_pass(), self.scored_inputs, self.read_logits, self.derived)
+        return Structure(map_pass, self.inputs.name, (*self.scored_inputs, *self.derived))
 
     @property
     def in_half_precision(self) -> bool:
@@ -162,9 +162,9 @@ class Sources:
             MethodNotApplicable: the main input has no recognizable blocks.
         """
         self._refuse_shared(row_alone)
-        if not self.structure.passed.blocks_of(self.inputs.name):
+        if not self.structure.map_pass.blocks_of(self.inputs.name):
             raise self.refuse("it has no recognizable blocks", verdict=NOT_YET)
-        return self.structure.passed
+        return self.structure.map_pass
 
     def _refuse_shared(self, row_alone: bool) -> None:
         """Raise if several targets share the pass and the result also depends on other rows than the target's."""
@@ -173,14 +173,14 @@ class Sources:
 
     def main_pass(self) -> MapPass:
         """Return :meth:`block_pass` with all inputs except the main one held constant."""
-        passed = self.block_pass()
-        return replace(passed, alone=passed.blocks_of(self.inputs.name)[-1][0].names)
+        map_pass = self.block_pass()
+        return replace(map_pass, alone=map_pass.blocks_of(self.inputs.name)[-1][0].names)
 
     def _with_structure(self, recording: ForwardPass) -> MapPass:
-        passed = self.structure.passed
-        if recording is passed.recording:
-            return passed
-        return map_pass(recording, self.scored_inputs, self.read_logits, self.derived)
+        map_pass = self.structure.map_pass
+        if recording is map_pass.recording:
+            return map_pass
+        return map_pass_of(recording, self.scored_inputs, self.read_logits, self.derived)
 
     def attended(
         self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, start: int = 0
@@ -241,7 +241,7 @@ class Sources:
         Raises:
             MethodNotApplicable: it is unknown.
         """
-        located = self.structure.passed.elements(name, key)
+        located = self.structure.map_pass.elements(name, key)
         if located is None:
             modality = self.sources[name].modality
             element = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
@@ -276,7 +276,7 @@ class Sources:
                 continue
             known = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
             if side.mask is None:  # only padding that the model adds by itself
-                found = self.structure.passed.elements(name, key)
+                found = self.structure.map_pass.elements(name, key)
                 if found is None or found[0] != shape[1]:
                     continue
             count, elements = self.located(name, key)
@@ -340,9 +340,9 @@ class Sources:
         """Return ``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are not placeholders of another input or
         of values computed from one."""
         name, inputs = self.inputs.name, self.scored_inputs.keys()
-        keys = [k for k in self.structure.passed.keys if name in k] if len(inputs) > 1 else []
+        keys = [k for k in self.structure.map_pass.keys if name in k] if len(inputs) > 1 else []
         for key in sorted(keys, key=lambda k: len(k & inputs) < 2):
-            if len(key & inputs) > 1 or self.structure.passed.elements(name, key) is not None:
+            if len(key & inputs) > 1 or self.structure.map_pass.elements(name, key) is not None:
                 return self.at_tokens(name, (self.located(name, key)[1].rows >= 0).float()).cpu() > 0
         return torch.ones(1, 1, dtype=torch.bool)
 

@@ -24,19 +24,19 @@ class Structure:
     """The streams of rows of a recorded pass.
 
     Attributes:
-        passed: the pass.
+        map_pass: the pass.
         main: name of the main input.
         sources: names of all scored inputs.
     """
 
-    passed: MapPass
+    map_pass: MapPass
     main: str
     sources: tuple[str, ...]
 
     @property
     def attentions(self) -> Mapping[int, NamedAttention]:
         """The attentions in blocks, by index."""
-        return self.passed.named
+        return self.map_pass.named
 
     @property
     def merges(self) -> bool:
@@ -46,17 +46,17 @@ class Structure:
     @property
     def attends(self) -> bool:
         """True if there is attention on a path to the target."""
-        return bool(self.passed.layout.attentions)
+        return bool(self.map_pass.layout.attentions)
 
     @cached_property
     def streams(self) -> list[Stream]:
         """The streams with blocks."""
-        return [stream for stream in self.passed.layout.streams if stream.all_blocks]
+        return [stream for stream in self.map_pass.layout.streams if stream.all_blocks]
 
     @property
     def ends(self) -> Mapping[Key, Stream]:
         """Name of rows -> stream, for the streams that the target reads."""
-        return self.passed.ends
+        return self.map_pass.ends
 
     @property
     def layers(self) -> int:
@@ -65,7 +65,7 @@ class Structure:
 
     def count(self, stream: Stream) -> int:
         """Return the number of blocks of a stream, with those before merges of its rows."""
-        return sum(len(s.blocks) for s in (*self.passed.layout.earlier(stream), stream))
+        return sum(len(s.blocks) for s in (*self.map_pass.layout.earlier(stream), stream))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -73,8 +73,9 @@ class Structure:
         there is no attention."""
         if not self.attends:
             return True
-        sources = self.passed.sources_of
-        names = {name for a in self.passed.layout.attentions for side in (a.queries, a.keys) for name in sources(side)}
+        sources = self.map_pass.sources_of
+        attentions = self.map_pass.layout.attentions
+        names = {name for a in attentions for side in (a.queries, a.keys) for name in sources(side)}
         return names <= {self.main} and len(self.sources) == 1 and all(s.attends_once for s in self.streams)
 
     def alone(self, name: str) -> Key | None:
@@ -89,34 +90,34 @@ class Structure:
         Methods whose cost grows with the number of rows explain only the main input's tower of two.
         """
         key = self.alone(name)
-        return None if any(queries == key for queries, _, _ in self.passed.copies) else key
+        return None if any(queries == key for queries, _, _ in self.map_pass.copies) else key
 
     @property
     def reached(self) -> set[Key]:
         """Names of the rows that attention connects with the target."""
         names = set(self.ends)
         for number, attention in reversed(list(self.attentions.items())):
-            names.update(learned for stream, learned, _ in self.passed.copies if stream in names)
+            names.update(learned for stream, learned, _ in self.map_pass.copies if stream in names)
             if attention.queries in names:
-                names.update(self.passed.key_streams[number])
+                names.update(self.map_pass.key_streams[number])
         return names
 
     def attending(self, name: str) -> list[int]:
         """Return the indices of those blocks that attend to rows of an input, in streams that the target reads."""
-        keys = self.passed.key_streams
+        keys = self.map_pass.key_streams
         layers = ((n, a.layer) for n, a in self.attentions.items() if a.queries in self.ends and not a.is_merged)
         return sorted({layer for n, layer in layers if any(name in key for key in keys[n])})
 
     def elements_of(self, name: str) -> Tensor | None:
         """Return the element ``[B, M]`` of an input that each of its rows represents, −1 for none; None if the rows are
         not looked up by ids."""
-        rows, source = self.passed.layout.rows, self.passed.source_of(name)
+        rows, source = self.map_pass.layout.rows, self.map_pass.source_of(name)
         return next((f.elements for f in rows.families if f.source == source and f.elements is not None), None)
 
     @cached_property
     def without_maps(self) -> tuple[str, str] | None:
         """(reason why some attention maps are unknown, verdict for methods that need them); None if all are known."""
-        layout = self.passed.layout
+        layout = self.map_pass.layout
         if not layout.is_whole:
             return "it looks its tokens up in two tables, and attention of the second one is not followed", NOT_YET
         if not layout.attentions:
@@ -127,7 +128,7 @@ class Structure:
             count = attending + mixed.mixing_count
             reason = f"only {attending} of its {count} blocks have attention, the others mix tokens without a map"
             return reason, "has no meaning"
-        if not self.passed.is_complete:
+        if not self.map_pass.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
         if _share_inputs(s for s in self.streams if id(s) not in layout.merged):
             return "it processes one input in several sequences of rows beside each other", NOT_YET
@@ -137,9 +138,9 @@ class Structure:
 
     def _is_bypassed(self, stream: Stream) -> bool:
         """Return True if the target also reads values of a stream before its first block."""
-        if not stream.attends_to_itself or self.passed.layout.earlier(stream):
+        if not stream.attends_to_itself or self.map_pass.layout.earlier(stream):
             return False
-        alone = replace(self.passed, alone=stream.names)
+        alone = replace(self.map_pass, alone=stream.names)
         return not any(is_passed(alone.program, block.exit) for block in stream.blocks)
 
 

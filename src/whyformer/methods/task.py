@@ -142,7 +142,7 @@ class Task(Sources):
 
     def walk(
         self,
-        passed: MapPass,
+        map_pass: MapPass,
         composite: Composite,
         on_map: Callback,
         watched: Iterable[int],
@@ -154,7 +154,7 @@ class Task(Sources):
         """Walk back from the target over a recorded pass and observe its attention maps.
 
         Args:
-            passed: the pass.
+            map_pass: the pass.
             composite: the rules of the backward walk.
             on_map: called with an attention's index, its map A and the flow that arrives at A, ``[B, H, Q, K]`` each,
                 the last attention first.
@@ -169,10 +169,10 @@ class Task(Sources):
         first_run = [GRADIENT] if gradient or composite.carrier == "relevance" else []
 
         def at_map(index: int, *flows: Tensor) -> None:
-            shown = passed.scores(index) if scores else passed.map(index)
+            shown = map_pass.scores(index) if scores else map_pass.map(index)
             on_map(index, shown, flows[-1], *(flows[:1] if gradient else ()))
 
-        walked = passed.walk(self.seed(passed.logits), [*first_run, composite], at_map, watched, at=at)
+        walked = map_pass.walk(self.seed(map_pass.logits), [*first_run, composite], at_map, watched, at=at)
         if not walked.readouts:
             raise self.refuse(UNREAD, verdict=NOT_YET)
         return walked
@@ -211,7 +211,7 @@ class Task(Sources):
     def blocks(self, unknown: str | None = None) -> int:
         """Return the number of blocks that the rows of the main input pass through. If there are none, return 0; with
         ``unknown``, which says what is unknown without blocks, raise an error instead."""
-        count = len(self.structure.passed.blocks_of(self.inputs.name))
+        count = len(self.structure.map_pass.blocks_of(self.inputs.name))
         if not count and unknown is not None:
             raise self.refuse(f"it has no recognizable blocks, so {unknown} is unknown")
         return count
@@ -224,14 +224,14 @@ class Task(Sources):
         Args:
             name: name of the input.
         """
-        passed = next(iter(self._passes.values()), None)
-        if passed is None and self.shared is not None:
-            passed = self.shared.known_pass(self.inputs)
+        recorded = next(iter(self._passes.values()), None)
+        if recorded is None and self.shared is not None:
+            recorded = self.shared.known_pass(self.inputs)
         with suppress(WhyformerError):
             inputs = self.inputs.select(slice(0, 1))
-            passed = passed or record_pass(self.model, self.feed(inputs), inputs.samples)
-            number = passed.tape.number(argument_of(passed.feed, self.scored_inputs[name].scored))
-            return find_read_box(passed.tape, number, passed.outputs.values())
+            recorded = recorded or record_pass(self.model, self.feed(inputs), inputs.samples)
+            number = recorded.tape.number(argument_of(recorded.feed, self.scored_inputs[name].scored))
+            return find_read_box(recorded.tape, number, recorded.outputs.values())
         return None
 
     def lay_out(self, scores: Scores) -> Scores:

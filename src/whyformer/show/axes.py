@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
     """Draw the map of one sample on axes, see :meth:`whyformer.Explanation.plot`."""
     check_count("k", k)
-    chosen = Look.of(look)
+    style = Look.of(look)
     if ax is None:
         from matplotlib import pyplot
 
         ax = pyplot.gca()
-    e, *others = by_input(e[sample], chosen.smooth)
+    e, *others = by_input(e[sample], style.smooth)
     lines = [heading(e, limit=48)]
     if others:
         lines.append(f"{input_share(e)} · not drawn: {', '.join(map(input_share, others))}")

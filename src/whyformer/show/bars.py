@@ -137,8 +137,8 @@ def strongest(e: Explanation) -> list[Row]:
 
 def _with_rest(rows: list[Row], k: int) -> list[Row]:
     """Return the first k rows, and a row for the sum of all others."""
-    shown, rest = rows[:k], rows[k:]
-    return [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
+    first, rest = rows[:k], rows[k:]
+    return [*first, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else first
 
 
 def _from_zero(title: str, rows: list[Row], signed: bool, labels: tuple[str, str], remarks: list[str]) -> Figure:

@@ -57,12 +57,12 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     ``picture=False`` leaves the picture out; ``look`` are the options of :func:`~whyformer.show.painting.overlay`.
     Warnings stand at the bottom.
     """
-    chosen = Look.of(look)
+    style = Look.of(look)
     kinds: dict[str, list[Section]] = {}
-    for part in sections(explanations, chosen.smooth):
+    for part in sections(explanations, style.smooth):
         kinds.setdefault(_kind(part.first), []).append(part)
     draw = {"sound": sound.draw, "text": sentence.draw}
-    grid = partial(_grid, picture=picture, look=chosen)
+    grid = partial(_grid, picture=picture, look=style)
     paper, y, widths = Paper(), 0.0, list[float]()
     for kind, parts in kinds.items():
         width, y = draw.get(kind, grid)(paper, y, parts)
@@ -165,13 +165,13 @@ def _map(paper: Paper, e: Explanation, span: tuple[float, float, float, float], 
     return y + (high - tall) / 2, tall
 
 
-def _bar(paper: Paper, e: Explanation, shown: tuple[float, float], x: float, look: Look) -> bool:
+def _bar(paper: Paper, e: Explanation, span: tuple[float, float], x: float, look: Look) -> bool:
     """Draw the colour bar of a map beside it, from its upper end, at its height; return False for a map without
     colours."""
     scale = colours.scale_of(e)
     if scale.note or look.note:
         return False
-    paper.bar(scale, look.cmap, (x, shown[0], 0.08, shown[1]), bar_labels(e))
+    paper.bar(scale, look.cmap, (x, span[0], 0.08, span[1]), bar_labels(e))
     return True
 
 

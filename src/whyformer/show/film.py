@@ -64,9 +64,9 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
             x = _GAP + number % columns * (wide + _GAP)
             y = _TOP + (row * lines + number // columns) * (high + _FOOT)
             step = number - picture
-            shown = overlay(maps[step], longest=_PIXELS, **look) if step >= 0 else plain(maps[0], _PIXELS)
-            if shown is not None:
-                paper.picture(shown, x, y, wide, high)
+            pixels = overlay(maps[step], longest=_PIXELS, **look) if step >= 0 else plain(maps[0], _PIXELS)
+            if pixels is not None:
+                paper.picture(pixels, x, y, wide, high)
             if step >= 0:
                 _word(paper, g, maps[step], step, x + wide / 2, y + high, wide)
     tall = _TOP + len(films) * lines * (high + _FOOT)

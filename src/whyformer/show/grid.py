@@ -44,28 +44,28 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
     talk = talk.compact()
     g = talk.g
     names = [short(answers.one_line(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
-    shown = len(names) - 1 if len(names) > 1 else len(names)  # the last token has no scores
+    columns = len(names) - 1 if len(names) > 1 else len(names)  # the last token has no scores
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25
-    top = max(measure(name, _SIZE) for name in names[:shown]) + (0.15 if bare else 0.6)
-    wide, high = shown * _CELL, len(g) * _CELL
+    top = max(measure(name, _SIZE) for name in names[:columns]) + (0.15 if bare else 0.6)
+    wide, high = columns * _CELL, len(g) * _CELL
     under = top + high + (_ROLES if talk.in_turns else 0.0)
     width = left + wide + 0.1 if bare else max(left + wide, _NARROWEST) + 0.2
     paper = Paper()
     if not bare:
         paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
         paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
-    painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :shown], talk.signed)
-    later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
+    painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :columns], talk.signed)
+    later = np.arange(columns)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94
     axes = paper.axes(left, top, wide, high)
     axes.imshow(painted, interpolation="none", aspect="auto")
-    for j, name in enumerate(names[:shown]):
+    for j, name in enumerate(names[:columns]):
         style = {"color": colours.SOFT} if j < g.start else {}
         paper.write(name, left + (j + 0.5) * _CELL, top - 0.05, _SIZE, va="bottom", ha="center", rotation=90, **style)
     for t, name in enumerate(names[g.start :]):
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
     if talk.in_turns:
-        _roles(paper, talk, left, top + high, shown)
+        _roles(paper, talk, left, top + high, columns)
     if bare:
         return paper.finished(width, under + 0.1)
     return paper.finished(width, under + 0.08, [legend(talk), *answers.remarks(g)])

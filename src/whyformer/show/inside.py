@@ -50,8 +50,8 @@ def _heads(axes: Axes, inside: Inside, sample: int) -> None:
     scale = colours.scale(scores[~unknown], signed=True)
     axes.set_facecolor("#f2f2f2")
     pixels = colours.paint(scale.unit(np.where(unknown, 0, scores)), scale.signed)
-    shown = np.concatenate([pixels, ~unknown[..., None]], -1)
-    axes.imshow(shown, aspect="auto", interpolation="none")
+    rgba = np.concatenate([pixels, ~unknown[..., None]], -1)
+    axes.imshow(rgba, aspect="auto", interpolation="none")
     numbers = inside.attention_blocks
     names = [str(b) if b not in numbers[:i] else "" for i, b in enumerate(numbers)]
     step = max(1, len(numbers) // 24)

@@ -123,12 +123,13 @@ def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:
     parts = [e.part(name) for name in e.inputs]
     sizes = [float(part.scores.abs().sum()) for part in parts]
     strongest = [colours.strongest(part) for part in parts]
-    chosen = {"auto": e.diagnostics["auto"]} if "auto" in e.diagnostics else {}
+    automatic = {"auto": e.diagnostics["auto"]} if "auto" in e.diagnostics else {}
     drawn = []
-    for number, (part, size, own) in enumerate(zip(parts, sizes, strongest, strict=True)):
+    for number, (part, size, part_strongest) in enumerate(zip(parts, sizes, strongest, strict=True)):
         share = size / (sum(sizes) or 1.0)
-        more = {words.INPUT_SHARE: [number, share], colours.PALER: max(strongest) / own if own else 1.0}
-        drawn.append(prepared(replace(part, diagnostics={**chosen, **part.diagnostics, **more}), smooth))
+        paler = max(strongest) / part_strongest if part_strongest else 1.0
+        more = {words.INPUT_SHARE: [number, share], colours.PALER: paler}
+        drawn.append(prepared(replace(part, diagnostics={**automatic, **part.diagnostics, **more}), smooth))
     return drawn
 
 
@@ -216,14 +217,14 @@ def _section(group: list[Explanation], tolerance: float) -> Section:
 def _without_opposites(maps: Sequence[Explanation | None], tolerance: float) -> list[Explanation | None]:
     """Return the maps of a text with None instead of those whose scores are the negatives of an earlier map, as for the
     second of two classes; the earlier map holds them (:func:`whyformer.show.words.opposites`)."""
-    shown = list(maps)
-    for i, j in combinations(range(len(shown)), 2):
-        first, e = shown[i], shown[j]
+    remaining = list(maps)
+    for i, j in combinations(range(len(remaining)), 2):
+        first, e = remaining[i], remaining[j]
         if first is not None and e is not None and _opposite(first, e, tolerance):
             others = {words.OPPOSITE: [*words.opposites(first), e]}
-            shown[i] = replace(first, diagnostics={**first.diagnostics, **others})
-            shown[j] = None
-    return shown
+            remaining[i] = replace(first, diagnostics={**first.diagnostics, **others})
+            remaining[j] = None
+    return remaining
 
 
 def _opposite(e: Explanation, other: Explanation, tolerance: float) -> bool:

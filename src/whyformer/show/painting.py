@@ -42,18 +42,18 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         longest: longest side in pixels; by default that of the original, and small pictures are enlarged.
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above, smooth.
     """
-    chosen = Look.of(look)
+    style = Look.of(look)
     if longest is not None:
         check_count("longest", longest)
-    e = prepared_sample(e, sample, chosen.smooth)
+    e = prepared_sample(e, sample, style.smooth)
     height, width = size = drawn_size(e, longest)
     unit = unit_map(e, size)
     scale = colours.scale_of(e)
     picture = plain(e, longest)
     pixels = None if picture is None else np.asarray(picture)
-    least = threshold(unit, chosen)
+    least = threshold(unit, style)
     # no contours around single pixels: they would cover the map
-    lined = not (chosen.masked and e.level == "pixel")
+    lined = not (style.masked and e.level == "pixel")
     drawn = np.empty((height, width, 3), np.uint8)
     rows = max(1, _AT_ONCE // width)  # a few rows at a time, to limit memory
     for start in range(0, height, rows):
@@ -61,10 +61,10 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         low, high = max(0, start - 1), min(height, start + rows + 1)
         part = unit[low:high]
         if pixels is None:
-            colour = colours.paint(np.nan_to_num(part), scale.signed, chosen.cmap)
+            colour = colours.paint(np.nan_to_num(part), scale.signed, style.cmap)
         else:
-            colour = _on_picture(pixels[low:high] / 255, part, scale, chosen, least, (low, min(size)))
-        colour = _lines(colour, part, scale, chosen, least, min(size)) if lined else colour
+            colour = _on_picture(pixels[low:high] / 255, part, scale, style, least, (low, min(size)))
+        colour = _lines(colour, part, scale, style, least, min(size)) if lined else colour
         drawn[start : start + rows] = _bytes(colour[start - low : start - low + rows])
     return drawn
 

@@ -63,7 +63,7 @@ def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
     for named, rows in columns:
         for i, (name, e) in enumerate(rows):
             blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
-    shown = [e for part in parts for e in part.explanations]
+    explanations = [e for part in parts for e in part.explanations]
     placed = [box for *_, boxes, _ in blocks for box in boxes]
     widest = max([_KEY, *(box.reach for box in placed)])
     titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
@@ -79,7 +79,7 @@ def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
         for box in boxes:
             _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
         y += high
-    return width, _legend(paper, y, shown, any(box.unknown for box in placed))
+    return width, _legend(paper, y, explanations, any(box.unknown for box in placed))
 
 
 def _place(paper: Paper, box: _Box, x: float, y: float) -> None:
@@ -122,9 +122,9 @@ def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
     cut = truncated_parts(e)
     for part in (part for part in cut if part.before):
         put(f" … {part.label} ", unread=True)
-    shown, skipped = _around_the_strongest(pieces, most), 0
+    strongest, skipped = _around_the_strongest(pieces, most), 0
     for i, piece in enumerate(pieces):
-        if i not in shown:
+        if i not in strongest:
             skipped += 1
             continue
         if skipped:
@@ -173,7 +173,7 @@ def _chunks(text: str, room: float) -> list[str]:
     return chunks
 
 
-def _legend(paper: Paper, y: float, shown: list[Explanation], unknown: bool) -> float:
+def _legend(paper: Paper, y: float, explanations: list[Explanation], unknown: bool) -> float:
     """Draw the meanings of the colours, and that of dashes below ``unknown`` words; return the height below them."""
 
     def write(text: str, x: float, ha: str = "left") -> None:
@@ -181,7 +181,7 @@ def _legend(paper: Paper, y: float, shown: list[Explanation], unknown: bool) -> 
 
     note = "; each line scaled by its own largest score"
     labels: dict[bool, str] = {}
-    for e in shown:
+    for e in explanations:
         signed = colours.scale_of(e).signed
         favour = "for the output" if e.numeric else "for the class"
         labels.setdefault(signed, (favour if signed else "mattered (no sign)") + ("" if labels else note))

@@ -61,11 +61,11 @@ def plain(e: Explanation, top: int = 5) -> str:
     return printed(render(e, top))
 
 
-def printed(shown: RenderableType, width: int = 160) -> str:
+def printed(renderable: RenderableType, width: int = 160) -> str:
     """Return what a console without colours prints."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as captured:
-        console.print(shown)
+        console.print(renderable)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
 
 
@@ -126,18 +126,18 @@ _EXACT = 1e-6  # it prints scores, so opposite maps of different sizes are both 
 # -- colours -----------------------------------------------------------------------------------------------------
 def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> RenderableType:
     """Render the top classes of each input, then the map of each method and target, at the width of the console."""
-    shown: list[RenderableType] = []
+    blocks: list[RenderableType] = []
     for part in sections(explanations, tolerance=_EXACT):
         above: list[RenderableType] = list(map(_note, input_notes([part.first])))
         if not is_further(part.first):
             above = [Line(top_classes(part.first, top), ""), *above] if top else above
             if part.first.unknown is not None and any(part.first.unknown):
                 above.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
-        shown += [*above, Text()] if above else []
-        shown += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
+        blocks += [*above, Text()] if above else []
+        blocks += _sentences(part) if part.first.level == "token" else [_Pictures(part)]
         lines = remarks(part.explanations)
-        shown += [*map(_note, lines), Text()] if lines else []
-    return Group(*shown)
+        blocks += [*map(_note, lines), Text()] if lines else []
+    return Group(*blocks)
 
 
 def _note(line: str) -> Line:
@@ -168,13 +168,13 @@ class _Pictures:
         for name, row in zip(part.methods, part.cells, strict=True):
             for e in (e for e in row if e is not None):
                 if note := colours.scale_of(e).note:
-                    shown: RenderableType = Text(f"({note})")
+                    map_: RenderableType = Text(f"({note})")
                 elif coloured and drawable(e):
                     bar = _bar(*bar_labels(e), colours.ramp(colours.scale_of(e), 8))
-                    shown = Group(_Pixels(overlay(e, longest=640), wide), bar)
+                    map_ = Group(_Pixels(overlay(e, longest=640), wide), bar)
                 else:
-                    shown = _shades(e, options.max_width)
-                blocks.append(Group(Line(heading(e)), Line(name, "dim"), shown, Text()))
+                    map_ = _shades(e, options.max_width)
+                blocks.append(Group(Line(heading(e)), Line(name, "dim"), map_, Text()))
             yield Columns(blocks, padding=(0, 2))
             blocks = []
 

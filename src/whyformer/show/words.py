@@ -116,11 +116,11 @@ def words(e: Explanation) -> tuple[list[Word], str]:
     return _without_runs(merged), text[cursor:stop]
 
 
-def _without_runs(shown: list[Word]) -> list[Word]:
+def _without_runs(all_words: list[Word]) -> list[Word]:
     """Return the words with each run of at least four equal words of score 0 as one word, ``<image> ×196``: those that
     hold the place of a picture."""
     merged = list[Word]()
-    for text, group in groupby(shown, key=lambda word: None if word.score else word.text):
+    for text, group in groupby(all_words, key=lambda word: None if word.score else word.text):
         run = list(group)
         if text is None or len(run) < _RUN:
             merged += run
@@ -252,15 +252,15 @@ def input_notes(explanations: Iterable[Explanation]) -> list[str]:
 
 def notes(explanations: Iterable[Explanation]) -> list[str]:
     """Return all lines below drawings of explanations: :func:`input_notes` and :func:`remarks`."""
-    shown = list(explanations)
-    return [*input_notes(shown), *remarks(shown)]
+    explanations = list(explanations)
+    return [*input_notes(explanations), *remarks(explanations)]
 
 
 def warnings_of(e: Explanation) -> list[str]:
     """Return the warnings of a single sample without those about its input."""
     figures = trust_figures(e)
-    known = of_input(e.features, 0)
-    return [line for line in (figures["warnings"] if figures else e.warnings) if line not in known]
+    about_input = of_input(e.features, 0)
+    return [line for line in (figures["warnings"] if figures else e.warnings) if line not in about_input]
 
 
 def method_name(e: Explanation) -> str:
@@ -309,11 +309,11 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
 
     Of several explanations each line names its map.
     """
-    shown = [one for e in explanations for one in (e, *opposites(e))]
+    maps = [map_ for e in explanations for map_ in (e, *opposites(e))]
     lines = []
-    for e in shown:
-        figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
-        lines += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in method_notes(e)]
+    for e in maps:
+        figures, name = trust_figures(e), f"{method_name(e)}, {target_name(e)}: " if len(maps) > 1 else ""
+        lines += [f"note: {method_name(e) + ': ' if len(maps) > 1 else ''}{line}" for line in method_notes(e)]
         if figures:
             measured = measured_target(e, figures)
             subject = "" if name and measured == target_name(e) else f"measured for {measured}: "

@@ -160,10 +160,10 @@ def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[
         branches = tuple(carry[e] for e in unit.entries)
         kind = one_branch(unit.kind) if sum(branches) < 2 else unit.kind
         rule = composite.rules.get(kind, _ORDINARY)
-        passed = [i not in rule.hold for i in range(len(unit.entries))]
-        live_entries = tuple(p and live[e] for p, e in zip(passed, unit.entries, strict=True))
+        propagates = [i not in rule.hold for i in range(len(unit.entries))]
+        live_entries = tuple(p and live[e] for p, e in zip(propagates, unit.entries, strict=True))
         for r in unit.exits:
-            carry[r] = carry[r] or any(p and b for p, b in zip(passed, branches, strict=True))
+            carry[r] = carry[r] or any(p and b for p, b in zip(propagates, branches, strict=True))
             live[r] = live[r] or any(live_entries)
         visited = any(live_entries) or any(r in wanted for r in unit.exits)
         wants = _wants(unit, tape, rule, live_entries) if visited else []

@@ -224,7 +224,7 @@ def test_internal_error_has_status_1(monkeypatch):
     def broken() -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("whyformer.apps.cli.completion.known", broken)
+    monkeypatch.setattr("whyformer.apps.cli.completion.names_file", broken)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert result.exit_code == 1
     assert result.stderr == "error: whyformer failed (RuntimeError: boom); --debug shows where\n"

@@ -169,7 +169,7 @@ def test_interrupt_has_status_130(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whyformer.apps.cli.completion.known", interrupted)
+    monkeypatch.setattr("whyformer.apps.cli.completion.names_file", interrupted)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert (result.exit_code, result.output) == (130, "interrupted\n")
 

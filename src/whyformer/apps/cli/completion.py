@@ -21,7 +21,7 @@ Offers = Iterable[tuple[str, str]]
 
 
 @functools.cache
-def known() -> dict[str, Any]:
+def names_file() -> dict[str, Any]:
     """The content of ``names.json``: {"bundled": [name], "methods": {name: {"summary", "facts": the JSON of
     ``whyformer methods``, "signed": whether its scores have a sign, "settings"}}, "benchmarks": {name: {"summary",
     "settings"}}}; settings map a name to the values worth offering, the default first."""
@@ -31,12 +31,12 @@ def known() -> dict[str, Any]:
 
 def named(kind: str) -> Offers:
     """Return all "methods" or "benchmarks"."""
-    return [(name, facts["summary"]) for name, facts in known()[kind].items()]
+    return [(name, facts["summary"]) for name, facts in names_file()[kind].items()]
 
 
 def models() -> Offers:
     """Return the bundled models."""
-    return [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]]
+    return [(f"bundled:{name}", "comes with whyformer") for name in names_file()["bundled"]]
 
 
 def benchmarks() -> Offers:
@@ -48,11 +48,11 @@ def settings_of(kind: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield ``key=value`` for each value of a setting that needs no quotes, else ``key=``; skip unknown names."""
     offered: dict[str, list[Any]] = {}
     for name in names:
-        offered |= known()[kind].get(name.strip(), {}).get("settings", {})
+        offered |= names_file()[kind].get(name.strip(), {}).get("settings", {})
     for key, values in offered.items():
         for i, value in enumerate(values):
-            written = value if isinstance(value, str) else json.dumps(value)
-            yield f"{key}={'' if any(c.isspace() for c in written) else written}", "default" if i == 0 else ""
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield f"{key}={'' if any(c.isspace() for c in text) else text}", "default" if i == 0 else ""
 
 
 def settings(context: typer.Context) -> Offers:
@@ -66,8 +66,8 @@ def settings(context: typer.Context) -> Offers:
 def last(incomplete: str, offers: Offers) -> Offers:
     """Return offers for the last entry of a list, except entries that the list has."""
     before, comma, _ = incomplete.rpartition(",")
-    listed = before.split(",")
-    return [(f"{before}{comma}{name}", about) for name, about in offers if name not in listed]
+    earlier = before.split(",")
+    return [(f"{before}{comma}{name}", about) for name, about in offers if name not in earlier]
 
 
 def methods(incomplete: str) -> Offers:

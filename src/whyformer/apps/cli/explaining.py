@@ -166,15 +166,15 @@ def _explain_files(request: Request, files: Sequence[str]) -> None:
     from whyformer.inputs.argument import read_argument
     from whyformer.show.files import slug
 
-    taken: set[str] = set()
+    used: set[str] = set()
     failed = 0
     for file in files:
         try:
             argument = read_argument(file)
             stem = slug(argument.name[:40])  # names of output files begin so; those of several inputs may agree in it
             names = itertools.chain([stem], (f"{stem[:34]}-{number}" for number in itertools.count(2)))
-            name = next(name for name in names if name.casefold() not in taken)
-            taken.add(name.casefold())
+            name = next(name for name in names if name.casefold() not in used)
+            used.add(name.casefold())
             _explain_input(request, replace(argument, name=name))
         except WhyformerError as error:
             failed += 1

@@ -138,16 +138,16 @@ def perturb(
     argument = read_argument(source)
     if argument.kind != "image":
         raise InputError(f"perturb removes parts of a picture, and this is {INPUTS[argument.kind]}: pass a picture")
-    chosen, settings = opt.one_method(method, setting)
+    method_name, settings = opt.one_method(method, setting)
     with printer.working() as bars:
         loaded = load_for(argument.kind, model, options, bars)
         import whyformer
         from whyformer import show
         from whyformer.evaluation.strip import perturbation_strip
 
-        with bars.step(chosen):
+        with bars.step(method_name):
             e = whyformer.explain(
-                loaded, argument.content, chosen, target, progress=bars.track, **options.named, **settings
+                loaded, argument.content, method_name, target, progress=bars.track, **options.named, **settings
             )
         with bars.step("removing pixels"):
             strip = perturbation_strip(loaded.model, argument.content, e, loaded.processor, baseline=baseline)
@@ -190,14 +190,14 @@ def methods(
     """List the methods, or describe one with its settings and their defaults."""
     from whyformer.show.terminal import catalogue, describe
 
-    known = completion.known()["methods"]
-    if name is not None and name not in known:
+    entries = completion.names_file()["methods"]
+    if name is not None and name not in entries:
         from whyformer.methods import find
 
         find(name)  # raises an error that lists the names
-    chosen = [(known[n]["facts"], known[n]["signed"]) for n in sorted(known) if name in (None, n)]
-    shown = catalogue(chosen) if name is None else describe(chosen[0][0], signed=chosen[0][1])
-    printer.result(record("methods", methods=[facts for facts, _ in chosen]), shown)
+    selected = [(entries[n]["facts"], entries[n]["signed"]) for n in sorted(entries) if name in (None, n)]
+    drawing = catalogue(selected) if name is None else describe(selected[0][0], signed=selected[0][1])
+    printer.result(record("methods", methods=[facts for facts, _ in selected]), drawing)
 
 
 @opt.command()

@@ -118,7 +118,7 @@ class Drawing:
         from whyformer.show.colours import lookup
         from whyformer.show.look import Look
 
-        look = {name: value for name, value in passed(self).items() if name != "cover"}
+        look = {name: value for name, value in specified(self).items() if name != "cover"}
         if self.cover:
             look["fade"] = False
         if self.keep is not None:
@@ -143,7 +143,7 @@ class Place:
     )] = None
 
 
-def passed(group: Any) -> dict[str, Any]:
+def specified(group: Any) -> dict[str, Any]:
     """Return the options of a group that were passed, by name."""
     return {name: value for name, value in vars(group).items() if value is not None}
 

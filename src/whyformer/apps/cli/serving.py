@@ -63,7 +63,7 @@ class JobKeys:
 
     def values(self) -> dict[str, Any]:
         """Return the keys that were passed, parsed."""
-        keys = opt.passed(self)
+        keys = opt.specified(self)
         if self.methods is not None:
             keys["methods"] = tuple(map(_method, opt.parts(self.methods)))
         if self.targets is not None and "," in self.targets:
@@ -91,7 +91,7 @@ def run(
 
     After an interruption, the same command resumes, and the files are those of an uninterrupted run.
     """
-    keys = described.values() | opt.passed(place) | options.named
+    keys = described.values() | opt.specified(place) | options.named
     with printer.working() as bars:
         with bars.step("starting"):
             from whyformer.jobs.description import make_job, read_job

@@ -69,9 +69,9 @@ def drawn(e: Explanation, most: int) -> Markup:
     return encoded(Image.fromarray(painting.overlay(e, longest=LONGEST)), most)
 
 
-def thumbnail(shown: Explanation | Image.Image) -> Markup:
+def thumbnail(drawn: Explanation | Image.Image) -> Markup:
     """Return a picture, or a map on its picture, in the size of the contact sheet."""
-    small = shown if isinstance(shown, Image.Image) else Image.fromarray(painting.overlay(shown, longest=THUMB))
+    small = drawn if isinstance(drawn, Image.Image) else Image.fromarray(painting.overlay(drawn, longest=THUMB))
     return data_uri(_compressed(small.convert("RGB"), THUMB, "JPEG", 72), "image/jpeg")
 
 

@@ -91,17 +91,17 @@ def write_report(
         raise nothing(places, contents)
     inputs = inputs_of(contents.saved)
     benchmarks = sum(section.kind == "benchmark" for section in contents.benchmarks)
-    written = WrittenReport(
+    report = WrittenReport(
         target, 0, len(inputs), len(contents.saved), len(contents.answers), benchmarks, len(contents.jobs),
         contents.skipped,
     )
-    page = _page(contents, inputs, written, title, track).encode("utf-8", "backslashreplace")
+    page = _page(contents, inputs, report, title, track).encode("utf-8", "backslashreplace")
     write_all(target.parent, {target.name: page})
-    return replace(written, bytes=len(page))
+    return replace(report, bytes=len(page))
 
 
 def _page(
-    contents: Contents, inputs: Sequence[InputSection], written: WrittenReport, title: str, track: Track
+    contents: Contents, inputs: Sequence[InputSection], report: WrittenReport, title: str, track: Track
 ) -> str:
     """Return the whole document; the inputs are drawn one after the other."""
     saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
@@ -109,20 +109,20 @@ def _page(
     facts = {
         "explanations": inputs, "answers": answers, "benchmarks": benchmarks,
         "models": models(saved, answers, benchmarks),
-        "methods": [*(one.e.method for one in saved), *(one.g.method for one in answers)],
+        "methods": [*(item.e.method for item in saved), *(item.g.method for item in answers)],
         "conventions": [*inputs, *answers], "versions": versions_of([*saved, *answers], benchmarks),
-        "left-out": sorted(contents.skipped, key=lambda one: not one.damaged),
+        "left-out": sorted(contents.skipped, key=lambda item: not item.damaged),
     }
     names = {"left-out": "Files left out"}
     if contents.jobs:
-        names["benchmarks"] = "Benchmarks and data sets" if written.benchmarks else "Data sets"
-    pictures = sum(painting.base(one.first) is not None for one in inputs)
-    most = room(pictures + sum(painting.drawable(one.e) for one in saved), len(inputs))
+        names["benchmarks"] = "Benchmarks and data sets" if report.benchmarks else "Data sets"
+    pictures = sum(painting.base(item.first) is not None for item in inputs)
+    most = room(pictures + sum(painting.drawable(item.e) for item in saved), len(inputs))
     return render(
-        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{written.content}.",
+        "report/page.html", title=title, version=versions()["whyformer"], summary=f"{report.content}.",
         sections=[(key, names.get(key, key.capitalize())) for key, content in facts.items() if content],
-        inputs=inputs, maps=[one for section in inputs for one in section.maps],
-        targets=[target_name(one.e) for one in saved], known=METHODS, skipped=facts.pop("left-out"),
+        inputs=inputs, maps=[item for section in inputs for item in section.maps],
+        targets=[target_name(item.e) for item in saved], known=METHODS, skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
         drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), thumbnail=thumbnail, **facts,
     )
@@ -134,12 +134,13 @@ def models(
 ) -> list[dict[str, Any]]:
     """Return for each model its title, kinds of inputs, names of classes, and numbers of outputs and of maps and
     answers."""
-    names = [*(one.e.model for one in saved), *(one.g.model for one in answers), *(one.model for one in benchmarks)]
+    results: list[Any] = [*(item.e for item in saved), *(item.g for item in answers), *benchmarks]
+    names = [result.model for result in results]
     rows = []
     for name in filter(None, dict.fromkeys(names)):
-        maps = [one.e for one in saved if one.e.model == name]
+        maps = [item.e for item in saved if item.e.model == name]
         inputs = [_input(e) for e in maps]
-        inputs += ["text and pictures" if one.g.seen else "text" for one in answers if one.g.model == name]
+        inputs += ["text and pictures" if item.g.seen else "text" for item in answers if item.g.model == name]
         labels: dict[int, str] = next((e.labels for e in maps if e.labels), {})
         rows.append({
             "title": model_title(name), "inputs": list(dict.fromkeys(inputs)), "maps": len(inputs),
@@ -158,7 +159,7 @@ def _input(e: Explanation) -> str:
 def versions_of(saved: Sequence[SavedMap | SavedAnswer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
     """Return the versions that made the results; those of a benchmark are also among its conventions."""
     counts = Counter(
-        ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
+        ", ".join(f"{name} {number}" for name, number in item.versions.items()) or "not stored" for item in saved
     )
-    others = dict.fromkeys(one.versions for one in benchmarks if one.versions and one.versions not in counts)
+    others = dict.fromkeys(item.versions for item in benchmarks if item.versions and item.versions not in counts)
     return [*(f"{text} ({count} maps)" for text, count in counts.items()), *(f"{text} (benchmarks)" for text in others)]

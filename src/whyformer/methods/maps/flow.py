@@ -46,8 +46,8 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
     _refuse_large(max(row.shape[1] for row in readouts.values()), task.structure.layers, limit)
     fused = {}
     for number in chosen:
-        fused[number] = how.fuse(work.passed.map(number))
-        work.passed.release()
+        fused[number] = how.fuse(work.map_pass.map(number))
+        work.map_pass.release()
     steps, flows = work.steps(fused), {}
     for key, row in readouts.items():
         maps = [step[key, key] for step in steps if (key, key) in step]

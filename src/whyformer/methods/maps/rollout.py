@@ -98,8 +98,8 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, discard_ratio: 
     work = streams.begin(task, row_alone=how.rows == "readout" and not discard_ratio)
     maps, (logits, readouts) = dict[int, Tensor](), work.read_rows()
     for number in work.attentions_for(how, start):
-        maps[number] = _pruned(work, number, how.fuse(work.passed.map(number)), discard_ratio)
-        work.passed.release()
+        maps[number] = _pruned(work, number, how.fuse(work.map_pass.map(number)), discard_ratio)
+        work.map_pass.release()
     return work.scores(streams.reduce(task, how, work.paths(maps, readouts)), logits)
 
 

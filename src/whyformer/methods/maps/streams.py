@@ -151,12 +151,12 @@ class StreamTask:
 
     Attributes:
         task: the model, the inputs and the target.
-        passed: a recorded pass.
+        map_pass: a recorded pass.
         only: name of the rows to explain; None for those of all streams.
     """
 
     task: Task
-    passed: MapPass
+    map_pass: MapPass
     only: Key | None = None
 
     @cached_property
@@ -164,10 +164,10 @@ class StreamTask:
         """Index of each attention of the streams to explain, and of rows that are merged into these -> the names of its
         rows, its depth and its layer."""
         if self.only is None:
-            return self.passed.named
+            return self.map_pass.named
         return {
             number: attention
-            for number, attention in self.passed.named.items()
+            for number, attention in self.map_pass.named.items()
             if attention.queries == self.only or (attention.is_merged and attention.queries & self.only)
         }
 
@@ -198,10 +198,10 @@ class StreamTask:
     def parts(self, number: int, fused: Tensor) -> Step:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
         are 0 at rows of the stream of the queries that do not attend, such as the text that a Q-Former reads."""
-        attending, rows = self.passed.attentions[number].queries, self.passed.block_of(number)[0].rows
+        attending, rows = self.map_pass.attentions[number].queries, self.map_pass.block_of(number)[0].rows
         if attending is not None and fused.shape[1] < rows.shape[1]:
             fused = same_rows(rows, attending).to(fused) @ fused
-        queries, sides = self.attentions[number].queries, self.passed.key_streams[number]
+        queries, sides = self.attentions[number].queries, self.map_pass.key_streams[number]
         return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
@@ -228,7 +228,7 @@ class StreamTask:
         if not steps:
             raise self.task.refuse(UNREAD, verdict=NOT_YET)
         copies: dict[int, Copies] = {}
-        for queries, keys, same in self.passed.copies:
+        for queries, keys, same in self.map_pass.copies:
             depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
             copies.setdefault(depth, Copies())[queries, keys] = same
         home = self.task.inputs.tensor.device  # blocks may be on several devices
@@ -242,9 +242,9 @@ class StreamTask:
 
     def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
-        passed = self.passed
-        seed = without_excluded(passed.logits)
-        return passed.logits, self._read(passed.walk(seed, [GRADIENT]).readouts)
+        map_pass = self.map_pass
+        seed = without_excluded(map_pass.logits)
+        return map_pass.logits, self._read(map_pass.walk(seed, [GRADIENT]).readouts)
 
     def scores(
         self,
@@ -268,7 +268,7 @@ class StreamTask:
         scores: bool = False,
     ) -> WalkResult:
         """Return :meth:`Task.walk` over the pass, with the readouts of the streams to explain."""
-        walked = self.task.walk(self.passed, composite, on_map, watched, gradient=gradient, scores=scores)
+        walked = self.task.walk(self.map_pass, composite, on_map, watched, gradient=gradient, scores=scores)
         return replace(walked, readouts=self._read(walked.readouts))
 
     def _read(self, readouts: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

@@ -99,13 +99,13 @@ def vit_cx(
 def _features(task: Task) -> tuple[Tensor, Tensor, Elements]:
     """Return (logits, features ``[B, N, D]`` after the last block's first normalisation, places of their rows in the
     picture)."""
-    passed = task.main_pass()
-    stream, block = passed.blocks_of(task.inputs.name)[-1]
-    number = passed.input_of_attention(stream, block)
-    if not passed.holds(number, stream):
+    map_pass = task.main_pass()
+    stream, block = map_pass.blocks_of(task.inputs.name)[-1]
+    number = map_pass.input_of_attention(stream, block)
+    if not map_pass.holds(number, stream):
         raise task.refuse("the input of its last block holds other rows than those that attend there", verdict=NOT_YET)
-    features = passed.features_of(stream, number, passed.recording.tape[number])
-    return passed.logits, features, task.cells(task.inputs.name, passed.name_of(stream))
+    features = map_pass.features_of(stream, number, map_pass.recording.tape[number])
+    return map_pass.logits, features, task.cells(task.inputs.name, map_pass.name_of(stream))
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:

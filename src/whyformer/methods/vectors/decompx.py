@@ -43,9 +43,9 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     place on the map; they are in ``diagnostics["shares"]``, with the sum and Σ_c l_c ∂f/∂l_c ("target").
     """
     task.blocks("the input of the first")
-    passed: MapPass = task.attended() if task.structure.attends else task.block_pass()
+    map_pass: MapPass = task.attended() if task.structure.attends else task.block_pass()
     try:
-        logits, seed, values = _shares(task, passed, batch_size)
+        logits, seed, values = _shares(task, map_pass, batch_size)
     except UnknownOperation as error:
         raise task.refuse(str(error)) from error
     expected = (seed * without_excluded(logits)).flatten(1).sum(1)
@@ -57,21 +57,21 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
             "some are lost"
         )
     figure = {"target": expected.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
-    name = passed.name_of(passed.blocks_of(task.inputs.name)[0][0])
+    name = map_pass.name_of(map_pass.blocks_of(task.inputs.name)[0][0])
     return task.of_sources({name: values}, logits, {"shares": figure})
 
 
-def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _shares(task: Task, map_pass: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (logits, seed, share ``[B, N]`` of each row, or ``[B · C, N]`` for multiple choice) of a recorded pass."""
-    recording, rows, (stream, block) = passed.recording, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
-    seed, entry = task.seed(passed.logits), block.entry
+    recording, rows, (stream, block) = map_pass.recording, map_pass.layout.rows, map_pass.blocks_of(task.inputs.name)[0]
+    seed, entry = task.seed(map_pass.logits), block.entry
     starts = recording.starts(task.read_logits, seed)
-    if not is_passed(passed.program, entry):
+    if not is_passed(map_pass.program, entry):
         raise task.refuse("the target also depends on values that bypass its first block")
     mask = task.inputs.row_mask
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(recording.tape, rows, real.to(seed.device), batch_size)
-    walked = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    walked = walk_forward(map_pass.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
     values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in walked.items()]).sum(0)
-    passed.release()
-    return passed.logits, seed, values.T
+    map_pass.release()
+    return map_pass.logits, seed, values.T

@@ -126,8 +126,8 @@ class Lengths:
 class AttentionVectors:
     """The vectors of the attentions of a recorded pass, by index."""
 
-    def __init__(self, task: Task, passed: MapPass) -> None:
-        self.task, self.passed = task, passed
+    def __init__(self, task: Task, map_pass: MapPass) -> None:
+        self.task, self.map_pass = task, map_pass
         self.others: dict[int, bool] = {}  # attention -> whether another branch is added in the same residual sum
 
     def is_state(self, number: int) -> bool:
@@ -150,7 +150,7 @@ class AttentionVectors:
         except (UnknownOperation, ModelError) as error:
             raise self.task.refuse(f"the vectors of its attention are unknown: {error}") from error
         finally:
-            self.passed.release()
+            self.map_pass.release()
         if mixtures.keys() != values or not self.task.same_rows(mixtures[places[first]].total(), state):
             raise self.task.refuse(
                 "the output of its attention is changed between the projection and the residual sum, in a way that "
@@ -184,28 +184,28 @@ class AttentionVectors:
 
     def _state(self, number: int, value: int) -> Tensor:
         """Return a value ``[B, N, D]`` of the rows of an attention's stream."""
-        return self.passed.features_of(self.passed.block_of(number)[0], value, self.passed.recording.tape[value])
+        return self.map_pass.features_of(self.map_pass.block_of(number)[0], value, self.map_pass.recording.tape[value])
 
     def lengths(self, number: int, place: Place) -> Lengths | None:
         """Return the lengths of an attention at a place, by one walk for every few keys; None if they are unknown."""
-        passed, attention, places = self.passed, self.passed.attentions[number], self._known_places(number, place)
+        map_pass, attention, places = self.map_pass, self.map_pass.attentions[number], self._known_places(number, place)
         entry = places.get("entry")
-        (stream, _), behind, n = passed.block_of(number), places["sum"], places[place]
+        (stream, _), behind, n = map_pass.block_of(number), places["sum"], places[place]
         assert attention.keys is not None
-        rows = passed.layout.rows
+        rows = map_pass.layout.rows
         constant = torch.tensor([not f.source for f in rows.families])[rows.family]
-        for queries in (a.queries for a in passed.layout.attentions if a.queries is not None):
+        for queries in (a.queries for a in map_pass.layout.attentions if a.queries is not None):
             constant[queries] = False
-        late, square, inner = entry is None and passed.adds_rows(behind), list[Tensor](), list[Tensor]()
+        late, square, inner = entry is None and map_pass.adds_rows(behind), list[Tensor](), list[Tensor]()
         rest: Tensor | None = None
         try:
             total = torch.zeros_like(state := self._state(number, n))
             for keys in attention.keys.split(_KEYS, 1):
-                rules = KeyRules(passed.recording.tape, rows, attention, behind, keys, constant)
-                shares = walk_forward(passed.program, rules.begin_block(entry, late=late), {n}, rules).get(n)
+                rules = KeyRules(map_pass.recording.tape, rows, attention, behind, keys, constant)
+                shares = walk_forward(map_pass.program, rules.begin_block(entry, late=late), {n}, rules).get(n)
                 if shares is None:
                     return None
-                *parts, residual = (passed.features_of(stream, n, part) for part in shares.parts)
+                *parts, residual = (map_pass.features_of(stream, n, part) for part in shares.parts)
                 square.append(torch.stack([part.square().sum(-1) for part in parts], -1))
                 inner.append(torch.stack([(part * residual).sum(-1) for part in parts], -1))
                 total += torch.stack(parts).sum(0)
@@ -213,24 +213,24 @@ class AttentionVectors:
         except (UnknownOperation, ModelError):
             return None
         finally:
-            passed.release()
-        total = total + residual + (0 if rest is None else passed.features_of(stream, n, rest))
+            map_pass.release()
+        total = total + residual + (0 if rest is None else map_pass.features_of(stream, n, rest))
         if not self.task.same_rows(total, state):
             return None
         return Lengths(torch.cat(square, -1), torch.cat(inner, -1), residual.norm(dim=-1))
 
     def _mixtures(self, number: int, entry: int | None, behind: int, values: set[int]) -> dict[int, Mixture]:
         """Return the mixtures at some values, computed for as many keys at a time as there are queries."""
-        passed, attention = self.passed, self.passed.attentions[number]
+        map_pass, attention = self.map_pass, self.map_pass.attentions[number]
         assert attention.queries is not None
         assert attention.keys is not None
         queries, keys = attention.queries.shape[1], attention.keys.shape[1]
         mixtures: dict[int, Mixture] = {}
         for first in range(0, keys, queries):
-            rules = VectorRules(passed.recording.tape, passed.layout.rows, attention, behind, first)
-            late = entry is None and passed.adds_rows(behind)
-            walked = walk_forward(passed.program, rules.begin_block(entry, late=late), values, rules)
-            self.others[number] = not rules.is_whole(passed.program, behind)
+            rules = VectorRules(map_pass.recording.tape, map_pass.layout.rows, attention, behind, first)
+            late = entry is None and map_pass.adds_rows(behind)
+            walked = walk_forward(map_pass.program, rules.begin_block(entry, late=late), values, rules)
+            self.others[number] = not rules.is_whole(map_pass.program, behind)
             for n in values & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
                 parts = [*([mixtures[n].parts] if n in mixtures else []), more.parts[:, :, : keys - first]]
@@ -238,21 +238,21 @@ class AttentionVectors:
         return mixtures
 
     def _mixture(self, number: int, rules: VectorRules, n: int, parts: Tensor, rest: Tensor | None) -> Mixture:
-        passed, (stream, _) = self.passed, self.passed.block_of(number)
-        arranged = torch.stack([passed.features_of(stream, n, p) for p in parts], 1)
-        weights, factor = passed.map(number).to(parts.dtype), rules.factors.get(n)
+        map_pass, (stream, _) = self.map_pass, self.map_pass.block_of(number)
+        arranged = torch.stack([map_pass.features_of(stream, n, p) for p in parts], 1)
+        weights, factor = map_pass.map(number).to(parts.dtype), rules.factors.get(n)
         if factor is not None:
             weights = weights * factor[stream.rows.to(factor.device)][:, None, :, None]
-        constant = None if rest is None else passed.features_of(stream, n, rest)
+        constant = None if rest is None else map_pass.features_of(stream, n, rest)
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
     def _places(self, number: int) -> dict[str, int] | None:
         """Return the numbers of the residual ("entry"; left out if constant or absent) and of the values at which
         vectors are taken ("sum", "norm"; "output" if the sum lies on the path of the block); None if unknown."""
-        passed, (stream, block) = self.passed, self.passed.block_of(number)
-        makers, path = passed.program.makers, passed.path(stream, block)
-        constant = block.entry < 0 and passed.attentions[number].pieces[0].query is None
-        line, reached = linear_path(passed.program, passed.recording.tape, passed.attentions[number], block.exit)
+        map_pass, (stream, block) = self.map_pass, self.map_pass.block_of(number)
+        makers, path = map_pass.program.makers, map_pass.path(stream, block)
+        constant = block.entry < 0 and map_pass.attentions[number].pieces[0].query is None
+        line, reached = linear_path(map_pass.program, map_pass.recording.tape, map_pass.attentions[number], block.exit)
         added = [n for n in line if makers[n].kind == "add" and not reached.issuperset(makers[n].entries)]
         if len(added) > 1 and added[-1] not in path:  # which of these sums adds the residual is unknown
             return None
@@ -264,11 +264,12 @@ class AttentionVectors:
         elif constant:
             kinds = ("view", "layer", "scale", "shift")
             plain = takewhile(lambda n: makers[n].kind in kinds, line[1:])
-            added = [n for n in line if passed.adds_rows(n)][:1] or [n for n in plain if passed.holds(n, stream)][-1:]
+            holding = (n for n in plain if map_pass.holds(n, stream))
+            added = [n for n in line if map_pass.adds_rows(n)][:1] or [*holding][-1:]
             line = path if added and added[0] in path else line
         if not added:
             return None
         behind = line.index(added[-1])
-        first = passed.behind_norm(line, behind)
-        second = passed.behind_norm(line, min(first + 1, len(line) - 1)) if first > behind else first
+        first = map_pass.behind_norm(line, behind)
+        second = map_pass.behind_norm(line, min(first + 1, len(line) - 1)) if first > behind else first
         return {**named, "sum": added[-1], "norm": line[first], **({"output": line[second]} if line is path else {})}

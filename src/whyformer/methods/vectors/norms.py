@@ -53,13 +53,13 @@ def norm_attention(
     work = streams.begin(task)
     chosen = work.attentions_for(how)
     logits, readouts = work.read_rows()
-    vectors = AttentionVectors(task, work.passed)
+    vectors = AttentionVectors(task, work.map_pass)
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
     for number in chosen:
         queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention
-        sides = work.passed.key_streams[number]
+        sides = work.map_pass.key_streams[number]
         parts = {keys: mixed if same is None else mixed.of_keys(same) for keys, same in sides.items()}
         norms = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
         if not norms.keys().isdisjoint(steps[depth]):  # each has a residual and a projection
@@ -107,7 +107,7 @@ def over_vectors(
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
     work = streams.begin(task, only=task.structure.tower(task.inputs.name))
-    vectors = AttentionVectors(task, work.passed)
+    vectors = AttentionVectors(task, work.map_pass)
     for number, named in work.attentions.items():
         if not vectors.is_state(number):
             raise task.refuse(

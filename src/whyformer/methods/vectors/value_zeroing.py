@@ -67,20 +67,20 @@ def value_zeroing(
     work = streams.begin(task, only=task.structure.tower(task.inputs.name))
     numbers = work.attentions_for(how)
     _refuse_unknown(task, work)
-    passed, (logits, readouts) = work.passed, work.read_rows()
+    map_pass, (logits, readouts) = work.map_pass, work.read_rows()
     sides = {}
     for number in numbers:
-        named, attention = work.attentions[number], passed.attentions[number]
+        named, attention = work.attentions[number], map_pass.attentions[number]
         pairs = zip((named.queries, named.keys), (attention.queries, attention.keys), strict=True)
         queries, keys = (task.real_rows(key, rows.shape) for key, rows in pairs if rows is not None)
         sides[number] = queries, keys
     depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
     for number in sides:
-        entry = passed.block_of(number)[1].entry
+        entry = map_pass.block_of(number)[1].entry
         depth[entry] = max(depth.get(entry, 0), work.attentions[number].depth)
     steps: dict[int, streams.Step] = defaultdict(dict)
-    for number, changes in _maps(task, passed, sides, distance, int(batch_size)).items():
-        steps[depth[passed.block_of(number)[1].entry]] |= work.parts(number, changes)
+    for number, changes in _maps(task, map_pass, sides, distance, int(batch_size)).items():
+        steps[depth[map_pass.block_of(number)[1].entry]] |= work.parts(number, changes)
     ordered = work.in_order({d: streams.normalised(step) for d, step in steps.items()})
     paths = streams.Paths(ordered, readouts)
     return work.scores(streams.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
@@ -91,27 +91,27 @@ Sides = Mapping[int, tuple[Tensor, Tensor]]
 """Index of each attention -> masks of its queries ``[B, Q]`` and keys ``[B, K]``, True except at padding."""
 
 
-def _values(passed: MapPass, number: int) -> list[int]:
+def _values(map_pass: MapPass, number: int) -> list[int]:
     """Return the numbers of the values that an attention's maps weight."""
-    return [piece.value for piece in passed.attentions[number].pieces if piece.value is not None]
+    return [piece.value for piece in map_pass.attentions[number].pieces if piece.value is not None]
 
 
 def _refuse_unknown(task: Task, work: streams.StreamTask) -> None:
     """Raise if the values of an attention are unknown, or if a block has several attentions in sequence, whose separate
     outputs are unknown because paths bypass the states between them."""
-    passed = work.passed
-    if any(len(_values(passed, n)) < len(passed.attentions[n].pieces) for n in work.attentions):
+    map_pass = work.map_pass
+    if any(len(_values(map_pass, n)) < len(map_pass.attentions[n].pieces) for n in work.attentions):
         raise task.refuse("the values of its attention are unknown", verdict=NOT_YET)
-    blocks = (passed.block_of(n)[1] for n in work.attentions)
+    blocks = (map_pass.block_of(n)[1] for n in work.attentions)
     if any(len({a.depth for a in block.attentions if a.is_self}) > 1 for block in blocks):
         raise task.refuse("the state between two attentions of one of its blocks is unknown", verdict=NOT_YET)
 
 
-def _decides(passed: MapPass, number: int) -> bool:
+def _decides(map_pass: MapPass, number: int) -> bool:
     """Return True if a block takes decisions that depend on its attention, such as the choice of experts, so that it
     cannot be replayed with changed values."""
-    last = passed.recording.tape.maker[passed.block_of(number)[1].exit].number
-    return any(call.number <= last for call in decisions(passed.recording.tape, _values(passed, number)))
+    last = map_pass.recording.tape.maker[map_pass.block_of(number)[1].exit].number
+    return any(call.number <= last for call in decisions(map_pass.recording.tape, _values(map_pass, number)))
 
 
 def _tokens(keys: Tensor) -> list[int]:
@@ -122,42 +122,42 @@ def _count(sides: Sides) -> int:
     return sum(len(_tokens(keys)) for _, keys in sides.values())
 
 
-def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_size: int) -> dict[int, Tensor]:
+def _maps(task: Task, map_pass: MapPass, sides: Sides, distance: Distance, batch_size: int) -> dict[int, Tensor]:
     """Return ``[B, Q, K]`` for each attention: the change of its block's output rows without the value of each key."""
     step = max(1, batch_size // task.inputs.batch)
     listed = [(n, tokens) for n, (_, keys) in sides.items() if (tokens := _tokens(keys))]
     work = [(n, tokens[i : i + step]) for n, tokens in listed for i in range(0, len(tokens), step)]
     maps: dict[int, Tensor] = {}
     for n, some in task.progress(work, "value zeroing", len(work)):
-        stream, block = passed.block_of(n)
-        plain = passed.features_of(stream, block.exit, passed.recording.tape[block.exit])
+        stream, block = map_pass.block_of(n)
+        plain = map_pass.features_of(stream, block.exit, map_pass.recording.tape[block.exit])
         if n not in maps:
             shape = (*plain.shape[:2], sides[n][1].shape[1])
             maps[n] = torch.zeros(shape, dtype=_wide(plain), device=plain.device)
-        changed = _without(passed, n, some)
+        changed = _without(map_pass, n, some)
         maps[n][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
-    passed.release()
+    map_pass.release()
     return {n: changes * sides[n][1][:, None].to(changes.device) for n, changes in maps.items()}
 
 
-def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
+def _without(map_pass: MapPass, number: int, tokens: list[int]) -> Tensor:
     """Return the outputs ``[k, B, N, D]`` of a block with the value of each of k keys of its attention set to zero."""
-    tape, rows, keys = passed.recording.tape, passed.layout.rows, passed.attentions[number].keys
-    (stream, block), values = passed.block_of(number), _values(passed, number)
+    tape, rows, keys = map_pass.recording.tape, map_pass.layout.rows, map_pass.attentions[number].keys
+    (stream, block), values = map_pass.block_of(number), _values(map_pass, number)
     assert keys is not None
     place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
     labels = {n: rows.labels.get(n) for n in values}  # None for values computed from constants
     places = {n: (place[slim(rows.of(n))] if label else each).to(tape.device(n)) for n, label in labels.items()}
-    if _decides(passed, number):
+    if _decides(map_pass, number):
         zeroed = ({n: _zeroing(at == t) for n, at in places.items()} for t in tokens)
-        return torch.stack([passed.rerun(change, stream, block) for change in zeroed])
+        return torch.stack([map_pass.rerun(change, stream, block) for change in zeroed])
 
     def changed(token: Tensor) -> Tensor:
         new = {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}
         return replay(tape, new, [block.exit])[0]
 
     leaving = for_each(changed, torch.tensor(tokens, device=tape.device(block.exit)), at_once=len(tokens))
-    return torch.stack([passed.features_of(stream, block.exit, output) for output in leaving])
+    return torch.stack([map_pass.features_of(stream, block.exit, output) for output in leaving])
 
 
 def _zeroing(where: Tensor) -> Callable[[Tensor], Tensor]:

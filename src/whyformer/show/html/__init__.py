@@ -35,16 +35,16 @@ def fragment(e: Explanation, **look: Any) -> str:
     Args:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
-    chosen = Look.of(look)
-    shown = [part for sample in layout.samples(e) for part in layout.by_input(sample, chosen.smooth)]
-    return render("cards.html", samples=shown, look=chosen)
+    style = Look.of(look)
+    parts = [part for sample in layout.samples(e) for part in layout.by_input(sample, style.smooth)]
+    return render("cards.html", samples=parts, look=style)
 
 
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """Return an HTML document: for pictures a table of methods and classes, for texts a line for each method under each
     class."""
-    chosen = Look.of(look)
-    return render("page.html", sections=layout.sections(explanations, chosen.smooth), title=title, look=chosen)
+    style = Look.of(look)
+    return render("page.html", sections=layout.sections(explanations, style.smooth), title=title, look=style)
 
 
 def render(template: str, **facts: Any) -> str:
