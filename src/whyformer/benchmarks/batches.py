@@ -64,11 +64,11 @@ def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) ->
         )
     if getattr(processor, "do_normalize", True) is False:
         mean, std = [0.0] * len(mean), [1.0] * len(mean)
-    default, known = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
+    default, filters = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
     if resample is None:
         resample = "bilinear" if default is None else Image.Resampling(int(default)).name.lower()
-    if resample not in known:
-        raise InputError(f"resample must be one of {', '.join(known)}, not {resample!r}")
+    if resample not in filters:
+        raise InputError(f"resample must be one of {', '.join(filters)}, not {resample!r}")
     normalisation = (torch.tensor(v, dtype=torch.float32) for v in (mean, std))
     return PixelSpec(_size(model, processor), resample, *normalisation)
 

@@ -104,11 +104,11 @@ class Study:
     def check(self, option: str, valid: Sequence[str | None], several: bool = False) -> None:
         """Check that an option is valid; with ``several``, a sequence or comma-separated values become a tuple."""
         value = self.options[option]
-        chosen = _listed(value) if several else (value,)
-        if not chosen or not set(chosen) <= set(valid):
-            known = ", ".join(v for v in valid if v is not None)
-            raise InputError(f"{option} must be {'some' if several else 'one'} of {known}, not {value!r}")
-        self.options[option] = chosen if several else value
+        choices = _listed(value) if several else (value,)
+        if not choices or not set(choices) <= set(valid):
+            listing = ", ".join(v for v in valid if v is not None)
+            raise InputError(f"{option} must be {'some' if several else 'one'} of {listing}, not {value!r}")
+        self.options[option] = choices if several else value
 
     def limit(self) -> None:
         """Apply the options ``files`` (comma-separated ids of samples) and ``count`` (so many, evenly spaced)."""

@@ -20,7 +20,7 @@ from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.joining import without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
-from whyformer.jobs.description import check_values, listed, top_count
+from whyformer.jobs.description import as_list, check_values, top_count
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load
@@ -240,7 +240,7 @@ def open_session(
             names a class that the model lacks.
     """
     parsed = tuple(map(read_method, methods))
-    targets = listed(targets)
+    targets = as_list(targets)
     check_values({"targets": targets})
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))

@@ -91,20 +91,20 @@ def estimate(job: Job) -> Cost:
     opened = open_job(job)
     finished = _finished_rows(opened)
     spread = list(islice(opened.rows(0), 1000))
-    chosen = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
-    reads = [read_one(row) for row in chosen]
+    sample = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
+    reads = [read_one(row) for row in sample]
     if not reads:
         raise InputError(f"the input {opened.source.name} has no rows")
     trial = run_trial(opened.session, reads).checked()
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
     rows, start = Rows(job.scores, class_names(opened.session.model)[0]), time.perf_counter()
-    for explained in opened.session.explain_in_memory([read_one(row) for row in chosen], size)[0]:
+    for explained in opened.session.explain_in_memory([read_one(row) for row in sample], size)[0]:
         rows.add(explained)
     seconds = time.perf_counter() - start
     table = rows.table()
-    written = DigestFile()
-    write_parquet(table, written)
-    left = None if opened.count is None else max(0, opened.count - finished)
+    parquet = DigestFile()
+    write_parquet(table, parquet)
+    rows_left = None if opened.count is None else max(0, opened.count - finished)
     place = device_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
@@ -112,8 +112,8 @@ def estimate(job: Job) -> Cost:
         reason=reason,
         explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),
-        seconds=None if left is None else seconds / len(reads) * left,
-        bytes=None if left is None else written.size * left // len(reads),
+        seconds=None if rows_left is None else seconds / len(reads) * rows_left,
+        bytes=None if rows_left is None else parquet.size * rows_left // len(reads),
         disk=shutil.disk_usage(_existing(Path(job.out))).free,
     )  # fmt: skip
 

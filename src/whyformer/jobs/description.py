@@ -78,7 +78,7 @@ class Job:
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "targets", listed(self.targets))
+        object.__setattr__(self, "targets", as_list(self.targets))
         check_values({f.name: getattr(self, f.name) for f in fields(self)} | vars(self.options))
         if "://" in self.out:
             raise InputError(f"out must be a local or mounted folder, not {self.out!r}")
@@ -139,7 +139,7 @@ def check_values(values: Mapping[str, Any]) -> None:
             raise InputError(f"{name} must be {VALUES[name][1]}, not {values[name]!r}") from None
 
 
-def listed(targets: Any) -> Any:
+def as_list(targets: Any) -> Any:
     """Return the targets of a job, with targets of :mod:`whyformer.targets` as text; a single one becomes a list.
 
     Raises:
@@ -147,8 +147,8 @@ def listed(targets: Any) -> Any:
     """
     if isinstance(targets, list | tuple):
         return [written_target(target) for target in targets]
-    written = written_target(targets)
-    return targets if written is targets else [written]
+    text = written_target(targets)
+    return targets if text is targets else [text]
 
 
 def top_count(value: str) -> int:

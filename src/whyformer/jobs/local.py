@@ -192,16 +192,16 @@ def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = 
         The part; None if a batch of this size did not fit into memory, or crashed the process.
     """
     with opened.attempts(number, size) as attempts:
-        listed = opened.part(number, attempts)
+        part_rows = opened.part(number, attempts)
         if attempts.most is not None and size > attempts.most:
             return None
-        try_alone(opened.session, listed, attempts)
+        try_alone(opened.session, part_rows, attempts)
         try:
-            rows = _explained(opened, listed, size, may_fail, attempts)
+            rows = _explain(opened, part_rows, size, may_fail, attempts)
         except OutOfMemory:
             return None
     first, failures = number * opened.job.rows_per_part, list(map(vars, rows.failures))
-    return UnwrittenPart(PartFacts(opened.id, number, first, len(listed), size, failures), rows)
+    return UnwrittenPart(PartFacts(opened.id, number, first, len(part_rows), size, failures), rows)
 
 
 def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None:
@@ -215,11 +215,11 @@ def try_alone(session: Session, rows: Iterable[Row], attempts: Attempts) -> None
             attempts.survived(row.index)
 
 
-def _explained(opened: OpenedJob, listed: list[Row], size: int, may_fail: int | None, attempts: Attempts) -> Rows:
+def _explain(opened: OpenedJob, part_rows: list[Row], size: int, may_fail: int | None, attempts: Attempts) -> Rows:
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
     # after a crash a single thread reads, as concurrent reading may be the cause
-    reads = ahead(listed, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
+    reads = ahead(part_rows, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
     while waiting := list(islice(reads, size * WINDOW)):
         attempts.work([read.row.index for read in waiting], durable=True)
         for explained in session.explain(waiting, size, attempts.work):

@@ -74,8 +74,8 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     contents.manifest = _manifest(folder, facts)
     if not paths:
         return contents
-    listed = finished_parts(folder, contents.manifest or {}, job)
-    contents.parts = {name: part for name, part in listed.items() if holds(folder / name, part)}
+    finished = finished_parts(folder, contents.manifest or {}, job)
+    contents.parts = {name: part for name, part in finished.items() if holds(folder / name, part)}
     ids = {path: job if path.name in contents.parts else _id_in(path) for path in paths}
     foreign = [path.name for path, id_ in ids.items() if id_ == ""]
     if foreign:
@@ -84,13 +84,13 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     if others:
         raise InputError(f"{folder} contains files of another job ({_few(others)}): use another folder as out")
     is_owned = job in ids.values()
-    unknown = [path.name for path, id_ in ids.items() if id_ is None and not (is_owned and _is_known(path, listed))]
+    unknown = [path.name for path, id_ in ids.items() if id_ is None and not (is_owned and _is_known(path, finished))]
     if unknown:
         raise InputError(
             f"{folder} contains files of an unknown job ({_few(unknown)}): use another folder as out, or delete them "
             "if they are files of this job, which then rewrites them"
         )
-    _sort(contents, ids, listed, str(facts["job"]["scores"]))
+    _sort(contents, ids, finished, str(facts["job"]["scores"]))
     return contents
 
 
@@ -107,7 +107,7 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[str, Part], scores: str) -> None:
+def _sort(contents: JobFiles, ids: Mapping[Path, str | None], finished: Mapping[str, Part], scores: str) -> None:
     """Classify the files: intact parts, damaged files, and files to remove."""
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
@@ -120,7 +120,7 @@ def _sort(contents: JobFiles, ids: Mapping[Path, str | None], listed: Mapping[st
                 contents.damaged.append(path.name)
             else:
                 contents.parts[path.name] = intact
-    contents.damaged += [name for name in listed if name not in contents.parts and name not in contents.damaged]
+    contents.damaged += [name for name in finished if name not in contents.parts and name not in contents.damaged]
     if contents.manifest is None:
         facts = [facts_of(path) for path in ids if path.name in contents.parts]
         contents.sizes = {part.part: part.batch_size for part in facts}
@@ -183,9 +183,9 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name in ("Thumbs.db", "desktop.ini")
 
 
-def _is_known(path: Path, listed: Mapping[str, Part]) -> bool:
+def _is_known(path: Path, finished: Mapping[str, Part]) -> bool:
     """Return True if a damaged file has a name of the job; parts must be in the manifest or the log."""
-    return path.name in listed if re.fullmatch(PART, path.name) else True
+    return path.name in finished if re.fullmatch(PART, path.name) else True
 
 
 def _few(names: list[str]) -> str:

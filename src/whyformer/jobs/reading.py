@@ -117,8 +117,8 @@ class Maps:
             if not path.is_file() or expected not in (None, checksum(path)):
                 raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             return pq.read_table(path).replace_schema_metadata(None)
-        listed = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
-        return failures_table(list(itertools.chain.from_iterable(listed)))
+        failures = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
+        return failures_table(list(itertools.chain.from_iterable(failures)))
 
     def _table(self, part: Part, columns: list[str] | None = None, filters: Any = None) -> Any:
         pq = import_optional("pyarrow.parquet", "a table of explanations")

@@ -104,8 +104,8 @@ def from_python(data: Any, column: str | None = None, id_column: str | None = No
                 check_columns(described(data), item, column, id_column, (*CONTENT, *TENSORS))
             yield from_item(index, item, column, id_column, files)
 
-    listed = isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
-    digest = hashlib.sha256(json.dumps([str(item) for item in data]).encode()).hexdigest() if listed else None
+    are_files = isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
+    digest = hashlib.sha256(json.dumps([str(item) for item in data]).encode()).hexdigest() if are_files else None
     sequential = single_pass is not None or loader or not (is_sliced(data) or indexable)
     return Source(type(data).__name__, rows, count, digest, sequential)
 

@@ -93,10 +93,10 @@ def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
         system, path = fsspec.core.url_to_fs(url)
         if PurePosixPath(path).suffix.lower() in TABLES and "*" not in path:
             return _of_table(url, partial(system.open, path, "rb"), None, column, id_column)
-        listed = system.glob(path, detail=True) if "*" in path else system.find(path, detail=True)
+        files = system.glob(path, detail=True) if "*" in path else system.find(path, detail=True)
     except (OSError, ValueError, ImportError) as error:
         raise LoadError(f"cannot open {url}: {error}") from error
-    sizes = {name: facts.get("size") for name, facts in sorted(listed.items()) if _explained(PurePosixPath(name).name)}
+    sizes = {name: facts.get("size") for name, facts in sorted(files.items()) if _explained(PurePosixPath(name).name)}
     names = list(sizes)
     if not names:
         raise InputError(f"{url} holds no picture and no .txt file")

@@ -83,7 +83,7 @@ def words(
     shares: dict[str, list[float]] = defaultdict(list)
     best_texts: dict[str, list[tuple[float, str]]] = defaultdict(list)
     texts, name = 0, ""
-    for e in chosen(maps, target, method):
+    for e in selected(maps, target, method):
         entries, text = words_of(e)
         values: dict[str, float] = defaultdict(float)
         for entry in entries:
@@ -135,7 +135,7 @@ def mean_map(maps: Maps, target: int | str | None = None, method: str | None = N
     """
     total = squares = None
     count, names = 0, set()
-    for e in chosen(maps, target, method, every=True):
+    for e in selected(maps, target, method, every=True):
         if e.level == "token":
             raise InputError("texts have no mean map: use words() instead")
         scores = e.scores[0].double().numpy().reshape(shape_of(e))
@@ -252,7 +252,7 @@ def _agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 # -- selection of explanations ----------------------------------------------------------------------------------------
-def chosen(maps: Maps, target: Any, method: str | None, *, every: bool = False) -> Iterator[Explanation]:
+def selected(maps: Maps, target: Any, method: str | None, *, every: bool = False) -> Iterator[Explanation]:
     """Yield the explanations of one method and class.
 
     Args:

@@ -26,8 +26,8 @@ def column_names(data: Any) -> list[Any] | None:
     if hasattr(data, "iloc"):
         return list(data.columns) if hasattr(data, "columns") else None
     if isinstance(data, list | tuple):
-        listed = bool(data) and all(isinstance(item, Mapping) for item in data)
-        return list(dict.fromkeys(itertools.chain.from_iterable(data))) if listed else None
+        are_rows = bool(data) and all(isinstance(item, Mapping) for item in data)
+        return list(dict.fromkeys(itertools.chain.from_iterable(data))) if are_rows else None
     form, names = getattr(data, "format", None), getattr(data, "column_names", None)
     if isinstance(form, Mapping) and form.get("type") == "custom":  # a transform may change the columns
         return None

@@ -83,7 +83,7 @@ class Sums:
         """
         starts = [s for s in self.starts.values() if s.dim() and len(s) == len(self.seed)] or [self.seed]
         rows = [s.reshape(len(self.seed), -1) for s in starts]
-        total, size = (torch.stack([r.sum(-1) for r in each]).sum(0).double() for each in (rows, map(torch.abs, rows)))
+        total, size = (torch.stack([r.sum(-1) for r in part]).sum(0).double() for part in (rows, map(torch.abs, rows)))
         scale = torch.where(total.abs() > _ROUNDING * size, total.abs(), size)
         sums = {b: s.double() for b, s in sorted(self.blocks.items())}
         errors = [((s - total) / scale).abs() for s in sums.values()]

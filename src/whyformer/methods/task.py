@@ -186,9 +186,9 @@ class Task(Sources):
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Return the row of logits that the target reads, from a plain forward pass without gradients."""
-        chosen = inputs or self.inputs
+        used = inputs or self.inputs
         try:
-            return plain_logits(self.model, *self.feed(chosen), self.read_logits, chosen.samples)
+            return plain_logits(self.model, *self.feed(used), self.read_logits, used.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
@@ -241,8 +241,8 @@ class Task(Sources):
             MethodNotApplicable: scores of tokens are not one for each token of each of a sample's texts.
         """
         inputs = scores.inputs or self.inputs
-        each = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
-        if scores.kind == "token" and not each:
+        one_per_token = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
+        if scores.kind == "token" and not one_per_token:
             raise self.refuse("its rows are not the tokens of each sample's texts", verdict=NOT_YET)
         parts = {n: self._with_read(part) for n, part in scores.parts.items()}
         return replace(self._with_read(scores), parts=parts)

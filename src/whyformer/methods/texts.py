@@ -92,15 +92,15 @@ def _parts(task: Task, name: str, scores: Scores) -> dict[str, Scores]:
     if name not in task.inputs.shared:
         numbers = numbers + count * samples[:, None]
     others = depends.index_put((samples, first), torch.tensor(False))
-    chosen = values[samples.to(values.device), first.to(values.device)]
+    own_scores = values[samples.to(values.device), first.to(values.device)]
     facts = replace(side.select_features(numbers[samples, first].tolist()), notes=side.notes)
-    parts = {name: replace(scores, values=chosen, inputs=facts)}
+    parts = {name: replace(scores, values=own_scores, inputs=facts)}
     for k in others.any(0).nonzero().flatten().tolist():
         has = others[:, k]
         notes = [[] if h else [_SAME.format(name) if depends[b, k] else _INDEPENDENT] for b, h in enumerate(has)]
         facts = replace(side.select_features(numbers[:, k].tolist()), notes=notes)
-        chosen = values[:, k] * has[:, None].to(values)
-        parts[f"{name}[{k}]"] = Scores(chosen, scores.logits, scores.kind, inputs=facts, absent=~has)
+        own_scores = values[:, k] * has[:, None].to(values)
+        parts[f"{name}[{k}]"] = Scores(own_scores, scores.logits, scores.kind, inputs=facts, absent=~has)
     return parts
 
 

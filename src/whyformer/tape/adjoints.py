@@ -52,8 +52,8 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bo
             "call model.eval(), or turn off the randomness in its forward"
         )
     # inside vmap, only functional transforms are possible
-    found = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, want))
-    return [next(found) if wanted else None for wanted in want]
+    gradients = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, want))
+    return [next(gradients) if wanted else None for wanted in want]
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
@@ -70,14 +70,14 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
             raise _no_derivative(call)
         sources, grads = [out for out, _ in arriving], [_like(flow.reshape(out.shape), out) for out, flow in arriving]
         try:
-            found = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
+            gradients = torch.autograd.grad(sources, inputs, grads, allow_unused=True)
         except RuntimeError as error:
             if "autograd formula" not in str(error):
                 raise
             raise _no_derivative(call) from error
-    if all(f is None for f in found):
+    if all(f is None for f in gradients):
         raise _no_derivative(call)
-    return found
+    return gradients
 
 
 def _by_vjp(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
@@ -91,8 +91,8 @@ def _by_vjp(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> 
         return [outs[i] for i in arriving]
 
     outs, pull, *_ = torch.func.vjp(function, *(t for t, wanted in zip(values, want, strict=True) if wanted))
-    given = zip(outs, (flow for flow in flows if flow is not None), strict=True)
-    return pull([in_dtype(flow.reshape(out.shape), out.dtype) for out, flow in given])
+    paired = zip(outs, (flow for flow in flows if flow is not None), strict=True)
+    return pull([in_dtype(flow.reshape(out.shape), out.dtype) for out, flow in paired])
 
 
 def _like(flow: Tensor, value: Tensor) -> Tensor:

@@ -59,14 +59,14 @@ def nearest_norm(parameters: Sequence[Tensor], epsilons: Sequence[float], x: Ten
     weights += [(p, plus_one) for plus_one in (False, True) for p in parameters]
     epsilons = list(epsilons) or [1e-6, 1e-5, 1e-12]
     part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # on a few rows, most candidates fail for every ε
-    found: list[tuple[float, Norm]] = []
+    matches: list[tuple[float, Norm]] = []
     for centred, (weight, plus_one), bias in itertools.product((False, True), weights, (None, *parameters)):
         if bias is weight and bias is not None:
             continue
         candidates = [Norm(centred, eps, weight, bias, plus_one) for eps in epsilons]
         if _distance(candidates[0](x[part]), output[part]) < 0.05:
-            found += [(_distance(norm(x), output), norm) for norm in candidates]
-    least, best = min(found, key=lambda pair: pair[0], default=(1.0, None))
+            matches += [(_distance(norm(x), output), norm) for norm in candidates]
+    least, best = min(matches, key=lambda pair: pair[0], default=(1.0, None))
     return best if least <= _ROUNDING.get(output.dtype, 1e-5) else None
 
 

@@ -102,9 +102,9 @@ class Elements:
         if not self.even or real.shape[1:] != self.rows.shape[1:] or bool((self.rows >= 0).all()):
             return self
         rows = torch.full(real.shape, -1)
-        for row, before, chosen in zip(rows, self.rows.expand(real.shape), real.cpu(), strict=True):
-            left = before[before >= 0].unique()
-            row[chosen] = left[frame_of(int(chosen.sum()), len(left))]
+        for row, before, is_real in zip(rows, self.rows.expand(real.shape), real.cpu(), strict=True):
+            present = before[before >= 0].unique()
+            row[is_real] = present[frame_of(int(is_real.sum()), len(present))]
         return replace(self, rows=rows)
 
 

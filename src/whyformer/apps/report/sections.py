@@ -116,8 +116,8 @@ def _errors(records: Path) -> list[str]:
                 errors[f"{record['configuration']}: {record['error']}"] += 1
         except (ValueError, KeyError, TypeError):
             continue  # a kill may truncate the last line
-    listed = [f"{message} ({number} of {count} records)" for message, number in errors.items()]
-    return listed if len(listed) <= 5 else [*listed[:5], f"and {len(listed) - 5} other errors in records.jsonl"]
+    lines = [f"{message} ({number} of {count} records)" for message, number in errors.items()]
+    return lines if len(lines) <= 5 else [*lines[:5], f"and {len(lines) - 5} other errors in records.jsonl"]
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
@@ -198,10 +198,10 @@ def _mean(maps: Maps, method: str, target: int | str) -> Markup:
     """Return the drawing of a mean map."""
     import torch
 
-    from whyformer.jobs.summaries import chosen
+    from whyformer.jobs.summaries import selected
 
     mean = maps.mean_map(target, method)
-    like = next(chosen(maps, target, method))
+    like = next(selected(maps, target, method))
     scores = torch.from_numpy(mean.mean).reshape(like.scores.shape).to(like.scores)
     return drawn(replace(like, scores=scores, parts={}), _PICTURE)
 

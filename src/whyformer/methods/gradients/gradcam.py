@@ -66,18 +66,18 @@ def _features(task: Task, numbers: list[int], composite: CompositeName) -> Featu
     """Return the features of blocks and the flows to them."""
     map_pass = task.main_pass()
     blocks = map_pass.blocks_of(task.inputs.name)
-    chosen = [(stream, map_pass.input_of_attention(stream, block)) for stream, block in (blocks[n] for n in numbers)]
-    if not all(map_pass.holds(number, stream) for stream, number in chosen):
+    inputs = [(stream, map_pass.input_of_attention(stream, block)) for stream, block in (blocks[n] for n in numbers)]
+    if not all(map_pass.holds(number, stream) for stream, number in inputs):
         raise task.refuse("the inputs of its blocks hold other rows than those that attend there", verdict=NOT_YET)
     arrived: dict[int, tuple[Tensor, Tensor]] = {}
 
     def arrive(number: int, features: Tensor, flow: Tensor) -> None:
         arrived[number] = features, flow
 
-    at = {number: map_pass.arriving(stream, number, partial(arrive, number)) for stream, number in chosen}
+    at = {number: map_pass.arriving(stream, number, partial(arrive, number)) for stream, number in inputs}
     map_pass.walk(task.seed(map_pass.logits), [COMPOSITES[composite]], at=at)
-    rows, flows = zip(*(arrived[number] for _, number in chosen), strict=True)
-    return map_pass.name_of(chosen[-1][0]), map_pass.logits, list(rows), list(flows)
+    rows, flows = zip(*(arrived[number] for _, number in inputs), strict=True)
+    return map_pass.name_of(inputs[-1][0]), map_pass.logits, list(rows), list(flows)
 
 
 def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:
