@@ -72,6 +72,8 @@ def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tenso
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(recording.tape, rows, real.to(seed.device), batch_size)
     walked = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    if not walked:
+        raise task.refuse("its tokens reach the target only through values that decompx holds constant, such as norms")
     values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in walked.items()]).sum(0)
     passed.release()
     return passed.logits, seed, values.T
