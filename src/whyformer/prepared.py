@@ -163,8 +163,20 @@ class Prepared:
         return [without_padding(e[i], row) for i, row in enumerate(real)]
 
     def main_part(self, explanation: Explanation) -> Explanation:
-        """Return the explanation of the main input."""
-        return explanation.part(self.inputs.name) if self.inputs.name in explanation.inputs else explanation
+        """Return the explanation of the main input.
+
+        Raises:
+            InputError: it has scores of other inputs only.
+        """
+        name = self.inputs.name
+        if name in explanation.inputs:
+            return explanation.part(name)
+        if explanation.input is not None and not self.singles:
+            raise InputError(
+                f"features of {name!r} are removed, and this explanation has scores of {explanation.input!r}: "
+                "pass the whole explanation, not a part of it"
+            )
+        return explanation
 
     def columns(self, scores: torch.Tensor) -> list[slice]:
         """Return the columns of the tokens of each of :attr:`singles`, in padded scores ``[B, N]`` of all samples.

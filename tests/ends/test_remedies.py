@@ -206,6 +206,11 @@ def euclidean_distance(m: Any, h: Tensor) -> Tensor:
     return (h[:, None] - m.centres).norm(dim=-1)
 
 
+def weighted_products(layer: nn.Bilinear, a: Tensor, b: Tensor) -> Tensor:
+    rows = F.linear(a, layer.weight.transpose(1, 2).flatten(0, 1)).unflatten(-1, (PLACES, WIDTH))
+    return (rows @ b[..., None])[..., 0] + layer.bias
+
+
 FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], Tensor]]] = {
     "cosine_similarity": (
         lambda m, h: F.cosine_similarity(h[:, None], m.centres, -1),
@@ -219,6 +224,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tenso
     "cdist of many": (lambda m, h: torch.cdist(h, m.centres.repeat(30, 1))[:, :PLACES], euclidean_distance),
     "cdist of a batch": (lambda m, h: torch.cdist(h[:, None], m.centres.expand(len(h), -1, -1))[:, 0], euclidean_distance),
     "cdist, p=1": (lambda m, h: torch.cdist(h, m.centres, 1), lambda m, h: (h[:, None] - m.centres).abs().sum(-1)),
+    "bilinear": (lambda m, h: m.bilinear(h, h.tanh()), lambda m, h: weighted_products(m.bilinear, h, h.tanh())),
+    "bilinear with a constant": (
+        lambda m, h: m.bilinear(m.centres[0].expand_as(h), h), lambda m, h: weighted_products(m.bilinear, m.centres[0].expand_as(h), h),
+    ),
     "pairwise_distance": (
         lambda m, h: F.pairwise_distance(h[:, None], m.centres, eps=0.0), euclidean_distance,
     ),

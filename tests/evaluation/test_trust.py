@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
 
@@ -38,6 +39,11 @@ class Bag(nn.Module):
 
 IDS = torch.tensor([[1, 2, 3, 4, 9, 5, 6], [2, 9, 3, 1, 0, 0, 0]])
 BAG = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
+
+
+def choice_model() -> nn.Module:
+    config = hf.BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24)
+    return hf.BertForMultipleChoice(config).double()
 
 
 def explanation_of(scores: Any, target: int = 1, **more: Any) -> Explanation:
@@ -157,6 +163,25 @@ def test_inputs_are_restored_from_the_explanation(digits: Any, scene: Image.Imag
     assert text_result.baseline == "mask"
     assert len(text_result) == 2
     assert str(text_result).count("raw_attention, sample ") == 2
+
+
+def test_scores_in_bfloat16_are_followed() -> None:
+    e = whyformer.explain("bundled:sst2", TEXTS[0], "input_x_gradient", dtype="bfloat16")
+    assert e.scores.dtype == torch.bfloat16
+    ready = whyformer.Explainer("bundled:sst2", dtype="bfloat16")
+    assert np.array_equal(whyformer.trust(e, ready).curves, whyformer.trust(replace(e, scores=e.scores.double()), ready).curves)
+
+
+def test_scores_of_another_input_are_refused() -> None:
+    ids = torch.randint(5, 50, (1, 3, 6), generator=torch.Generator().manual_seed(0))
+    model, choices = zoo.randomise(choice_model()), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    e = whyformer.explain(model, choices, "input_x_gradient", "Contrast(0, 1)")
+    followed = whyformer.trust(e, model, choices).curves
+    assert np.array_equal(whyformer.trust(e.part("input_ids"), model, choices).curves, followed)
+    with pytest.raises(InputError, match="pass the whole explanation"):
+        whyformer.trust(e.part("input_ids[1]"), model, choices)
+    with pytest.raises(InputError, match="pass inputs="):
+        whyformer.trust(e.with_features(texts=["one of its inputs"]), model)
 
 
 def test_trust_figures_are_saved_with_the_explanation(tmp_path: Any) -> None:

@@ -369,6 +369,29 @@ def test_input_without_gradient_is_refused(x: Tensor) -> None:
         assert not whyformer.explain(model, pixels, "integrated_gradients", steps=2).scores.any()
 
 
+def test_auto_passes_over_methods_that_hold_the_output_constant() -> None:
+    """Distances to fixed points are statistics, which rules of multipliers hold constant."""
+
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+            self.centres = nn.Parameter(torch.randn(3, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return -torch.cdist(self.layer(x)[:, 0], self.centres)
+
+    model, vectors = Distances().eval(), torch.randn(2, TOKENS, WIDTH)
+    with pytest.raises(ModelError, match="nothing arrives at the input"):
+        whyformer.explain(model, vectors, "libragrad")
+    with pytest.raises(MethodNotApplicable, match="holds constant"):
+        whyformer.explain(model, vectors, "decompx")
+    e = whyformer.explain(model, vectors)
+    assert "libragrad" in e.diagnostics["auto"]["passed_over"]
+    assert e.scores.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "llama"])
 def test_half_precision_model_is_propagated_in_float32(name: str, dtype: torch.dtype) -> None:

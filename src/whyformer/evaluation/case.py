@@ -135,7 +135,7 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     """
     ready.refuse_singles("removing features")
     inputs, image = ready.inputs, ready.inputs.modality == "image"
-    known_explanation = explanation if isinstance(explanation, Explanation) else None
+    known_explanation = ready.main_part(explanation) if isinstance(explanation, Explanation) else None
     raw: Any = explanation
     if known_explanation is not None:
         raw = known_explanation.heatmap(inputs.image_size) if image else known_explanation.scores
@@ -173,7 +173,8 @@ def score_tensor(scores: Any) -> Tensor:
         InputError: they are no numbers.
     """
     try:
-        return torch.as_tensor(np.asarray(scores.detach().cpu() if isinstance(scores, Tensor) else scores, np.float64))
+        plain = scores.detach().cpu().double() if isinstance(scores, Tensor) else scores  # NumPy has no bfloat16
+        return torch.as_tensor(np.asarray(plain, np.float64))
     except (TypeError, ValueError) as error:
         way = f"; whyformer.explain(model, inputs, {scores!r}) returns one" if isinstance(scores, str) else ""
         raise InputError(f"explanation must be an Explanation or an array of scores, not {scores!r}{way}") from error

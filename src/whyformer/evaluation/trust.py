@@ -224,7 +224,7 @@ def _check_lists(seeds: Any, known: Any) -> None:
 def _samples_of(explanation: Explanation) -> Any:
     """Return the texts or pictures that an explanation holds."""
     samples = explanation.texts or explanation.originals or [None]
-    if None in samples:
+    if None in samples or explanation.parts:
         raise InputError("this explanation does not hold its inputs: pass inputs=...")
     return samples
 

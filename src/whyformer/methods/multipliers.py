@@ -14,6 +14,7 @@ from torch import Tensor
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
 from whyformer.methods.map_passes import Key, MapPass
 from whyformer.methods.registry import Checked, method
+from whyformer.methods.roots import nothing_arrives
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName
 from whyformer.tape.walking import Composite
@@ -29,6 +30,7 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
     Raises:
         MethodNotApplicable: no blocks, or blocks with different rows.
+        ModelError: nothing arrives at any block.
     """
     products = defaultdict[Key, list[Tensor]](list)
     map_pass = task.block_pass(row_alone=task.structure.is_plain)
@@ -39,6 +41,8 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
         products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
     logits = _walk_to_blocks(task, map_pass, composite, share, observe)
+    if bool(task.seed(logits).any()) and not any(bool(part.any()) for parts in products.values() for part in parts):
+        raise nothing_arrives(composite)
     summed = {}
     for key, parts in products.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):

@@ -28,7 +28,7 @@ from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, walk_back
 
-__all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
+__all__ = ["RootedPass", "Roots", "changed_pass", "find_roots", "nothing_arrives"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +265,16 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
     return {number: partial(changed, number=number) for number in numbers}
 
 
+def nothing_arrives(composite: Composite) -> ModelError:
+    """Return the error for a walk back from a target by which nothing arrives at any input."""
+    constant = f", or {composite.name} holds every path constant (then use input_x_gradient)" if composite.rules else ""
+    return ModelError(
+        "nothing arrives at the input: an operation of the model stops the gradient (rounding, conversion to "
+        "integers), or all derivatives are 0 (a head of zeros, or too small for float16: use bfloat16)"
+        f"{constant}. Remove that operation, explain another target, or use occlusion"
+    )
+
+
 # -- a pass under a composite ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class RootedPass:
@@ -310,11 +320,5 @@ class RootedPass:
         starts, rules = recording.starts(self.read_logits, seed), [self.composite]
         (flows,), sums = recording.walk_back(roots, starts, rules, seed=seed, layout=self.layout, wanted=roots)
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
-            constant = f", or {self.composite.name} holds every path constant (then use input_x_gradient)"
-            raise ModelError(
-                "nothing arrives at the input: an operation of the model stops the gradient (rounding, conversion to "
-                "integers), or all derivatives are 0 (a head of zeros, or too small for float16: use bfloat16)"
-                f"{constant if self.composite.rules else ''}. Remove that operation, explain another target, or use "
-                "occlusion"
-            )
+            raise nothing_arrives(self.composite)
         return {name: self.roots.arranged(name, flows.__getitem__) for name in self.roots.numbers}, sums

@@ -141,6 +141,21 @@ def decompose_distances(step: Step, tape: Tape, named: Named, operands: Sequence
     return True
 
 
+def decompose_bilinear(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
+    """Record the bilinear form y_k = Σ_ij a_i W_kij b_j of ``nn.Bilinear`` as a linear layer of a, and the product of
+    its outputs with b."""
+    if [named[key] for key in ("expand1", "expand2", "expand3", "sumdim")] != [[1, 3], [0], [1, 2], [2, 3]]:
+        return False
+    a, weight, b = (operands[named[key].index] for key in ("i1", "i2", "i3"))
+    count, _, width = tape.shapes[weight]
+    rows = step("flatten", torch.flatten, [step("transpose", torch.transpose, [weight], 1, 2)], 0, 1)
+    layer = step("linear", torch.nn.functional.linear, [a, rows])
+    layer = step("view", aten.view.default, [layer], [-1, count, width])
+    y = step("matmul", torch.matmul, [layer, step("unsqueeze", torch.unsqueeze, [b], -1)])
+    step("squeeze", aten.squeeze.dim, [y], -1, result=out)
+    return True
+
+
 DECOMPOSED: Mapping[str, Callable[..., bool]] = {
     **dict.fromkeys(FUSED_ATTENTION, decompose_attention),
     "addmm": decompose_sum,
@@ -150,6 +165,7 @@ DECOMPOSED: Mapping[str, Callable[..., bool]] = {
     "addcmul": decompose_addcmul,
     "_cdist_forward": decompose_distances,
     "_euclidean_dist": decompose_distances,
+    "_trilinear": decompose_bilinear,
 }
 
 

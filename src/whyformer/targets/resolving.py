@@ -148,7 +148,7 @@ class Resolver:
             except InputError as error:
                 if not isinstance(self.reading, Token):
                     raise
-                raise InputError(f"{error} {_OF_TOKENS}") from None
+                raise InputError(f"{str(error).removesuffix('.')}. {_OF_TOKENS}") from None
         texts = self._texts() if self.reading is None else None
         if texts is not None:
             return text_index(wanted, texts[sample], self.tokenizer)

@@ -72,6 +72,8 @@ def _shares(task: Task, map_pass: MapPass, batch_size: int) -> tuple[Tensor, Ten
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(recording.tape, rows, real.to(seed.device), batch_size)
     walked = walk_forward(map_pass.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    if not walked:
+        raise task.refuse("its tokens reach the target only through values that decompx holds constant, such as norms")
     values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in walked.items()]).sum(0)
     map_pass.release()
     return map_pass.logits, seed, values.T
