@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.explanation.storage import written_whole
+from whyformer.explanation.serialization import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import without_normalisation
