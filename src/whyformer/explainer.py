@@ -12,8 +12,6 @@ from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation import explain_generation, explain_span
-from whyformer.models.structure import refuse_unfit
-from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Target
 
@@ -35,16 +33,6 @@ class Explainer(OpenedModel):
         LoadError: the model cannot be loaded by its name.
         ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
-
-    def prepare(self, inputs: Any) -> Prepared:
-        """Read the inputs and check them for this model, which may have changed since its last use.
-
-        Raises:
-            InputError, LoadError: the inputs cannot be read, or do not fit the model.
-            ModelError: the model is in a state in which an explanation would be wrong or impossible.
-        """
-        refuse_unfit(self.model)
-        return super().prepare(inputs)
 
     def compare(
         self,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError, unknown
-from whyformer.explaining import OpenedModel, open_model
+from whyformer.explaining import OpenedModel, prepared
 from whyformer.inputs import Inputs
 from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.inside import Inside, look_inside
@@ -412,7 +412,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     Raises:
         WhyformerError: one of :mod:`whyformer.errors`, with the cause and a way out.
     """
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     ready.refuse_singles("record")
     if ready.opened.options.checkpoint:
         raise InputError("record stores every value, so it does not support checkpoint=True: use checkpoint=False")

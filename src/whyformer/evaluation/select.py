@@ -16,7 +16,7 @@ import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Plan
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods import find
@@ -150,7 +150,7 @@ def arbitrate(
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     chosen = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
     removing = {"fill_id": fill_id, "patch": patch}
     each = ready.each(target)

@@ -180,8 +180,7 @@ class Session:
         return [explained for read in reads for explained in self._batch([read], on_start)]
 
     def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
-        opened = self.opened.using()  # checked again: the model may have changed since the last batch
-        ready = opened.prepare(collated([read.content for read in reads]))
+        ready = self.opened.prepare(collated([read.content for read in reads]))
         if ready.singles:
             pairs = zip(reads, ready.singles, strict=True)
             return [result for read, single in pairs for result in self._explained([read], single)]
