@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from whyformer.attention import AttentionMaps, attention_maps
-from whyformer.comparing import Asked, Comparison, compare
+from whyformer.comparing import Comparison, MethodSpec, compare
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
@@ -37,7 +37,7 @@ class Explainer(OpenedModel):
     def compare(
         self,
         inputs: Any,
-        methods: Sequence[Asked] | None = None,
+        methods: Sequence[MethodSpec] | None = None,
         targets: Sequence[Target] | None = None,
         *,
         likeliest: int = 1,

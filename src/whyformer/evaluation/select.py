@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
-from whyformer.comparing import Asked, read_method
+from whyformer.comparing import MethodSpec, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Plan
 from whyformer.explaining import prepared
@@ -26,7 +26,7 @@ from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.targets import Logit, Probability, Resolver, Target
 
-Candidate = Asked | Explanation
+Candidate = MethodSpec | Explanation
 Goal = Callable[[Tensor], Tensor]
 Parts = tuple[list[int], list[int]]
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation import serialization, units
-from whyformer.explanation.candidates import KEPT
+from whyformer.explanation.candidates import STORED
 from whyformer.explanation.consistency import check_diagnostics, check_fit
 from whyformer.explanation.picture_scores import PictureScores
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.schemas import checked, schema_of
-from whyformer.explanation.storage import errors_as, of_prefix, plain, restored, tensors_of, to_plain
+from whyformer.explanation.serialization import errors_as
+from whyformer.explanation.storage import of_prefix, plain, restored, tensors_of, to_plain
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -67,7 +68,7 @@ def _candidates(g: Generation, step: int) -> list[dict[str, Any]]:
     """Return the most likely tokens of a step and the generated token, in descending order of probability."""
     ranked = g.candidates(step, g.logits.shape[1])
     token = g.ids[g.start + step]
-    listed = [row for rank, row in enumerate(ranked) if rank < KEPT or row[0] == token]
+    listed = [row for rank, row in enumerate(ranked) if rank < STORED or row[0] == token]
     normalizer = float(g.logits[step].double().logsumexp(0) if g.normalizer is None else g.normalizer[step])
     return [
         {"id": i, "text": text, "logit": logit, "probability": share, "log_probability": logit - normalizer}

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from whyformer.errors import LoadError
+from whyformer.errors import FOREIGN_ERRORS, LoadError, WhyformerError
 from whyformer.explanation.versions import versions
 
 _FACTS, _CHECKSUM = "whyformer", "sha256"
@@ -30,8 +31,6 @@ def written_whole(path: Path) -> Iterator[Path]:
         LoadError: the folder is missing, the disk is full, the file cannot be written, or ``path`` is a folder, a pipe
             or a device.
     """
-    from safetensors import SafetensorError
-
     if path.exists() and not path.is_file():
         raise LoadError(f"cannot write {path}: it is a folder, a pipe or a device, not a file")
     partial = path.with_name(f".{path.name[:100]}-{os.getpid()}-{secrets.token_hex(4)}.partial")
@@ -45,6 +44,18 @@ def written_whole(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_as(kind: type[WhyformerError], subject: str) -> Iterator[None]:
+    """Turn errors about malformed values into errors of one kind, which begin with ``subject``."""
+    try:
+        yield
+    except kind:
+        raise
+    except (*FOREIGN_ERRORS, SafetensorError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise kind(f"{subject}: {reason}") from error
 
 
 def write(path: str | Path, format_: Any, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
@@ -94,21 +105,15 @@ def read(path: str | Path, format_: Any, expected: str) -> tuple[dict[str, Any],
     Raises:
         LoadError: the file is missing, of another kind or format, or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not Path(path).is_file():
         raise LoadError(f"{path} is not a regular file" if Path(path).exists() else f"no such file: {path}")
-    try:
+    with errors_as(LoadError, f"{path} is not {expected}"):
         with safe_open(str(path), "pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(header[_FACTS])
-    except KeyError as error:
-        raise LoadError(f"{path} is not {expected}: it lacks {error}") from error
-    except (SafetensorError, ValueError, TypeError, OSError, RecursionError, RuntimeError) as error:
-        raise LoadError(f"{path} is not {expected}: {error}") from error
-    if not isinstance(facts, dict):
-        raise LoadError(f"{path} is not {expected}: its facts are not a JSON object")
+        if not isinstance(facts, dict):
+            raise TypeError("its facts are not a JSON object")
     if _CHECKSUM in header and header[_CHECKSUM] != _digest(header[_FACTS], tensors):
         raise LoadError(f"{path} is damaged: its content does not match its checksum")
     if facts.pop("format", None) != format_:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,13 @@ from PIL import Image
 from pydantic import BaseModel
 from torch import Tensor
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
+from whyformer.errors import InputError, LoadError
 from whyformer.explanation import serialization
 from whyformer.explanation.consistency import check_fit
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.schemas import checked, schema_of
+from whyformer.explanation.serialization import errors_as
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -90,18 +90,6 @@ def restored(
     e = kind(**values, scores=scores, target=target, logits=logits, features=features, parts=parts or {})
     check_fit(e)
     return e
-
-
-@contextmanager
-def errors_as(kind: type[WhyformerError], subject: str) -> Iterator[None]:
-    """Turn errors about malformed values into errors of one kind, which begin with ``subject``."""
-    try:
-        yield
-    except kind:
-        raise
-    except FOREIGN_ERRORS as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise kind(f"{subject}: {reason}") from error
 
 
 def plain(value: Any) -> Any:
