@@ -102,11 +102,6 @@ class OpenedModel:
         processor: the processor; None without one.
         name: the name that was passed, the name in the model's config, or the name of its class.
         options: an :class:`~whyformer.options.Options`.
-
-    Raises:
-        InputError: ``device`` or ``dtype`` is passed with a module.
-        LoadError: the model cannot be loaded by its name.
-        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -116,6 +111,12 @@ class OpenedModel:
         self.model, self.processor = opened(
             model, processor, device=self.options.device, dtype=self.options.dtype
         )
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer: the processor, or a part of it; None without one."""
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.named.items())
