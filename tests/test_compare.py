@@ -52,6 +52,14 @@ def test_class_agnostic_method_runs_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(prepared) == 1
 
 
+def test_parts_of_class_agnostic_maps_have_the_target() -> None:
+    model, inputs = build("t5")
+    inputs = {**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])}
+    for target, e in zip([3, 5], compare(model, inputs, ["raw_attention"], [3, 5]).explanations, strict=True):
+        assert len(e.inputs) == 2
+        assert [e.part(name).target.unique().tolist() for name in e.inputs] == [[target]] * 2
+
+
 def test_method_that_does_not_apply_is_a_refusal() -> None:
     model, inputs = build("hf_swin")
     comparison = compare(model, inputs, ["gae", "input_x_gradient"], [0, 1])

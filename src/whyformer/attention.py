@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, MethodNotApplicable, check_type
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.counts import amount
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
@@ -45,11 +45,6 @@ class Placement:
     numbers: dict[str, Tensor]
     refusal: str = ""
 
-    @property
-    def samples(self) -> int | None:
-        """Number of samples; None if the rows cannot be laid out."""
-        return len(self.shares[""].values) if self.shares else None
-
     def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
         """Return the explanation of scores ``[B, N]`` of rows."""
         if not self.shares:
@@ -62,26 +57,6 @@ class Placement:
         """Return the scores of each input's elements from the scores ``[B, N]`` of rows."""
         flat = values.flatten()
         return {name: flat[number] * self.shares[name].values.to(flat) for name, number in self.numbers.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class SeparatePlacements:
-    """Placements of samples that cannot be batched, and each sample's slice of the rows of the longest."""
-
-    each: list[Placement | SeparatePlacements]
-    spans: list[slice]
-    padding: str
-    left: bool
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(self.each)
-
-    def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
-        """See :meth:`Placement.explanation`."""
-        results = [p.explanation(values[[i]][:, self.spans[i]], settings) for i, p in enumerate(self.each)]
-        return joined(results, self.padding, self.left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +74,14 @@ class AttentionMaps:
     maps: list[Tensor]
     readout: Tensor
     tokens: list[list[str]] | None
-    _placement: Placement | SeparatePlacements
+    _placements: list[tuple[Placement, slice]]  # of the batch, or of each sample with its slice of the rows
+    _padding: tuple[str, bool] = ("", False)
 
     def __repr__(self) -> str:
         shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
         sequences = len(self.readout)
-        samples = self._placement.samples or sequences
+        shares = [placement.shares for placement, _ in self._placements]
+        samples = sum(len(each[""].values) for each in shares) if all(shares) else sequences
         of_each = f" with {sequences // samples} texts each" if sequences > samples else ""
         lines = [f"AttentionMaps of {amount(samples, 'sample')}{of_each}: {self.blocks} blocks"]
         lines += [f"  {shape}" for shape in shapes]
@@ -144,10 +121,10 @@ class AttentionMaps:
         settings: dict[str, Any] = {"block": block % self.blocks, "head": head}
         if query is None:
             weighted = torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused)
-            return self._placement.explanation(weighted, settings)
+            return self._explanation(weighted, settings)
         if not -fused.shape[1] <= query < fused.shape[1]:
             raise InputError(f"there is no token {query}: the model reads {fused.shape[1]} tokens, counted from 0")
-        return self._placement.explanation(fused[:, query], {**settings, "query": query % fused.shape[1]})
+        return self._explanation(fused[:, query], {**settings, "query": query % fused.shape[1]})
 
     def each_block(self, head: int | str = "mean") -> list[Explanation]:
         """Return one explanation per block."""
@@ -157,6 +134,13 @@ class AttentionMaps:
         """Return one explanation per head of a block; of all blocks, in order, if ``block`` is None."""
         chosen = range(self.blocks) if block is None else [block]
         return [self.explanation(b, head) for b in chosen for head in range(self.maps[b].shape[1])]
+
+    def _explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
+        """Return the explanation of scores ``[B, N]`` of rows."""
+        if len(self._placements) == 1:
+            return self._placements[0][0].explanation(values, settings)
+        separate = zip(self._placements, values.split(1), strict=True)
+        return joined([p.explanation(row[:, rows], settings) for (p, rows), row in separate], *self._padding)
 
     def _fused(self, block: int, head: int | str) -> Tensor:
         if not -self.blocks <= block < self.blocks:
@@ -191,7 +175,7 @@ def attention_maps(
             encoder with a decoder); ``raw_attention`` shows single blocks and heads of these models.
     """
     check_type("gradient", gradient, bool, "True or False")
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     if not ready.singles:
         return _maps(ready, target, gradient)
     return _padded([_maps(single, goal, gradient) for single, goal in ready.each(target)], *ready.padding)
@@ -221,8 +205,8 @@ def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMap
         words, more = (single.tokens or [[]])[0], [padding] * (wide - length)
         tokens.append([*more, *words] if left else [*words, *more])
 
-    placements = [single._placement for single in each]
-    return AttentionMaps(maps, readout, tokens, SeparatePlacements(placements, spans, padding, left))
+    placements = [(single._placements[0][0], span) for single, span in zip(each, spans, strict=True)]
+    return AttentionMaps(maps, readout, tokens, placements, (padding, left))
 
 
 def _refuse_many(total: int) -> None:
@@ -247,7 +231,7 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     tokens: list[Any] | None = ready.inputs.features.tokens
     if tokens is not None and ready.inputs.choices is not None:
         tokens = [text for texts in tokens for text in texts]
-    return AttentionMaps(maps, row.detach().cpu(), tokens, placement)
+    return AttentionMaps(maps, row.detach().cpu(), tokens, [(placement, slice(None))])
 
 
 def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, Tensor]:

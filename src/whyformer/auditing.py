@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
+from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS, Method, list_methods
 from whyformer.methods.passes import ForwardPass, Layout
 from whyformer.methods.sharing import SharedPasses, sharing
@@ -186,7 +187,7 @@ def audit(
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
         image = Image.fromarray(noise)
         inputs = {"text": SENTENCE, "image": image, "both": {"text": SENTENCE, "images": image}}[model.modality]
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     with sharing(list_methods()) as shared:
         task = replace(ready.task(target, "audit"), shared=shared)
 
@@ -195,9 +196,11 @@ def audit(
             return layout, _operations(task, layout), _figures(task)
 
         layout, (operations, program), (blocks, lost, sums) = ready.work(task, audited)
-        streams = _streams(ready, task, layout, target)
         methods = tracking(progress)(list_methods(), "methods", len(METHODS))
-        reasons = {method.name: _why_not(ready, method, target, shared) for method in methods}
+        results = {method.name: _result(ready, method, target, shared) for method in methods}
+    explanations = [results[name] for name in ("raw_attention", "input_x_gradient")]
+    streams = _streams(task, layout, [e for e in explanations if isinstance(e, Explanation)])
+    reasons = {name: result if isinstance(result, str) else None for name, result in results.items()}
     return Audit(ready.name, streams, _attentions(layout), operations, program, blocks, lost, sums, reasons)
 
 
@@ -275,13 +278,10 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
     return blocks, lost, sums
 
 
-def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> list[Stream]:
+def _streams(task: Task, layout: Layout, explanations: list[Explanation]) -> list[Stream]:
+    """Return the rows of each input, with the kind and number of scores that one of the explanations has for it."""
     sizes: dict[str, tuple[str, list[int]]] = {}
-    for method in ("raw_attention", "input_x_gradient"):
-        try:
-            e = ready.explain(method, target)
-        except WhyformerError:
-            continue
+    for e in explanations:
         for name in e.inputs:
             part = e.part(name)
             sizes.setdefault(name, (part.level, list(part.grid or part.scores.shape[1:])))
@@ -294,7 +294,8 @@ def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> lis
     return streams
 
 
-def _why_not(ready: Prepared, method: Method, target: Target, shared: SharedPasses) -> str | None:
+def _result(ready: Prepared, method: Method, target: Target, shared: SharedPasses) -> Explanation | str | None:
+    """Return the explanation of a method, or the reason why it does not apply; None if it applies and is not run."""
     if method.modality != "both" and method.modality != ready.inputs.modality:
         return f"it explains {'pictures' if method.modality == 'image' else 'text'}"
     if method.family == "perturbation":
@@ -303,10 +304,9 @@ def _why_not(ready: Prepared, method: Method, target: Target, shared: SharedPass
     if "limit" in method.settings:
         settings = {**settings, "limit": 1}  # stops the method before its main computation
     try:
-        shared.run(partial(ready.explain, method.name, target, **settings))
+        return shared.run(partial(ready.explain, method.name, target, **settings))
     except WhyformerError as error:
         reason = " ".join(str(error).split())
         if "limit=1" in reason:
             return None
         return reason.removeprefix(f"{method.name} ").partition(" Methods that apply:")[0]
-    return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from whyformer.defaults import COMPARED
 from whyformer.errors import InputError, WhyformerError, check_type, without_frames
-from whyformer.explaining import open_model
-from whyformer.explanation.candidates import Candidates, likeliest
+from whyformer.explaining import prepared
 from whyformer.explanation.display import Displayable
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
+MethodSpec = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +83,7 @@ class Comparison(Displayable):
 def compare(
     model: Any,
     inputs: Any,
-    methods: Sequence[Asked] | None = None,
+    methods: Sequence[MethodSpec] | None = None,
     targets: Sequence[Target] | None = None,
     processor: Any = None,
     *,
@@ -111,7 +110,7 @@ def compare(
     for name, value in (("methods", methods), ("targets", targets)):
         check_type(name, value, Iterable | None, "a list")
     chosen = None if methods is None else [read_method(m) for m in methods]
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)
     if chosen is None:
         chosen = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
@@ -125,42 +124,38 @@ def compare(
     return Comparison(explanations, refusals)
 
 
-def read_method(asked: Asked, kinds: str = "a method is a name") -> tuple[Method, dict[str, Any]]:
+def read_method(spec: MethodSpec, kinds: str = "a method is a name") -> tuple[Method, dict[str, Any]]:
     """Parse and check a name, (name, settings) or ``{"method": name, setting: value}``.
 
     Args:
-        asked: the method and its settings.
+        spec: the method and its settings.
         kinds: the beginning of the error message that lists the accepted forms.
 
     Returns:
         (method, settings without defaults).
     """
-    if isinstance(asked, str):
-        asked = (asked, {})
-    elif isinstance(asked, Mapping):
-        rest = dict(asked)
-        asked = (rest.pop("method", None), rest)
-    if not (isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[0], str)):
-        raise InputError(f'{kinds}, (name, settings) or {{"method": name, ...}}, not {asked!r}')
-    method, settings = find(asked[0]), dict(asked[1])
+    if isinstance(spec, str):
+        spec = (spec, {})
+    elif isinstance(spec, Mapping):
+        rest = dict(spec)
+        spec = (rest.pop("method", None), rest)
+    if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str)):
+        raise InputError(f'{kinds}, (name, settings) or {{"method": name, ...}}, not {spec!r}')
+    method, settings = find(spec[0]), dict(spec[1])
     method.complete(settings)
     return method, settings
 
 
-def read_methods(
-    names: Sequence[str] | None, settings: Mapping[str, Any], kind: str = "both"
-) -> list[tuple[Method, dict[str, Any]]]:
+def read_methods(names: Sequence[str] | None, settings: Mapping[str, Any]) -> list[tuple[Method, dict[str, Any]]]:
     """Methods by name, each with those of the settings that it has, checked.
 
     Args:
-        names: by default those of :data:`whyformer.defaults.COMPARED` that explain inputs of this kind.
+        names: by default those of :data:`whyformer.defaults.COMPARED`.
 
     Raises:
         InputError: there is no method, none of them has one of the settings, or a value is out of range.
     """
     chosen = [find(name) for name in dict.fromkeys(COMPARED if names is None else names)]
-    if names is None:
-        chosen = [m for m in chosen if m.modality in ("both", kind)]
     if not chosen:
         raise InputError("no method was named; whyformer.list_methods lists them")
     for name, value in settings.items():
@@ -219,12 +214,7 @@ def _explanation(
     reused = next(same, None)
     if reused is None:
         return make()
-    written, candidates = resolver.written(), Candidates(reused.logits)
     logits = reused.logits
     if reused.classes is not None:  # only some logits are stored, perhaps not this target's
         logits = ready.task(resolver, reused.method).forward()
-        candidates = likeliest(logits, resolver.named(logits))
-    index, names = resolver.describe(logits)
-    facts = reused.diagnostics if written is None else {**reused.diagnostics, "target": written}
-    labels = resolver.names(logits)
-    return replace(reused, target=index, target_names=names, labels=labels, diagnostics=facts, **vars(candidates))
+    return ready.finishing(resolver, logits).of_target(reused)

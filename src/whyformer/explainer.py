@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from whyformer.attention import AttentionMaps, attention_maps
-from whyformer.comparing import Asked, Comparison, compare
+from whyformer.comparing import Comparison, MethodSpec, compare
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation import explain_generation, explain_span
-from whyformer.models.structure import refuse_unfit
-from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Target
 
@@ -36,20 +34,10 @@ class Explainer(OpenedModel):
         ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
-    def prepare(self, inputs: Any) -> Prepared:
-        """Read the inputs and check them for this model, which may have changed since its last use.
-
-        Raises:
-            InputError, LoadError: the inputs cannot be read, or do not fit the model.
-            ModelError: the model is in a state in which an explanation would be wrong or impossible.
-        """
-        refuse_unfit(self.model)
-        return super().prepare(inputs)
-
     def compare(
         self,
         inputs: Any,
-        methods: Sequence[Asked] | None = None,
+        methods: Sequence[MethodSpec] | None = None,
         targets: Sequence[Target] | None = None,
         *,
         likeliest: int = 1,

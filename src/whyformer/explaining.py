@@ -78,8 +78,16 @@ def explain(
     """
     options, settings = split(options_and_settings)
     find(method).complete(settings)  # validate settings before loading the model
-    opened = open_model(model, processor, **options)
-    return opened.explain(inputs, method, target, progress=progress, **settings)
+    opened_model = open_model(model, processor, **options)
+
+    def explained(ready: Prepared, target: Target, whole: bool = True) -> Explanation:
+        shown = progress if whole or callable(progress) else False
+        return ready.explain(method, target, progress=shown, **settings)
+
+    count, read = count_of(inputs, opened_model.processor), partial(read_inputs, opened_model)
+    if count is None or count == 1:
+        return explained(read(inputs), target)
+    return in_batches(inputs, count, target, tracking(progress), read, explained)
 
 
 class OpenedModel:
@@ -94,11 +102,6 @@ class OpenedModel:
         processor: the processor; None without one.
         name: the name that was passed, the name in the model's config, or the name of its class.
         options: an :class:`~whyformer.options.Options`.
-
-    Raises:
-        InputError: ``device`` or ``dtype`` is passed with a module.
-        LoadError: the model cannot be loaded by its name.
-        ModelError: the model is in a state in which an explanation would be wrong or impossible.
     """
 
     def __init__(self, model: Any, processor: Any = None, **options: Unpack[Keywords]) -> None:
@@ -108,6 +111,12 @@ class OpenedModel:
         self.model, self.processor = opened(
             model, processor, device=self.options.device, dtype=self.options.dtype
         )
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer: the processor, or a part of it; None without one."""
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.named.items())
@@ -126,17 +135,13 @@ class OpenedModel:
         return copy
 
     def prepare(self, inputs: Any) -> Prepared:
-        """Read the inputs and check them for this model.
+        """Read the inputs and check them for this model, which may have changed since its last use.
 
         Raises:
             InputError, LoadError: the inputs cannot be read, or do not fit the model.
             ModelError: the model is in a state in which an explanation would be wrong or impossible.
         """
-        processor = self.processor
-        if processor is None and wants_processor(inputs):
-            processor = processor_of(self.model)
-        opened_model = self if processor is self.processor else self.using(processor)
-        return _prepared(opened_model, normalized(inputs, processor))
+        return prepared(self, inputs)
 
     def explain(
         self,
@@ -148,17 +153,7 @@ class OpenedModel:
         **settings: Unpack[Settings],
     ) -> Explanation:
         """Call :func:`whyformer.explain` with this model."""
-        keywords: dict[str, Any] = {**settings}
-        find(method).complete(keywords)
-
-        def explained(ready: Prepared, target: Target, whole: bool = True) -> Explanation:
-            shown = progress if whole or callable(progress) else False
-            return ready.explain(method, target, progress=shown, **keywords)
-
-        count = count_of(inputs, self.processor)
-        if count is None or count == 1:
-            return explained(self.prepare(inputs), target)
-        return in_batches(inputs, count, target, tracking(progress), self.prepare, explained)
+        return explain(self, inputs, method, target, progress=progress, **settings)
 
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
@@ -168,14 +163,22 @@ def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -
     return OpenedModel(model, processor, **options)
 
 
-def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
-    """Return the prepared form of normalized inputs."""
-    model, processor, truncate = opened.model, opened.processor, opened.options.truncate
+def prepared(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Keywords]) -> Prepared:
+    """Open a model and read inputs for it; see :meth:`OpenedModel.prepare`."""
+    return read_inputs(open_model(model, processor, **options), inputs)
+
+
+def read_inputs(opened_model: OpenedModel, inputs: Any) -> Prepared:
+    """Read inputs for a model that was just opened, and check them."""
+    if opened_model.processor is None and wants_processor(inputs):
+        opened_model = opened_model.using(processor_of(opened_model.model))
+    model, processor, truncate = opened_model.model, opened_model.processor, opened_model.options.truncate
+    inputs = normalized(inputs, processor)
     facts, samples = (class_names(model)[0], class_count(model)), samples_in(inputs, processor)
 
     def whole(inputs: Any) -> Prepared:
         ready = prepare_normalized(model, inputs, processor, truncate=truncate)
-        return Prepared(opened, _measured(model, ready), *facts)
+        return Prepared(opened_model, _measured(model, ready), *facts)
 
     single = cache(lambda number: whole(samples[number]))
 
@@ -193,7 +196,7 @@ def _prepared(opened: OpenedModel, inputs: Any) -> Prepared:
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     kind = "text" if "text" in kinds else kinds.pop()
     placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
-    return Prepared(opened, placeholder, *facts, each)
+    return Prepared(opened_model, placeholder, *facts, each)
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -20,13 +20,13 @@ from whyformer.methods import METHODS, find
 from whyformer.methods.diagnosis import check_samples, random_states, with_randomness, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.sharing import SharedPasses
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import Task
 from whyformer.models.ends import end_function, final_activation
 from whyformer.models.isolation import settled
 from whyformer.models.kinds import comparison_of, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
-from whyformer.targets import Resolver, Span, Target, of_samples, own_texts, several_tokens
+from whyformer.targets import Resolver, Span, Target, distinct_texts, of_samples, several_tokens
 
 if TYPE_CHECKING:
     from whyformer.explaining import OpenedModel
@@ -107,17 +107,17 @@ class Prepared:
         if self.singles:
             each = [single.texts() for single in self.singles]
             return None if None in each else [texts[0] for texts in each if texts]
-        inputs, tokenizer = self.inputs, getattr(self.processor, "tokenizer", self.processor)
+        inputs, tokenizer = self.inputs, self.opened.tokenizer
         sides = (inputs.side(name) for name in (inputs.name, *inputs.others))
         text = next((side for side in sides if side.modality == "text" and side.special is not None), None)
-        if text is None or not hasattr(tokenizer, "decode"):
+        if text is None or tokenizer is None:
             return None
         assert text.special is not None
         if text.choices is not None:
-            return [own_texts(tokenizer, *rows) for rows in zip(text.tensor, text.special, strict=True)]
+            return [distinct_texts(tokenizer, *rows) for rows in zip(text.tensor, text.special, strict=True)]
         if inputs.modality == "text" or not self._comparison:
             return None
-        return [own_texts(tokenizer, text.tensor, text.special)] * inputs.batch
+        return [distinct_texts(tokenizer, text.tensor, text.special)] * inputs.batch
 
     def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
         """Return the task that methods run on; ``name`` names the work in error messages."""
@@ -232,7 +232,7 @@ class Prepared:
     @property
     def padding(self) -> tuple[str, bool]:
         """(padding token of the tokenizer or "", whether it pads on the left)."""
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        tokenizer = self.opened.tokenizer
         return getattr(tokenizer, "pad_token", None) or "", getattr(tokenizer, "padding_side", "right") == "left"
 
     def _whole(
@@ -261,7 +261,7 @@ class Prepared:
             scores = chosen.run(task, full)
             check_samples(task, scores.logits)
             scores = with_unscored(task, with_randomness(task, scores, states))
-            return self.finish(scores, resolver, method, full)
+            return self.finishing(resolver, scores.logits)(scores, method, full)
 
         explanation = self.work(replace(self.task(resolver, method, progress), shared=shared), explained)
         note_claims(explanation, chosen, full)
@@ -274,7 +274,7 @@ class Prepared:
 
     def _with_appended(self, text: str, ids: list[int]) -> Prepared:
         """Append the tokens of a text to the input of a language model, to explain them as a span."""
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        tokenizer = self.opened.tokenizer
         names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
         return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits=[])
@@ -315,10 +315,6 @@ class Prepared:
             cause = no_table(self.inputs, error)
             return None if cause is None else InputError(cause)
         return task.refuse(f"it failed with {type(error).__name__}: {error}", verdict="is not supported yet")
-
-    def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
-        """Return the :class:`~whyformer.Explanation` of a method's scores."""
-        return self.finishing(resolver, scores.logits)(scores, method, settings)
 
     def finishing(self, resolver: Resolver, logits: torch.Tensor) -> Finish:
         """Return the function that turns scores into explanations of this input."""

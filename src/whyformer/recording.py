@@ -12,19 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError, unknown
-from whyformer.explaining import OpenedModel, open_model
+from whyformer.errors import InputError, ModelError, unknown
+from whyformer.explaining import OpenedModel, prepared
 from whyformer.inputs import Inputs
-from whyformer.inputs.failures import failure_reason, no_table
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
-from whyformer.models.isolation import Snapshot, settled
+from whyformer.models.isolation import Snapshot
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
@@ -412,22 +411,13 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     Raises:
         WhyformerError: one of :mod:`whyformer.errors`, with the cause and a way out.
     """
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     ready.refuse_singles("record")
     if ready.opened.options.checkpoint:
         raise InputError("record stores every value, so it does not support checkpoint=True: use checkpoint=False")
     args, kwargs = ready.inputs.feed
-    try:
-        with custom_rules(ready.opened.options.rules):
-            passing = partial(record_pass, ready.model, (args, kwargs), ready.inputs.samples, names=True)
-            forward_pass = settled(ready.model, passing)
-    except WhyformerError:
-        raise
-    except FOREIGN_ERRORS as error:
-        reason = failure_reason(ready.model, ready.inputs, error) or no_table(ready.inputs, error)
-        if reason is None:
-            raise
-        raise InputError(reason) from error
+    passing = lambda task: record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)  # noqa: E731
+    forward_pass: ForwardPass = ready.work(ready.task(name="record"), passing)
     tape = forward_pass.tape
     arguments = {str(i): a for i, a in enumerate(args)} | kwargs
     stored = _Stored(tape, Snapshot(_leaves(tape, ready.model, arguments)), dict(ready.model.named_parameters()))

@@ -166,8 +166,8 @@ def test_optional_fields_may_be_missing_and_required_ones_may_not():
     for name in ("tokens", "offsets", "texts", "grid", "image_size", "geometry", "model", "labels", "target_names"):
         assert Explanation.from_dict({k: v for k, v in facts.items() if k != name}).method == facts["method"]
     for name in ("level", "method", "settings", "activation", "diagnostics", "scores", "target", "logits"):
-        with pytest.raises(InputError, match=name):  # multi_label implies the activation
-            Explanation.from_dict({k: v for k, v in facts.items() if k not in (name, "multi_label")})
+        with pytest.raises(InputError, match=name):
+            Explanation.from_dict({k: v for k, v in facts.items() if k != name})
 
 
 def test_file_with_invalid_metadata_raises(tmp_path):
@@ -175,7 +175,7 @@ def test_file_with_invalid_metadata_raises(tmp_path):
 
     e = sentence()
     for change in ({"tokens": 3}, {"format": 2}, {"geometry": [{}]}):
-        facts = {k: v for k, v in json.loads(json.dumps(e.to_dict())).items() if k not in ("scores", "target", "logits", "probabilities")}
+        facts = {k: v for k, v in json.loads(json.dumps(e.to_dict())).items() if k not in ("scores", "target", "logits", "probabilities", "multi_label")}
         header = {"whyformer": json.dumps({"format": 1, **facts, **change})}
         save_file({n: getattr(e, n) for n in ("scores", "target", "logits")}, tmp_path / "x.safetensors", metadata=header)
         with pytest.raises(LoadError):

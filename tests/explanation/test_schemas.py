@@ -14,12 +14,8 @@ from safetensors.torch import save_file
 import whyformer
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.result import Explanation
-from whyformer.explanation.schemas import (
-    BenchmarkSchema,
-    ExplanationSchema,
-    GenerationSchema,
-    checked,
-)
+from whyformer.explanation.schemas import BenchmarkSchema, checked
+from whyformer.explanation.storage import schema
 from whyformer.jobs.manifest import Manifest, Part
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -67,7 +63,7 @@ def test_missing_required_field_raises_with_its_name(name: str, saved: Path, tmp
 
 def test_optional_fields_may_be_missing_and_tuples_become_lists(saved: Path, tmp_path: Path) -> None:
     whole = Explanation.load(saved)
-    optional = [name for name, field in ExplanationSchema.model_fields.items() if not field.is_required()]
+    optional = [name for name, field in schema(Explanation).model_fields.items() if not field.is_required()]
     facts = whole.to_dict()
     less = {name: value for name, value in facts.items() if name not in optional or value is not None}
     assert len(less) < len(facts)
@@ -110,9 +106,3 @@ def test_invalid_records_and_reports_raise_with_path(kind: Any, whole: dict[str,
     assert f"it's {location}" in str(caught.value)
     with pytest.raises(InputError, match="is invalid"):
         checked(kind, "no mapping", "it")
-
-
-def test_units_of_the_schema_equal_those_of_generation() -> None:
-    from whyformer.explanation.units import UNITS
-
-    assert GenerationSchema.model_fields["unit"].annotation.__args__ == UNITS

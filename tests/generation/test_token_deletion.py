@@ -15,7 +15,7 @@ from whyformer import targets
 from whyformer.errors import InputError
 from whyformer.evaluation import token_deletion
 from whyformer.evaluation.deletion import reranked
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.methods.task import Scores
 
 PROMPT = [2, 9, 5, 17, 30, 9, 4]
@@ -58,7 +58,7 @@ def test_top_tokens_are_ranked_by_measured_decrease(method: str) -> None:
 def test_occurrences_of_the_target_token_are_always_candidates() -> None:
     # token 9 is at positions 1 and 5, and is the first target
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
-    ready = open_model(llama()).prepare(torch.tensor([PROMPT]))
+    ready = prepared(llama(), torch.tensor([PROMPT]))
     for token, positions in ((9, [1, 5]), (11, [2, 5])):
         task = ready.task(targets.LogProbability(token))
         assert sorted(reranked(task, Scores(scores, task.forward()), 2)[1][0]["tokens"]) == positions
@@ -66,7 +66,7 @@ def test_occurrences_of_the_target_token_are_always_candidates() -> None:
 
 def test_occurrences_of_the_target_token_are_replaced_by_the_next_likeliest() -> None:
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
-    task = open_model(llama()).prepare(torch.tensor([PROMPT])).task(targets.LogProbability(9))
+    task = prepared(llama(), torch.tensor([PROMPT])).task(targets.LogProbability(9))
     logits = task.forward()
     ranked, (figures,) = reranked(task, Scores(scores, logits), 3)
     other = next(t for t in logits[0].argsort(descending=True).tolist() if t != 9)

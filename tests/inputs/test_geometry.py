@@ -381,7 +381,7 @@ def test_geometry_is_saved_in_files_and_json(tmp_path):
     assert np.array_equal(np.asarray(loaded.originals[0]), np.asarray(e.originals[0]))
     assert np.array_equal(overlay(loaded), overlay(e))
     facts = json.loads(json.dumps(e.to_dict()))
-    assert [Geometry.from_dict(g) for g in facts["geometry"]] == e.geometry
+    assert Explanation.from_dict(facts).geometry == e.geometry
 
 
 def test_invalid_geometry_raises():

@@ -209,7 +209,7 @@ def _twin(batch: TextBatch, index: int, scores: Array, target: Any) -> Values:
     spans, ids = batch.encoded[index].spans, torch.from_numpy(batch.encoded[index].ids)[None]
     assert prompt.twin is not None
     queried, other = _within(spans, prompt.clue), _within(spans, prompt.twin)
-    ready = explaining.open_model(batch.study.model, batch.study.processor).prepare({"input_ids": ids})
+    ready = explaining.prepared(batch.study.model, {"input_ids": ids}, batch.study.processor)
     device = batch.study.forwards.place["device"]
     original = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
     permuted = reranked(ready.task(target, "token_deletion"), original, 3)[0][0].cpu().numpy()

@@ -15,7 +15,7 @@ import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.evaluation.statistics import Interval, bootstrap
-from whyformer.explanation.storage import written_whole
+from whyformer.explanation.serialization import written_whole
 from whyformer.jobs.records import plain
 
 Values = dict[str, Any]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.evaluation.case import check_explanation, read_target
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
@@ -66,7 +66,7 @@ def token_deletion(
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 256:
         raise InputError(f"count, the number of tokens to remove, must be an integer from 1 to 256, not {count!r}")
     check_explanation(explanation)
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     task = ready.task(ready.resolver(read_target(target, explanation)), _NAME)
     values, figures = reranked(task, Scores(explanation.scores, ready.forward(task)), count)
     return replace(explanation, scores=values, diagnostics={**explanation.diagnostics, _NAME: figures})

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
-from whyformer.comparing import Asked, read_method
+from whyformer.comparing import MethodSpec, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Plan
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods import find
@@ -26,7 +26,7 @@ from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.targets import Logit, Probability, Resolver, Target
 
-Candidate = Asked | Explanation
+Candidate = MethodSpec | Explanation
 Goal = Callable[[Tensor], Tensor]
 Parts = tuple[list[int], list[int]]
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
@@ -150,7 +150,7 @@ def arbitrate(
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     chosen = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
     removing = {"fill_id": fill_id, "patch": patch}
     each = ready.each(target)

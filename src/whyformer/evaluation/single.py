@@ -14,7 +14,7 @@ import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import Case, read_case, read_target, score_tensor
 from whyformer.evaluation.registry import Metric, find_metric
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split
 from whyformer.prepared import Prepared
@@ -94,7 +94,7 @@ def evaluate(
     chosen = find_metric(metric)
     full = chosen.complete(settings)
     check_count("batch_size", batch_size)
-    ready = open_model(model, processor, **options).prepare(inputs)
+    ready = prepared(model, inputs, processor, **options)
     modality = "image" if ready.inputs.modality == "image" else "text"
     if chosen.modality not in ("both", modality):
         raise InputError(

@@ -14,7 +14,7 @@ from whyformer.baselines import Filling, names_for
 from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.display import actual_method
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import fill
@@ -79,7 +79,7 @@ def perturbation_strip(
         raise InputError(f"baseline must be one of {', '.join(names_for('image'))}, not {baseline!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
         raise InputError(f"fractions must increase between 0 and 1, not {fractions}")
-    ready = open_model(model, processor).prepare(inputs)
+    ready = prepared(model, inputs, processor)
     if ready.inputs.modality != "image" or ready.inputs.features.pictures is None:
         raise InputError("only pictures can be shown with parts removed")
     case = read_case(ready, explanation, None, batch_size)

@@ -14,7 +14,7 @@ from whyformer.baselines import TOKENS
 from whyformer.errors import InputError, check_count, check_type
 from whyformer.evaluation.case import Case, check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
-from whyformer.explaining import open_model
+from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
@@ -201,7 +201,7 @@ def trust(
     samples = _samples_of(explanation) if inputs is None else inputs
     if inputs is None:
         options["truncate"] = True  # as in the explanation
-    ready = open_model(model, processor, **options).prepare(samples)
+    ready = prepared(model, samples, processor, **options)
     if inputs is None and explanation.tokens not in (None, ready.inputs.features.tokens):  # a pair of texts
         raise InputError("this explanation does not hold its inputs as the model read them: pass inputs=...")
     if ready.inputs.batch != len(explanation):

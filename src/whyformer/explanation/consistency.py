@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,38 +13,33 @@ from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box
 
+if TYPE_CHECKING:
+    from whyformer.explanation.result import Explanation
+
 MOST_PIXELS = 2**28
 """Most pixels of a picture or map; larger sizes in a file would exhaust the memory."""
 
 
-def check_fit(arguments: Mapping[str, Any]) -> None:
+def check_fit(e: Explanation) -> None:
     """Check that tensors and features agree in their numbers of samples, features and pixels.
-
-    Args:
-        arguments: the arguments of an Explanation.
 
     Raises:
         InputError: a value is inconsistent with another; the message names it.
     """
-    scores, target, logits, features = (arguments[name] for name in ("scores", "target", "logits", "features"))
-    level = arguments["level"]
-    _tensors(scores, target, logits)
-    _stored_logits(logits, arguments.get("classes"), arguments.get("normalizer"))
-    batch = len(scores)
-    names = ("tokens", "offsets", "texts", "extent", "skipped", "unknown", "special", "durations", "geometry",
-             "originals", "pictures", "sounds")  # fmt: skip
-    listed = {n: getattr(features, n) for n in names}
-    for name, value in {**listed, "target_names": arguments["target_names"]}.items():
-        if value is not None and len(value) != batch:
+    _tensors(e.scores, e.target, e.logits)
+    _stored_logits(e.logits, e.classes, e.normalizer)
+    features, batch = e.features, len(e)
+    for name, value in {**vars(features), "target_names": e.target_names}.items():
+        if isinstance(value, list | Tensor) and len(value) != batch:
             raise InputError(f"it has {name} for {len(value)} samples, and scores for {batch}")
-    dims = {"token": (2,), "patch": (2,), "pixel": (3, 4)}.get(level)
-    if dims is not None and scores.dim() not in dims:
-        raise InputError(f"its scores have the shape {tuple(scores.shape)}, which does not fit the level {level!r}")
-    _sizes(features, level, scores)
-    if level == "token":
-        _text(features, scores.shape[1])
+    dims = {"token": (2,), "patch": (2,), "pixel": (3, 4)}[e.level]
+    if e.scores.dim() not in dims:
+        raise InputError(f"its scores have the shape {tuple(e.scores.shape)}, which does not fit the level {e.level!r}")
+    _sizes(features, e.level, e.scores)
+    if e.level == "token":
+        _text(features, e.scores.shape[1])
     _media(features)
-    check_diagnostics(arguments.get("diagnostics") or {}, batch)
+    check_diagnostics(e.diagnostics, batch)
 
 
 def check_diagnostics(diagnostics: Mapping[str, Any], batch: int) -> None:

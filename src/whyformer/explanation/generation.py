@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.explanation import units
+from whyformer.explanation import generation_files, units
 from whyformer.explanation.display import Displayable
 from whyformer.explanation.features import Features
 from whyformer.explanation.picture_scores import PictureScores
@@ -163,10 +163,6 @@ class Generation(Displayable):
         return step % len(self)
 
     # -- larger units ------------------------------------------------------------------------------------------------
-    def span(self, *args: Any, **options: Any) -> Explanation:
-        """Former name of :func:`whyformer.explain_span`, which also takes the model."""
-        raise InputError("a span needs the model, which a result does not hold: whyformer.explain_span(g, 0, 1, model)")
-
     def by(self, unit: str) -> Generation:
         """Merge tokens and steps into words, sentences or turns, and sum their scores and values.
 
@@ -229,8 +225,6 @@ class Generation(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Return all values except pictures as plain Python values, ready for JSON; of the logits of each step, the 20
         highest and that of the generated token."""
-        from whyformer.explanation import generation_files
-
         return generation_files.to_dict(self)
 
     @classmethod
@@ -240,22 +234,16 @@ class Generation(Displayable):
         Raises:
             InputError: a value is missing, unknown or invalid, or the prompt had pictures, which are not stored.
         """
-        from whyformer.explanation import generation_files
-
-        return cls(**generation_files.from_dict(facts))
+        return generation_files.from_dict(cls, facts)
 
     def save(self, path: str | Path) -> Path:
         """Write a ``.safetensors`` file atomically: the tensors, and all other values as JSON in its header."""
-        from whyformer.explanation import generation_files
-
         return generation_files.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Generation:
         """Read a file that :meth:`save` wrote; a damaged file or one of another kind raises LoadError."""
-        from whyformer.explanation import generation_files
-
-        return cls(**generation_files.load(path))
+        return generation_files.load(cls, path)
 
     def to_html(self, title: str = "whyformer") -> str:
         """Return an HTML document with the text, whose words can be selected, and the matrix."""

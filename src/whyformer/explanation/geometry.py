@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from whyformer.errors import InputError
@@ -39,17 +38,6 @@ class Geometry:
     def whole(cls, size: tuple[int, int]) -> Geometry:
         """Return the geometry of an input that shows the whole picture, whatever its aspect ratio."""
         return cls(size, (0.0, 0.0, float(size[1]), float(size[0])))
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Geometry:
-        """Restore a geometry from the values of :meth:`to_dict`."""
-        height, width = facts["size"]
-        boxes: list[Any] = [box and tuple(map(float, box)) for box in (facts["box"], facts.get("seen"))]
-        return cls((int(height), int(width)), *boxes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON."""
-        return {name: value and list(value) for name, value in asdict(self).items()}
 
     def part(self, box: Box | None, size: tuple[int, int]) -> Box:
         """Return the box of a part of the model's input in pixels of the original.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -93,64 +93,47 @@ def _first(parts: Sequence[Explanation | None]) -> Explanation:
 
 
 def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Explanation:
-    wide = max(part.scores.shape[1] for part in parts if part is not None)
-
-    def filled(values: Any, filler: Any) -> list[Any]:
-        fill = [filler] * (wide - len(values))
-        return [*fill, *values] if left else [*values, *fill]
-
-    def all_of(name: str, filler: Any = None) -> Any:
-        missing: Any = None if filler is None else [[]]
-        entries: list[Any] = [missing if part is None else getattr(part.features, name) for part in parts]
-        if any(entry is None for entry in entries):
-            return None
-        return [entry[0] if filler is None else filled(entry[0], filler) for entry in entries]
-
-    scores = torch.zeros(len(parts), wide, dtype=_first(parts).scores.dtype)
-    starts = []
-    for i, part in enumerate(parts):
-        count = 0 if part is None else part.scores.shape[1]
-        starts.append(wide - count if left else 0)
-        if part is not None:
-            scores[i, starts[i] : starts[i] + count] = part.scores[0]
-
-    def places(name: str) -> list[list[int]] | None:
-        entries = [None if part is None else getattr(part.features, name) for part in parts]
-        if not any(entries):
-            return None
-        return [[start + i for i in (entry or [[]])[0]] for start, entry in zip(starts, entries, strict=True)]
-
-    features = replace(
-        _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
-        texts=all_of("texts"), extent=_extents(parts), unknown=places("unknown"),
-        skipped=_skipped(parts), special=places("special"),
-        sounds=_waves(parts), durations=all_of("durations"),
-    )  # fmt: skip
-    return replace(_first(parts), scores=scores, features=features, diagnostics=_diagnostics(parts))
+    """Join the scores of texts of different lengths; a sample without this text has scores of 0 only."""
+    first, wide = _first(parts), max(part.scores.shape[1] for part in parts if part is not None)
+    none = Features(tokens=[[]], offsets=[[]])
+    absent = replace(first, scores=first.scores.new_zeros(1, 0), features=none)
+    samples = [_padded(absent if part is None else part, wide, padding, left) for part in parts]
+    values = {f.name: [getattr(sample.features, f.name) for sample in samples] for f in fields(Features)}
+    if any(values["extent"]):  # some texts are truncated
+        texts = ["" if sample.texts is None else sample.texts[0] for sample in samples]
+        values["extent"] = [extent or [(0, len(text))] for extent, text in zip(values["extent"], texts, strict=True)]
+    for name in ("unknown", "special", "skipped"):
+        if any(entry is not None for entry in values[name]):
+            values[name] = [entry or [[]] for entry in values[name]]
+    lists: dict[str, Any] = {
+        name: None if None in values[name] else [entry for (entry,) in values[name]]
+        for name in ("tokens", "offsets", "texts", "extent", "skipped", "unknown", "special", "durations")
+    }
+    waves = [sample.sounds[0] for sample in samples if sample.sounds is not None]
+    sounds = pad_sequence(waves, batch_first=True) if len(waves) == len(samples) else None
+    scores = torch.cat([sample.scores for sample in samples])
+    features = replace(first.features, **lists, sounds=sounds)
+    return replace(first, scores=scores, features=features, diagnostics=_diagnostics(parts))
 
 
-def _extents(parts: Sequence[Explanation | None]) -> list[tuple[int, int]] | None:
-    """Return the part of each text that the model read; None if no text was truncated."""
-    extents = [None if part is None else part.extent for part in parts]
-    if not any(extents):
-        return None
-    texts = ["" if part is None else (part.texts or [""])[0] for part in parts]
-    return [extent[0] if extent else (0, len(text)) for extent, text in zip(extents, texts, strict=True)]
+def _padded(e: Explanation, wide: int, padding: str, left: bool) -> Explanation:
+    """Return the explanation of one text, padded to ``wide`` tokens."""
+    more = wide - e.scores.shape[1]
 
+    def filled(entries: list[Any] | None, filler: Any) -> list[Any] | None:
+        fill = [filler] * more
+        return None if entries is None else [[*fill, *row] if left else [*row, *fill] for row in entries]
 
-def _skipped(parts: Sequence[Explanation | None]) -> list[list[tuple[int, int]]] | None:
-    """Return the truncated parts between others of each text; None if there are none."""
-    skipped = [[] if part is None or part.features.skipped is None else part.features.skipped[0] for part in parts]
-    return skipped if any(skipped) else None
+    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
+        return None if places is None else [[i + more * left for i in row] for row in places]
 
-
-def _waves(parts: Sequence[Explanation | None]) -> Tensor | None:
-    """Return the sounds, padded to the longest; None if a sample has no sound."""
-    waves = [part.sounds[0] for part in parts if part is not None and part.sounds is not None]
-    return pad_sequence(waves, batch_first=True) if len(waves) == len(parts) else None
+    scores = torch.nn.functional.pad(e.scores, (more, 0) if left else (0, more))
+    lists = {"tokens": filled(e.tokens, padding), "offsets": filled(e.offsets, (0, 0))}
+    return replace(e, scores=scores).with_features(**lists, unknown=moved(e.unknown), special=moved(e.special))
 
 
 def _maps(parts: Sequence[Explanation | None]) -> Explanation:
+    """Join maps of pictures; a sample without this picture has a white one with scores of 0."""
     first, present = _first(parts), [part for part in parts if part is not None]
     shapes = {part.scores.shape[1:] for part in present}
     flat = all(part.frames is None and (part.level == "pixel") == (first.level == "pixel") for part in present)
@@ -160,35 +143,35 @@ def _maps(parts: Sequence[Explanation | None]) -> Explanation:
             "the maps of these samples have different shapes and no known position on their pictures: explain the "
             "samples one at a time"
         )
+    size = first.grid or first.image_size or (1, 1)
+    white = None if first.pictures is None else torch.full_like(first.pictures, 255)
+    blank = replace(first, scores=torch.zeros_like(first.scores)).with_features(
+        originals=[Image.new("RGB", size[::-1], (255, 255, 255))], geometry=[Geometry.whole(size)], pictures=white
+    )
+    samples = [blank if part is None else part for part in parts]
     features: Features = first.features
     if flat:
-        maps = [None if part is None else part._maps()[0] for part in parts]
-        high, wide = (max(m.shape[axis] for m in maps if m is not None) for axis in (0, 1))
-        blank = torch.zeros(high, wide, dtype=first.scores.dtype)
-        scores = torch.stack([blank if m is None else spread(m, high, wide).to(blank) for m in maps])
+        maps = [sample._maps()[0] for sample in samples]
+        high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))
+        scores = torch.stack([spread(m, high, wide).to(first.scores) for m in maps])
         if first.level == "patch":
             scores, features = scores.flatten(1), replace(features, grid=(high, wide))
         elif len(shapes) > 1:
             features = replace(features, image_size=(high, wide))
     else:
-        scores = torch.cat([torch.zeros_like(first.scores) if part is None else part.scores for part in parts])
+        scores = torch.cat([sample.scores for sample in samples])
     common = len({(part.cells, part.read, part.image_size) for part in present}) == 1
     if not common:
         features = replace(features, cells=None, read=None)
     originals: list[Image.Image | None] | None = None
     geometry: list[Geometry | None] | None = None
     if any(part.originals is not None and part.geometry is not None for part in present):
-        size = features.grid or features.image_size or (1, 1)
-        blank_one = Image.new("RGB", size[::-1], (255, 255, 255)), Geometry.whole(size)
-        places = [blank_one if part is None else _place(part, common) for part in parts]
+        places = [_place(sample, common) for sample in samples]
         originals, geometry = [picture for picture, _ in places], [place for _, place in places]
-    shown = [part.pictures for part in present]
-    complete = None not in shown and len({part.shape for part in shown if part is not None}) == 1
-    pictures = None
-    if complete and shown[0] is not None:
-        white = torch.full_like(shown[0], 255)
-        pictures = torch.cat([white if part is None else part.pictures for part in parts])  # type: ignore[misc]
-    features = replace(features, originals=originals, geometry=geometry, pictures=pictures, tokens=None)
+    pictures = [sample.pictures for sample in samples if sample.pictures is not None]
+    complete = len(pictures) == len(samples) and len({picture.shape for picture in pictures}) == 1
+    joint = torch.cat(pictures) if complete else None
+    features = replace(features, originals=originals, geometry=geometry, pictures=joint, tokens=None)
     return replace(first, scores=scores, features=features, diagnostics=_diagnostics(parts))
 
 

@@ -363,13 +363,7 @@ class Explanation(Displayable):
     # -- storage ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
         """Return all values except pictures as JSON-compatible lists, numbers and strings."""
-        return {
-            **storage.to_plain(self),
-            **{name: tensor.tolist() for name, tensor in storage.result_tensors(self).items()},
-            "probabilities": None if self.numeric else self.probabilities().tolist(),
-            "multi_label": self.multi_label,
-            **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
-        }
+        return storage.to_dict(self)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Explanation:
@@ -378,8 +372,7 @@ class Explanation(Displayable):
         Raises:
             InputError: a key is missing or unknown, or a value has the wrong type.
         """
-        whole, parts = storage.from_dict(facts)
-        return cls(**whole, parts={name: cls(**part) for name, part in parts.items()})
+        return storage.from_dict(cls, facts)
 
     def save(self, path: str | Path) -> Path:
         """Write a ``.safetensors`` file: the tensors, and all other values as JSON in its header. No pickle is used.
@@ -389,9 +382,7 @@ class Explanation(Displayable):
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
         """Read a file that :meth:`save` wrote; a damaged file or one of another kind raises LoadError."""
-        whole, parts = storage.load(path)
-        with storage.load_errors(path, "a saved explanation"):
-            return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
+        return storage.load(cls, path)
 
     # -- showing ---------------------------------------------------------------------------------------------
     def plot(self, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:

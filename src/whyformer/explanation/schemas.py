@@ -1,9 +1,10 @@
-"""Pydantic schemas of saved explanations, answers and reports, and validation against them."""
+"""Pydantic schemas of dataclasses and reports, and validation against them."""
 
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -14,83 +15,43 @@ from pydantic import (
     StrictStr,
     TypeAdapter,
     ValidationError,
+    create_model,
 )
 
 from whyformer.errors import InputError
 
 Number = StrictInt | StrictFloat
 Natural = Annotated[StrictInt, Field(ge=0)]
-Pair = tuple[StrictInt, StrictInt]
-Corners = tuple[Number, Number, Number, Number]
+_STRICT: dict[Any, Any] = {int: StrictInt, float: Number, str: StrictStr}
 
 
-class StoredValues(BaseModel):
-    """Values by name. An unknown name is an error; a value that may be None may also be missing."""
+@functools.cache
+def schema_of(name: str, kinds: tuple[type, ...], without: tuple[str, ...]) -> type[BaseModel]:
+    """Return the schema of the stored fields of dataclasses, in which 3.0 and "3" are no integers.
 
-    model_config = ConfigDict(extra="forbid")
+    An unknown name is an error; a value that may be None may also be missing.
 
-
-class FeaturesSchema(StoredValues):
-    """Fields of :class:`~whyformer.explanation.features.Features` except tensors and pictures."""
-
-    grid: Pair | None = None
-    frames: StrictInt | None = None
-    image_size: Pair | None = None
-    cells: Corners | None = None
-    read: Corners | None = None
-    tokens: list[list[StrictStr]] | None = None
-    offsets: list[list[Pair]] | None = None
-    texts: list[StrictStr] | None = None
-    sampling_rate: StrictInt | None = None
-    rate: Number | None = None
-    durations: list[Number] | None = None
-    extent: list[Pair] | None = None
-    skipped: list[list[Pair]] | None = None
-    unknown: list[list[StrictInt]] | None = None
-    special: list[list[StrictInt]] | None = None
-    geometry: list[dict[str, Any] | None] | None = None
+    Args:
+        name: name of the schema.
+        kinds: the dataclasses.
+        without: names of fields that are stored in another way.
+    """
+    hints = {n: hint for kind in kinds for n, hint in get_type_hints(kind).items() if n not in without}
+    stored: dict[str, Any] = {n: (_strict(h), None if NoneType in get_args(h) else ...) for n, h in hints.items()}
+    schema: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **stored)
+    return schema
 
 
-class ResultSchema(StoredValues):
-    """Fields of :class:`~whyformer.explanation.result.Explanation` except tensors and features."""
-
-    level: StrictStr
-    method: StrictStr
-    settings: dict[str, Any]
-    model: StrictStr | None = None
-    input: StrictStr | None = None
-    target_names: list[StrictStr] | None = None
-    labels: dict[int, StrictStr] | None = None
-    activation: Literal["softmax", "sigmoid", "identity"]
-    diagnostics: dict[str, Any]
-
-
-class ExplanationSchema(ResultSchema, FeaturesSchema):
-    """Fields of an explanation and of its features."""
-
-
-class GenerationSchema(StoredValues):
-    """Fields of :class:`~whyformer.explanation.generation.Generation` except tensors."""
-
-    tokens: list[StrictStr]
-    pieces: list[StrictStr]
-    ids: list[StrictInt]
-    target_names: list[StrictStr]
-    notes: list[StrictStr]
-    turns: list[tuple[StrictStr, StrictInt, StrictInt]]
-    special: list[StrictInt] | None = None
-    diagnostics: list[dict[str, Any]]
-    groups: list[Pair] | None = None
-    labels: dict[int, StrictStr] | None = None
-    settings: dict[str, Any]
-    model: StrictStr | None = None
-    method: StrictStr
-    explained: StrictStr
-    input: StrictStr
-    part: StrictStr
-    unit: Literal["token", "word", "sentence", "turn"]
-    start: StrictInt
-    source: StrictInt
+def _strict(hint: Any) -> Any:
+    """Return a type hint with strict numbers and strings; dataclasses and the keys of mappings are unchanged."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return origin[inner[0], _strict(inner[1])]
+    if origin in (list, tuple):
+        return origin[tuple(map(_strict, inner))]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_strict, inner))]  # noqa: UP007
+    return _STRICT.get(hint, hint)
 
 
 class BenchmarkFigure(BaseModel):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, check_count
-from whyformer.explaining import OpenedModel, open_model
+from whyformer.explaining import open_model
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import has_pictures, with_images
@@ -83,13 +83,12 @@ def explain_generation(
     find(method).complete(settings)
     check_count("max_new_tokens", max_new_tokens)
     opened = open_model(model, processor, **options)
-    opened, processor = _with_tokenizer(opened), opened.processor
-    model, tokenizer = opened.model, opened.processor
+    model, tokenizer = opened.model, opened.tokenizer
     refuse_without_ids(model)
     if images is None and not has_pictures(prompt):
         prompts, single = read_prompts(prompt, tokenizer)
     else:
-        encoded, single = with_images(model, prompt, images, processor)
+        encoded, single = with_images(model, prompt, images, opened.processor)
         prompts = [Prompt(ids, extra=extra) for ids, extra in encoded]
     answers = [continuation] if single else [None] * len(prompts) if continuation is None else continuation
     if not isinstance(answers, list | tuple | Tensor) or len(answers) != len(prompts):
@@ -150,12 +149,4 @@ def explain_span(
         if ids != completion.prompt:
             raise InputError("this answer was generated from another prompt or other pictures")
         completion = replace(completion, extra=extra)
-    return Steps(_with_tokenizer(opened), completion).span(a, b, g.method, g.settings)
-
-
-def _with_tokenizer(opened: OpenedModel) -> OpenedModel:
-    """Return a copy of the opened model whose processor is its tokenizer, or None without one."""
-    tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
-    copy = opened.using()
-    copy.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
-    return copy
+    return Steps(opened, completion).span(a, b, g.method, g.settings)

@@ -59,7 +59,7 @@ class Steps:
     """The tokens of an answer, each explained by the tokens before it.
 
     Attributes:
-        opened: the model with its tokenizer and options.
+        opened: the model with its processor and options.
         completion: prompt and answer.
     """
 
@@ -74,7 +74,7 @@ class Steps:
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer; None without one."""
-        return self.opened.processor
+        return self.opened.tokenizer
 
     def __len__(self) -> int:
         return len(self.completion.answer)
@@ -258,8 +258,9 @@ class Steps:
                     raise NotShared
                 inputs = self.inputs(t)
                 scores, ready = self._cut(scores, inputs), self.ready(inputs, self.completion.answer[t])
-                steps.append((ready.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
-                note_claims(steps[-1][0], find(method), full)
+                explanation = ready.finishing(resolver, scores.logits)(scores, method, full)
+                note_claims(explanation, find(method), full)
+                steps.append((explanation, _value(resolver, scores.logits)))
             return steps
 
         try:

@@ -154,8 +154,8 @@ class Session:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
         keys = [_shape(read.content, i) for i, read in enumerate(reads)]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        if texts and len(reads) > 1 and callable(tokenizer):
+        tokenizer = self.opened.tokenizer
+        if texts and len(reads) > 1 and tokenizer is not None:
             with suppress(*FOREIGN_ERRORS):  # errors are reported when the text is explained
                 contents = [c if isinstance(c := reads[i].content, str) else " ".join(c.values()) for i in texts]
                 for i, ids in zip(texts, tokenizer(contents, verbose=False)["input_ids"], strict=True):
@@ -180,8 +180,7 @@ class Session:
         return [explained for read in reads for explained in self._batch([read], on_start)]
 
     def _one_pass(self, reads: Sequence[RowContent]) -> list[RowResult]:
-        opened = self.opened.using()  # checked again: the model may have changed since the last batch
-        ready = opened.prepare(collated([read.content for read in reads]))
+        ready = self.opened.prepare(collated([read.content for read in reads]))
         if ready.singles:
             pairs = zip(reads, ready.singles, strict=True)
             return [result for read, single in pairs for result in self._explained([read], single)]

@@ -146,7 +146,7 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
 
     Args:
         row: values by column, plain or arrays.
-        model: name, labels and multi_label of the model, from the manifest.
+        model: name and labels of the model, from the manifest.
 
     Raises:
         LoadError: the row is not a valid explanation.
@@ -166,26 +166,22 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
         diagnostics = json.loads(row["diagnostics"])
         if len(row["warnings"]):
             diagnostics["warnings"] = [list(row["warnings"])]
-        features = json.loads(row["features"])
-        if "activation" not in features:  # a table of an earlier version
-            features["multi_label"] = bool(model.get("multi_label"))
         facts = {
-            **features, "level": level, "method": row["method"], "input": row["input"],
+            **json.loads(row["features"]), "level": level, "method": row["method"], "input": row["input"],
             "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
             "target_names": None if row["target_name"] is None else [row["target_name"]], "diagnostics": diagnostics,
             "tokens": None if row["tokens"] is None else [list(row["tokens"])],
             "offsets": None if offsets is None else [list(zip(offsets[::2], offsets[1::2], strict=True))],
             "texts": None if row["text"] is None else [row["text"]],
         }  # fmt: skip
-        optional: dict[str, Any] = {}
+        optional: dict[str, torch.Tensor] = {}
         if "classes" in facts:
             optional["classes"] = torch.tensor([facts.pop("classes")])
             optional["normalizer"] = torch.tensor([facts.pop("normalizer")], dtype=torch.float64)
         parts = {name: Explanation.from_dict(part) for name, part in json.loads(row["parts"] or "{}").items()}
-        return Explanation(
-            **storage.from_plain(facts, len(row["logits"])), scores=scores, target=torch.tensor([row["target"]]),
-            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts, **optional,
-        )  # fmt: skip
+        logits = torch.from_numpy(np.array(row["logits"], np.float32))[None]
+        tensors = {"scores": scores, "target": torch.tensor([row["target"]]), "logits": logits, **optional}
+        return storage.restored(Explanation, facts, tensors, parts)
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise LoadError(f"a row of this table is not a valid explanation: {error!r}") from error
 

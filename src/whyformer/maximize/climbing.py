@@ -14,8 +14,8 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, ModelError
-from whyformer.explanation.storage import written_whole
+from whyformer.errors import InputError, ModelError, check_count, check_type
+from whyformer.explanation.serialization import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import without_normalisation
@@ -226,23 +226,17 @@ def _settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise InputError(f"there is no setting {unknown[0]!r}; the settings are {', '.join(RECIPES[recipe])}")
     chosen = RECIPES[recipe] | changes
-    _check(steps=(chosen["steps"], 1))
+    check_count("steps", chosen["steps"])
     if chosen["jitter"] is not None:
-        _check(jitter=(chosen["jitter"], 0))
+        check_count("jitter", chosen["jitter"], 0)
     for name in ("learning_rate", "weight_decay", "total_variation", "blur", "scale", "rotate", "colour", "noise"):
-        _check(float, **{name: (chosen[name], 0)})
+        value = chosen[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise InputError(f"{name} must be a number of at least 0, not {value!r}")
     if chosen["scale"] >= 1:
         raise InputError(f"scale must be less than 1, not {chosen['scale']}")
     if chosen["parametrisation"] not in PARAMETRISATIONS:
         raise InputError(f"parametrisation must be {' or '.join(PARAMETRISATIONS)}, not {chosen['parametrisation']!r}")
     for name in ("decorrelate", "bounded"):
-        if not isinstance(chosen[name], bool):
-            raise InputError(f"{name} must be True or False, not {chosen[name]!r}")
+        check_type(name, chosen[name], bool, "True or False")
     return chosen
-
-
-def _check(kind: type = int, /, **numbers: tuple[float, float]) -> None:
-    for name, (value, low) in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | kind) or not low <= value < float("inf"):
-            expected = "an integer" if kind is int else "a number"
-            raise InputError(f"{name} must be {expected} of at least {low}, not {value!r}")

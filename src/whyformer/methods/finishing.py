@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.explanation.candidates import Candidates, likeliest
+from whyformer.explanation.candidates import likeliest
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.warnings import of_input, of_map
@@ -25,23 +25,18 @@ class Finish:
 
     Attributes:
         inputs: the explained inputs.
-        model: the model's name.
-        target: ``[B]`` the explained class of each sample.
-        names: names of the targets.
-        outputs: the stored logits and their classes.
-        activation: function that turns logits into probabilities.
-        labels: class index -> name, if known.
+        facts: the fields of an explanation that describe the target and the model's output.
         diagnostics: diagnostics of the target.
     """
 
     inputs: Inputs
-    model: str
-    target: Tensor
-    names: list[str]
-    outputs: Candidates
-    activation: str
-    labels: dict[int, str] | None
+    facts: dict[str, Any]
     diagnostics: dict[str, Any]
+
+    def of_target(self, e: Explanation) -> Explanation:
+        """Return an explanation of another target, whose scores do not depend on the class, for this target."""
+        parts = {name: self.of_target(part) for name, part in e.parts.items()}
+        return replace(e, **self.facts, diagnostics={**e.diagnostics, **self.diagnostics}, parts=parts)
 
     def __call__(self, scores: Scores, method: str, settings: dict[str, Any]) -> Explanation:
         """Return the explanation of the main input, with those of other inputs as its parts. Padding scores 0."""
@@ -85,9 +80,8 @@ class Finish:
         if any(warnings):
             diagnostics["warnings"] = warnings
         return Explanation(
-            scores=values, level=level, method=method, settings=settings, target=self.target, **vars(self.outputs),
-            target_names=self.names, features=features, labels=self.labels, activation=self.activation,
-            diagnostics=diagnostics, model=self.model,
+            scores=values, level=level, method=method, settings=settings, features=features, diagnostics=diagnostics,
+            **self.facts,
         )  # fmt: skip
 
 
@@ -113,8 +107,10 @@ def finishing(
         diagnostics["end_function"] = end
     activation = resolver.activation(logits)
     named = [*resolver.named(logits), *(torch.full((len(logits),), index) for index in also)]
-    outputs = Candidates(logits.cpu()) if activation == "identity" else likeliest(logits, named)
-    return Finish(inputs, model, target, names, outputs, activation, resolver.names(logits), diagnostics)
+    facts: dict[str, Any] = {"classes": None, "normalizer": None, "activation": activation, "model": model}
+    facts |= {"target": target, "target_names": names, "labels": resolver.names(logits)}
+    facts |= {"logits": logits.cpu()} if activation == "identity" else likeliest(logits, named)
+    return Finish(inputs, facts, diagnostics)
 
 
 def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[list[int]] | None]:

@@ -102,7 +102,7 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     Raises:
         LoadError: the folder or a file cannot be written; no file remains then.
     """
-    from whyformer.explanation.storage import written_whole
+    from whyformer.explanation.serialization import written_whole
 
     if not contents:
         return []

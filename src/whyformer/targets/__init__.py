@@ -11,7 +11,7 @@ Any other output needs an explicit target: :class:`Token`, :class:`Span`, :class
 the error lists those that fit the output.
 """
 
-from whyformer.targets.naming import class_index, own_texts, token_ids
+from whyformer.targets.naming import class_index, distinct_texts, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.resolving import (
     OUTPUT,
@@ -40,8 +40,8 @@ __all__ = [
     "Token",
     "check_target",
     "class_index",
+    "distinct_texts",
     "of_samples",
-    "own_texts",
     "several_tokens",
     "token_ids",
     "written_target",

@@ -35,7 +35,7 @@ def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | No
         if isinstance(wanted, bool) or not hasattr(wanted, "__index__"):
             raise InputError(f"a class is an index or a name, not {wanted!r}")
         return in_range(operator.index(wanted), classes)
-    return _found(wanted, labels or {}, classes, lambda name: _named(name, labels or {}), _unknown_class)
+    return _matching_index(wanted, labels or {}, classes, lambda name: _named(name, labels or {}), _unknown_class)
 
 
 def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
@@ -45,7 +45,7 @@ def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
 
     Args:
         wanted: index or text.
-        texts: as of :func:`own_texts`.
+        texts: as of :func:`distinct_texts`.
         tokenizer: the tokenizer that they were read by.
 
     Raises:
@@ -56,10 +56,10 @@ def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
         content = tokenizer.decode(tokenizer.encode(name, add_special_tokens=False)).strip()
         return [i for i, text in enumerate(texts) if text in (name, content)]
 
-    return _found(wanted, dict(enumerate(texts)), len(texts), equal, _unknown_text)
+    return _matching_index(wanted, dict(enumerate(texts)), len(texts), equal, _unknown_text)
 
 
-def own_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
+def distinct_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
     """Return the content of texts ``[T, N]``, without special tokens and without the parts that all of them share, such
     as the question before each answer of multiple choice.
 
@@ -78,7 +78,7 @@ def own_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
     return [" ".join(tokenizer.decode(part).strip() for part in row) for row in parts]
 
 
-def _found(
+def _matching_index(
     wanted: str,
     labels: Mapping[int, str],
     classes: int | None,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +19,35 @@ OF = {"logit": "logit", "log_probability": "log-probability", "probability": "pr
 """Value of ``Token.of`` -> its name in text."""
 
 
+class OutputTarget:
+    """Base class of targets over the raw output: frozen dataclasses that read a row of it.
+
+    Attributes:
+        within: name of the field that holds the target within the row; "" if the row is the value itself.
+    """
+
+    within: ClassVar[str] = ""
+
+    @property
+    def target(self) -> Any:
+        """The target within the row."""
+        return getattr(self, self.within) if self.within else 0
+
+    def about(self, target: Any) -> Self:
+        """Return a copy with another target within the row."""
+        return replace(self, **{self.within: target}) if self.within else self  # type: ignore[type-var]
+
+    def read(self, output: Output) -> Tensor:
+        """Return the row ``[B, C]`` of an output."""
+        raise NotImplementedError
+
+    def where(self) -> str:
+        """Describe the place of the row in the output."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Token:
+class Token(OutputTarget):
     """z[p, t]: the logit of a token (or class) at a position, of logits ``[B, N, V]``, or ``[B, N]`` (one per token).
 
     For masked words, token classification, any position of a language model (of the decoder's tokens if it has a
@@ -39,6 +66,7 @@ class Token:
         InputError: ``of`` is unknown; when the output is read: there is no such position or token.
     """
 
+    within = "token"
     position: Number
     token: Any = None
     of: str = "logit"
@@ -47,13 +75,7 @@ class Token:
         if not isinstance(self.of, str) or self.of not in OF:
             raise InputError(f"Token: of must be one of {', '.join(map(repr, OF))}, not {self.of!r}")
 
-    @property
-    def picked(self) -> Any:
-        """The target within the row."""
-        return self.token
-
     def read(self, output: Output) -> Tensor:
-        """Return the row ``[B, V]`` at the position."""
         logits = output.logits if output.logits is not None else output.named.get("prediction_logits")
         dim = 0 if logits is None else logits.dim()
         of_tokens = logits is not None and (dim == 3 or (dim == 2 and is_row_per_token(output, logits)))
@@ -64,12 +86,11 @@ class Token:
         return rows if rows.dim() == 2 else rows[:, None]
 
     def where(self) -> str:
-        """Describe the position."""
         return f"at position {self.position}" + ("" if self.of == "logit" else f" ({OF[self.of]})")
 
 
 @dataclass(frozen=True)
-class Span:
+class Span(OutputTarget):
     """The tokens from one position to another, both included; positions as for :class:`Token`.
 
     For question answering: the start's logit + the end's logit. For a language model: Σ log softmax(z[i − 1])[token i]
@@ -82,10 +103,7 @@ class Span:
 
     start: Number
     end: Number
-    picked = 0
-
     def read(self, output: Output) -> Tensor:
-        """Return the value as a row ``[B, 1]``."""
         answers = "start_logits" in output.named and "end_logits" in output.named
         first = output.named["start_logits"] if answers else output.logits
         if first is None or (not answers and (first.dim() != 3 or not is_language_model(output))):
@@ -107,12 +125,11 @@ class Span:
         return torch.where(within, scores, 0).sum(1, keepdim=True)
 
     def where(self) -> str:
-        """Describe the span."""
         return f"span {self.start} to {self.end}"
 
 
 @dataclass(frozen=True)
-class Query:
+class Query(OutputTarget):
     """z[q, c]: the logit of a class at a query of a detector (DETR, YOLOS), ``[B, Q, C]``; reads the row ``[B, C]``.
 
     Args:
@@ -125,6 +142,7 @@ class Query:
         InputError: both are None; when the output is read: there is no such query or class.
     """
 
+    within = "label"
     index: Number | None
     label: Any = None
 
@@ -132,13 +150,7 @@ class Query:
         if self.index is None and (self.label is None or callable(self.label)):
             raise InputError("Query(None, class) is the best query of a class: pass the class, or the query's index")
 
-    @property
-    def picked(self) -> Any:
-        """The target within the row."""
-        return self.label
-
     def read(self, output: Output) -> Tensor:
-        """Return the row ``[B, C]`` at the query."""
         names = ("class_queries_logits", "pred_logits")
         logits = next((output.named[n] for n in names if n in output.named), output.logits)
         of_tokens = output.tokens is not None and not output.of_queries
@@ -154,12 +166,11 @@ class Query:
         return logits[each, at]
 
     def where(self) -> str:
-        """Describe the query."""
         return "at its best query" if self.index is None else f"at query {self.index}"
 
 
 @dataclass(frozen=True)
-class Pixel:
+class Pixel(OutputTarget):
     """z[c, row, column] of a dense output ``[B, C, h, w]`` (segmentation) or ``[B, h, w]`` (depth, without classes).
 
     Reads the row ``[B, C]`` at that pixel of the output, which is often coarser than the picture (a quarter of its size
@@ -173,17 +184,12 @@ class Pixel:
         InputError: when the output is read: there is no such pixel or class.
     """
 
+    within = "label"
     row: Number
     column: Number
     label: Any = None
 
-    @property
-    def picked(self) -> Any:
-        """The target within the row."""
-        return self.label
-
     def read(self, output: Output) -> Tensor:
-        """Return the row ``[B, C]`` at the pixel."""
         dense = output.dense if output.depth is None else output.depth[:, None]
         if dense is None:
             raise refusal(output, "has no value per pixel and class")
@@ -193,12 +199,11 @@ class Pixel:
         return dense[torch.arange(len(dense), device=dense.device), :, line, column]
 
     def where(self) -> str:
-        """Describe the pixel."""
         return f"at row {self.row}, column {self.column}"
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(OutputTarget):
     """The similarity of each picture and its text in a dual-encoder model (CLIP, SigLIP): the diagonal of its
     ``logits_per_image``, as a row ``[B, 1]``. Picture i and text i form one sample. So for videos and sounds
     (``logits_per_video``, ``logits_per_audio``).
@@ -207,10 +212,7 @@ class Similarity:
         InputError: when the output is read: the numbers of pictures and texts differ.
     """
 
-    picked = 0
-
     def read(self, output: Output) -> Tensor:
-        """Return the similarities as a row ``[B, 1]``."""
         table = output.named.get(output.compared)
         if table is None:
             raise refusal(output, "has no similarities of pictures and texts")
@@ -222,7 +224,6 @@ class Similarity:
         return table.diagonal()[:, None]
 
     def where(self) -> str:
-        """Describe the value."""
         return "similarity to the text"
 
 

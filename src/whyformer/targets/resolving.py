@@ -15,13 +15,11 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.readout import has_row, refusal, row_of
 from whyformer.targets.naming import class_index, in_range, text_index, token_ids
-from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
+from whyformer.targets.outputs import OutputTarget, Pixel, Query, Similarity, Span, Token
 from whyformer.targets.rows import Logit, LogProbability, Probability, RowTarget
 
-Raw = Token | Span | Query | Pixel | Similarity
-Target = None | int | str | Sequence[int | str | Raw] | Raw | Callable[[Any], Tensor]
-_RAW = (Token, Span, Query, Pixel, Similarity)
-_SHOWN = 20
+Target = None | int | str | Sequence[int | str | OutputTarget] | OutputTarget | Callable[[Any], Tensor]
+_NAMED_TOKENS = 20
 _OF_TOKENS = "Token is for outputs with logits of each token; a class of the whole input is a target by itself."
 OUTPUT = "the output"
 """Name of a regression model's single output."""
@@ -68,27 +66,23 @@ class Resolver:
         self.labels, self.classes, self.batch = labels, classes, batch
         self._activation, self._texts = activation, cache(texts)
         self._word: str | None = None  # the text of a token, which is an index of a row over the vocabulary only
-        target = _plain(target)
-        if isinstance(target, str) and _is_written(target):
-            target = _parsed(target)
-        elif isinstance(target, list | tuple):
+        if isinstance(target := _plain(target), list | tuple):
             self._fit(len(target))
-            target = [_parsed(t) if isinstance(t, str) and _is_written(t) else t for t in target]
-            target = _joined(target) if any(map(_is_target, target)) else target
+        target = _read(target)
         self.reading: Any = None
-        if isinstance(target, _RAW):
-            self.reading, target = self._checked(target), target.picked
+        if isinstance(target, OutputTarget):
+            self.reading, target = self._checked(target), target.target
         self.target = self._classes_of(target)
-        if isinstance(self.reading, _RAW):  # targets with equal readings read the same row
+        if isinstance(self.reading, OutputTarget):  # targets with equal readings read the same row
             chosen = self.target if isinstance(self.reading, Query) and self.reading.index is None else None
-            self.reading = _about(self.reading, chosen)
+            self.reading = self.reading.about(chosen)
         elif callable(self.target) and not _is_target(self.target) and self.reading is None:
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
         self.numeric = False
         self.pairs = isinstance(self.reading, Similarity)
         counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
-        self.counted = None if callable(self.reading) and not isinstance(self.reading, _RAW) else counted
+        self.counted = None if callable(self.reading) and not isinstance(self.reading, OutputTarget) else counted
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
 
     def _fit(self, count: int) -> None:
@@ -179,7 +173,7 @@ class Resolver:
                 text of a token for a row that is not over the vocabulary.
         """
         self.numeric = isinstance(self.reading, Pixel) and output.depth is not None
-        if isinstance(self.reading, _RAW):
+        if isinstance(self.reading, OutputTarget):
             row: Tensor = self.reading.read(output)
             return row
         compared = output.named[output.compared] if output.compared else None
@@ -225,7 +219,7 @@ class Resolver:
 
     def activation(self, logits: Tensor) -> str:
         """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
-        returned = callable(self.reading) and not isinstance(self.reading, _RAW)
+        returned = callable(self.reading) and not isinstance(self.reading, OutputTarget)
         return "identity" if self.raw or self.numeric else self._activation(logits.shape[-1], returned)
 
     def _with_activation(self, target: Any, logits: Tensor) -> Any:
@@ -270,7 +264,7 @@ class Resolver:
             names = [_of_sample(self.target, i).title(name) for i in range(len(index))]
         else:
             names = ["custom target" if custom else name(i) for i in index.tolist()]
-        if isinstance(self.reading, _RAW):
+        if isinstance(self.reading, OutputTarget):
             places = [_of_sample(self.reading, i).where() for i in range(len(names))]
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
         return index, names
@@ -279,19 +273,19 @@ class Resolver:
         """Return the target of each sample as text; None if it is a plain class or cannot be expressed as text."""
         if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
             return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
-        if not isinstance(self.reading, _RAW) or (callable(self.target) and not hasattr(self.target, "index")):
+        if not isinstance(self.reading, OutputTarget) or (callable(self.target) and not hasattr(self.target, "index")):
             return None
-        return [repr(_of_sample(_about(self.reading, self.target), i)) for i in range(self.batch)]
+        return [repr(_of_sample(self.reading.about(self.target), i)) for i in range(self.batch)]
 
     def about(self, classes: list[int]) -> Any:
         """Return the target for another class of each sample in the same row."""
-        return _about(self.reading, classes) if isinstance(self.reading, _RAW) else classes
+        return self.reading.about(classes) if isinstance(self.reading, OutputTarget) else classes
 
     def names(self, logits: Tensor) -> dict[int, str] | None:
         """Return class index -> name for the row; for a vocabulary only the likeliest tokens and the target."""
         if not self._is_vocabulary(logits):
             return self._labels(logits)
-        shown = logits.topk(min(_SHOWN, logits.shape[-1])).indices.flatten().tolist()
+        shown = logits.topk(min(_NAMED_TOKENS, logits.shape[-1])).indices.flatten().tolist()
         shown += [i for indices in self.named(logits) for i in indices.tolist() if i >= 0]
         name = self._namer(logits)
         return {i: name(i) for i in sorted(set(shown))}
@@ -320,7 +314,7 @@ class Resolver:
 
         def word(index: int) -> str:
             token = self.tokenizer.convert_ids_to_tokens(index) if index < len(self.tokenizer) else None
-            return str(index) if token is None else repr(_shown(self.tokenizer, token))
+            return str(index) if token is None else repr(_token_text(self.tokenizer, token))
 
         return word
 
@@ -366,7 +360,7 @@ def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if not hasattr(tokenizer, "convert_ids_to_tokens") or classes is not None:
         return None
-    target = _parsed(target) if isinstance(target, str) and _is_written(target) else target
+    target = _read(target)
     text = target.token if isinstance(target, Token) and target.position == -1 else None if labels else target
     if not isinstance(text, str) or _is_index(text):
         return None
@@ -378,7 +372,7 @@ def _is_index(text: str) -> bool:
     return text.removeprefix("#").isdecimal()
 
 
-def _shown(tokenizer: Any, token: str) -> str:
+def _token_text(tokenizer: Any, token: str) -> str:
     """Return the text of a token with its leading space; the token itself if it does not decode to text."""
     text = tokenizer.convert_tokens_to_string([token])
     if not text.strip("\ufffd"):
@@ -421,9 +415,13 @@ def _numbers(value: Any, batch: int) -> Tensor:
     return value
 
 
-def _about(reading: Any, picked: Any) -> Any:
-    """Return the target over the raw output with ``picked`` as its target within the row."""
-    return replace(reading, **{f.name: picked for f in fields(reading) if f.name in ("token", "label")})
+def _read(target: Any) -> Any:
+    """Return a target with text parsed, arrays as lists, and a list of targets of single samples joined."""
+    target = _plain(target)
+    if isinstance(target, list | tuple):
+        listed = [_read(one) for one in target]
+        return _joined(listed) if any(map(_is_target, listed)) else listed
+    return _parsed(target) if isinstance(target, str) and _is_written(target) else target
 
 
 def _plain(value: Any) -> Any:
@@ -433,10 +431,8 @@ def _plain(value: Any) -> Any:
 
 def of_samples(target: Any, samples: Sequence[int]) -> Any:
     """Return the target for some samples of a batch."""
-    target = _plain(target)
-    if isinstance(target, str) and _is_written(target):
-        target = _parsed(target)
-    if isinstance(target, list | tuple):
+    target = _read(target)
+    if isinstance(target, list):
         return [target[i] for i in samples]
     return _joined([_of_sample(target, i) for i in samples]) if _is_target(target) else target
 
@@ -454,7 +450,7 @@ def _of_sample(target: Any, sample: int) -> Any:
 
 
 def _is_target(target: Any) -> bool:
-    return isinstance(target, (*_RAW, RowTarget))
+    return isinstance(target, OutputTarget | RowTarget)
 
 
 def _joined(targets: Sequence[Any]) -> Any:
@@ -473,7 +469,7 @@ def _joined_values(values: list[Any]) -> Any:
 
 def _kinds() -> dict[str, Any]:
     """Return the target classes that text may name."""
-    return {kind.__name__: kind for kind in (*_RAW, *RowTarget.__subclasses__())}
+    return {kind.__name__: kind for kind in (*OutputTarget.__subclasses__(), *RowTarget.__subclasses__())}
 
 
 def _is_written(text: str) -> bool:

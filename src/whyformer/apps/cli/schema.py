@@ -17,17 +17,16 @@ from pydantic.json_schema import GenerateJsonSchema
 from whyformer.apps.report.writing import WrittenReport
 from whyformer.auditing import Audit
 from whyformer.baselines import names_for
+from whyformer.explanation import generation_files, storage
 from whyformer.explanation.features import Features
 from whyformer.explanation.generation import Generation
-from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.generation_files import GenerationCandidate
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.schemas import (
     BenchmarkCounts,
     BenchmarkFigure,
     BenchmarkSchema,
     BenchmarkTable,
-    ExplanationSchema,
-    GenerationSchema,
 )
 from whyformer.explanation.versions import SCHEMA_VERSION
 from whyformer.jobs.costs import Cost
@@ -48,7 +47,7 @@ Files = Annotated[list[str], Field(description="Files that were written.")]
 ByOrder = dict[Literal["highest_first", "lowest_first"], list[float]]
 
 
-class ExplanationOutput(ExplanationSchema):
+class ExplanationOutput(storage.schema(Explanation)):  # type: ignore[misc]
     """Scores of one method for a batch of samples (on the command line one sample).
 
     Axis letters: B samples, P patches row by row, N tokens, C classes, K some of the classes.
@@ -56,6 +55,7 @@ class ExplanationOutput(ExplanationSchema):
 
     model_config = ConfigDict(extra="ignore")
     level: Literal["patch", "token", "pixel"]
+    activation: Literal["softmax", "sigmoid", "identity"]
     scores: list[list[Any]]
     target: list[int] = _key("[B] index of the explained class; -1 if the target is not a class.")
     logits: list[list[float]]
@@ -65,7 +65,6 @@ class ExplanationOutput(ExplanationSchema):
         "In the order of logits: softmax over all classes, or sigmoid if multi_label is true; null for a regression."
     )
     multi_label: bool = _key("True if several classes can be true at once.")
-    geometry: list[Geometry | None] | None = None  # type: ignore[assignment]
     parts: dict[str, ExplanationOutput] = _optional()
 
 
@@ -91,20 +90,11 @@ class TrustOutput(BaseModel):
     seeds: list[int] = _key("Seeds of the random maps.")
 
 
-class GenerationCandidate(BaseModel):
-    """A possible next token."""
-
-    id: int
-    text: str
-    logit: float
-    probability: float
-    log_probability: float
-
-
-class GenerationOutput(GenerationSchema):
+class GenerationOutput(generation_files.schema(Generation)):  # type: ignore[misc]
     """The explanation of every token of an answer."""
 
     model_config = ConfigDict(extra="ignore")
+    unit: Literal["token", "word", "sentence", "turn"]
     matrix: list[list[float]]
     value: list[float]
     target: list[int]
