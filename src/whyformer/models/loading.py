@@ -93,7 +93,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
                 "first, or load it yourself and pass the module"
             )
         modality = _modality(model)
-        processor = _processor(place if adapter is None or adapter.has_processor else base, modality)
+        processor = load_processor(place if adapter is None or adapter.has_processor else base, modality)
         model = model if adapter is None else adapter.applied(model)
     except LoadError:
         raise
@@ -170,7 +170,7 @@ def _has_weights_only(folder: Path) -> bool:
     return folder.is_dir() and all(alone.fullmatch(file.name) for file in folder.iterdir())
 
 
-def _processor(place: str, modality: str) -> Any:
+def load_processor(place: str, modality: str) -> Any:
     """Load the processor of a model, including its tokenizer if a model for pictures or sounds has one; None for a
     folder without a processor."""
     import transformers
@@ -250,7 +250,7 @@ def processor_of(model: nn.Module) -> Any:
 
     def saved() -> Any:
         with suppress(OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones
-            return _processor(str(name), _modality(model))
+            return load_processor(str(name), _modality(model))
 
     return once(model, ("processor", name), saved) if isinstance(name, str) and name else None
 
