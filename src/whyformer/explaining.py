@@ -24,7 +24,7 @@ from whyformer.methods.padding import depends_on_padding, padded_samples, sample
 from whyformer.methods.padding_masks import with_padding_mask
 from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.kinds import accepts_batches, comparison_of
-from whyformer.models.loading import model_name, opened, processor_of
+from whyformer.models.loading import model_name, processor_of, resolve_model
 from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords, Options, shows_options, split
 from whyformer.prepared import Prepared
@@ -108,7 +108,7 @@ class OpenedModel:
         self.options = Options(**options)
         self.name: str = model if isinstance(model, str) else model_name(model)
         self.model: nn.Module
-        self.model, self.processor = opened(
+        self.model, self.processor = resolve_model(
             model, processor, device=self.options.device, dtype=self.options.dtype
         )
 
@@ -130,7 +130,7 @@ class OpenedModel:
         copy = object.__new__(type(self))
         copy.name, copy.model = self.name, self.model
         copy.processor = self.processor if processor is None else processor
-        opened(copy.model, device=options.get("device"), dtype=options.get("dtype"))
+        resolve_model(copy.model, device=options.get("device"), dtype=options.get("dtype"))
         copy.options = replace(self.options, **options)
         return copy
 

@@ -15,7 +15,7 @@ from whyformer.explanation.joining import joined, without_padding
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.appending import with_appended
-from whyformer.inputs.failures import failure_reason, no_table
+from whyformer.inputs.failures import failure_reason
 from whyformer.methods import METHODS, find
 from whyformer.methods.diagnosis import check_samples, random_states, with_randomness, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
@@ -93,7 +93,7 @@ class Prepared:
     @property
     def _comparison(self) -> str:
         """The activation of a model that compares the pictures with the texts; "" for other models and inputs."""
-        kinds = {side.modality for side in (self.inputs, *self.inputs.others.values())}
+        kinds = {side.modality for side in self.inputs.sides.values()}
         return comparison_of(self.model, *self.inputs.feed) if "text" in kinds and len(kinds) > 1 else ""
 
     def resolver(self, target: Target = None) -> Resolver:
@@ -108,7 +108,7 @@ class Prepared:
             each = [single.texts() for single in self.singles]
             return None if None in each else [texts[0] for texts in each if texts]
         inputs, tokenizer = self.inputs, self.opened.tokenizer
-        sides = (inputs.side(name) for name in (inputs.name, *inputs.others))
+        sides = inputs.sides.values()
         text = next((side for side in sides if side.modality == "text" and side.special is not None), None)
         if text is None or tokenizer is None:
             return None
@@ -312,8 +312,7 @@ class Prepared:
         try:
             task.value(task.forward())
         except FOREIGN_ERRORS:  # the model fails without the method too
-            cause = no_table(self.inputs, error)
-            return None if cause is None else InputError(cause)
+            return None
         return task.refuse(f"it failed with {type(error).__name__}: {error}", verdict="is not supported yet")
 
     def finishing(self, resolver: Resolver, logits: torch.Tensor) -> Finish:

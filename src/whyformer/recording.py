@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError, unknown
 from whyformer.explaining import OpenedModel, prepared
-from whyformer.inputs import Inputs
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.models.isolation import Snapshot
@@ -148,16 +147,11 @@ class Record:
         """The layout for the default target; for a model without a default row of logits, for any output."""
         with suppress(InputError):
             return self.layout(None)
-        return self._pass.layout(self._sides)
-
-    @property
-    def _sides(self) -> dict[str, Inputs]:
-        inputs = self._ready.inputs
-        return {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
+        return self._pass.layout(self._ready.inputs.sides)
 
     def layout(self, target: Target) -> Layout:
         """Return the rows of the values, and the attentions, streams and blocks on paths to the logits of a target."""
-        return self._pass.layout(self._sides, self._ready.resolver(target).read)
+        return self._pass.layout(self._ready.inputs.sides, self._ready.resolver(target).read)
 
     @property
     def attentions(self) -> list[Attention]:
@@ -423,7 +417,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     stored = _Stored(tape, Snapshot(_leaves(tape, ready.model, arguments)), dict(ready.model.named_parameters()))
     value = lambda n, name="": Value(n, tape.shapes[n], name, stored)  # noqa: E731
     named = {name: value(tape.number(t)) for name, t in arguments.items() if isinstance(t, Tensor) and tape.knows(t)}
-    sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
+    sides = {id(side.tensor) for side in ready.inputs.sides.values()}
     roots = [n for name in named if id(arguments[name]) in sides for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")

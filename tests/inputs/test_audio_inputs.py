@@ -17,7 +17,7 @@ import whyformer
 import whyformer.report
 from whyformer import show
 from whyformer.errors import InputError, LoadError
-from whyformer.inputs.sounds import Sound, encode, open_sound
+from whyformer.inputs.sounds import Sound, encode, open_sound, time_axis
 from whyformer.show.layout import prepared
 
 RATE = 16_000
@@ -162,8 +162,8 @@ def test_over_time_sums_the_samples_of_an_interval(speech_model: tuple[nn.Module
 @pytest.mark.parametrize(("extractor", "axis"), [(hf.WhisperFeatureExtractor, 2), (hf.ASTFeatureExtractor, 1)])
 @pytest.mark.filterwarnings("ignore:At least one mel filter")
 def test_time_axis_and_frame_rate_of_spectrogram_are_measured(extractor: type, axis: int) -> None:
-    _, facts = encode([Sound(torch.from_numpy(tone()), RATE)], extractor())
-    assert facts["time"] == (axis, 100.0)
+    encoded = encode([Sound(torch.from_numpy(tone()), RATE)], extractor())
+    assert time_axis(encoded, extractor(), RATE) == (axis, 100.0)
 
 
 def ast(length: int) -> hf.ASTFeatureExtractor:
@@ -183,7 +183,7 @@ def whisper(length: int) -> hf.WhisperFeatureExtractor:
 def test_time_axis_of_spectrograms_of_any_length(extractor: Any, time: tuple[int | None, float | None]) -> None:
     """A spectrogram that ends before 1.5 s, or hops of any length; what is too short to be measured is unknown."""
     sound = Sound(torch.from_numpy(tone(0.5)), extractor.sampling_rate)
-    assert encode([sound], extractor)[1]["time"] == time
+    assert time_axis(encode([sound], extractor), extractor, extractor.sampling_rate) == time
 
 
 @pytest.mark.parametrize("length", [6, 128])

@@ -14,6 +14,8 @@ from torch import Tensor
 import whyformer
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs, prepare
+from whyformer.inputs.normalize import wants_processor
+from whyformer.inputs.pictures import without_normalisation
 from whyformer.inputs.prepare import check_vocabulary, longest_text
 from whyformer.models.loading import Loaded, load
 from zoo import build, rows
@@ -260,3 +262,24 @@ def test_ids_outside_the_vocabulary_of_a_nested_config_raise_except_placeholders
     check_vocabulary(torch.tensor([[25, 26]]), model)
     with pytest.raises(InputError, match=r"27.*26"):
         check_vocabulary(torch.tensor([[25, 27]]), model)
+
+
+def test_text_of_another_tokenizer_is_refused() -> None:
+    model, processor = sst2().model, sst2().processor
+    small = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8))
+    with pytest.raises(InputError, match="vocabulary of 5"):
+        prepare(small.eval(), "A fine film!", processor)
+    assert prepare(model, "A fine film!", processor).name == "input_ids"
+
+
+def test_pictures_of_a_whole_processor_are_shown_without_normalisation() -> None:
+    class Whole:
+        image_processor = digits().processor
+
+    pixels = torch.randn(1, 3, 8, 8).clamp(-1, 0.5)
+    assert torch.equal(without_normalisation(pixels, Whole()), without_normalisation(pixels, digits().processor))
+
+
+def test_sound_with_a_rate_needs_a_processor() -> None:
+    assert wants_processor({"array": [0.0, 0.5], "sampling_rate": 16_000})
+    assert not wants_processor({"input_ids": torch.ones(1, 2, dtype=torch.long)})

@@ -19,6 +19,8 @@ import transformers as hf
 from whyformer.inputs.settings import settings_of
 from zoo_evaluate import tiny_bert
 
+SIZE = (32, 32)
+
 
 class Own:
     """A processor of a user's own, with a function that it calls."""
@@ -32,7 +34,7 @@ class Own:
         return self._resized(picture)
 
     def _resized(self, picture: Any) -> Any:
-        return picture.resize((32, 32)) if "a" in {"a", "b", "c"} else picture
+        return picture.resize(SIZE) if "a" in {"a", "b", "c"} else picture
 
 
 def tokenizer() -> Any:
@@ -84,6 +86,12 @@ def test_calls_and_moved_folders_keep_the_digest(tmp_path: Path) -> None:
     first(["good film " * 40, "bad"], padding=True, truncation=True, max_length=7)
     first("good film " * 400)  # notes that it warned of a long text
     assert settings_of(first) == settings_of(second) == before
+
+
+def test_constants_that_methods_use_change_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = settings_of(Own())
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", (33, 32))
+    assert settings_of(Own()) not in (None, before)
 
 
 @pytest.mark.parametrize("state", [torch.Generator(), np.random.default_rng(0), iter([1, 2])])

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -24,9 +25,9 @@ import whyformer
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
-from whyformer.jobs import summaries
+from whyformer.jobs import batching, summaries
 from whyformer.jobs.sources import open_source
-from whyformer.models import load
+from whyformer.models import Loaded, load
 from zoo_evaluate import tiny_bert, tiny_vit
 
 
@@ -388,3 +389,14 @@ def test_word_summary_reads_only_explanations_of_its_class(bert, tmp_path, monke
     monkeypatch.setattr(reading, "explanation_of", lambda row, model: restored.append((row["method"], row["target"])) or original(row, model))
     assert maps.words(1, "gae").texts == len(expected) == 12
     assert restored == [("gae", 1)] * 12
+
+
+def test_processor_by_name_is_of_the_modality_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit()
+    monkeypatch.setattr(batching, "load", lambda name, **options: Loaded(model, None, "sound", name))
+    hf.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    session = batching.open_session("sounds", str(tmp_path), ["saliency"])
+    assert isinstance(session.processor, hf.Wav2Vec2FeatureExtractor)
+    (tmp_path / "preprocessor_config.json").rename(tmp_path / "config.json")
+    with pytest.raises(LoadError, match="none"):
+        batching.open_session("sounds", str(tmp_path), ["saliency"])

@@ -10,7 +10,6 @@ import whyformer
 from whyformer.explaining import open_model
 from whyformer.methods.maps.streams import Paths
 from whyformer.models.structure import find_blocks, first_bad_parameter
-from whyformer.models.walking import modules, named_modules
 from whyformer.tape.walking import GRADIENT
 from zoo import WINDOWED, ZOO, build
 
@@ -147,34 +146,3 @@ def test_carried_row_equals_product_of_matrices() -> None:
             key = frozenset({"x"})
             carried = Paths([{(key, key): fused} for fused in maps], {key: row}).carry(identity=with_identity, normalize_rows=normalised)
             assert torch.allclose(carried[key], expected)
-
-
-def test_changed_blocks_invalidate_the_cache() -> None:
-    import gc
-    import weakref
-
-    def block() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-    model = nn.Module()
-    model.layers = nn.ModuleList([block() for _ in range(3)])
-    first = find_blocks(model)
-    assert find_blocks(model) == first and len(first) == 3
-    model.layers.append(block())
-    assert len(find_blocks(model)) == 4
-    model.layers[0] = block()
-    assert find_blocks(model) == list(model.layers)
-    reference = weakref.ref(model)
-    del model, first
-    gc.collect()
-    assert reference() is None
-
-
-def test_modules_are_ordered_and_unique_as_in_torch() -> None:
-    shared = nn.Linear(2, 2)
-    inner = nn.Sequential(shared, nn.GELU(), nn.Sequential(nn.LayerNorm(2), shared))
-    model = nn.ModuleDict({"a": inner, "b": shared, "c": nn.ModuleList([inner, nn.Identity()])})
-    model.register_module("none", None)
-    for module in (model, inner, shared, build("bert")[0], build("hf_vit")[0]):
-        assert named_modules(module) == list(module.named_modules())
-        assert modules(module) == list(module.modules())

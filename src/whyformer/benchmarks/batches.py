@@ -20,6 +20,7 @@ from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
+from whyformer.inputs.pictures import normalisation_of
 from whyformer.inputs.prepare import longest_text
 from whyformer.inputs.removal import fill, patch_size
 
@@ -57,20 +58,18 @@ class PixelSpec:
 def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) -> PixelSpec:
     """Return the preprocessing of a model's image processor; without ``resample``, its filter or bilinear."""
     processor = getattr(processor, "image_processor", processor)
-    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    if mean is None or std is None:
+    normalisation = normalisation_of(processor)
+    if normalisation is None:
         raise InputError(
             "the normalisation is unknown: pass an image processor with image_mean and image_std"
         )
-    if getattr(processor, "do_normalize", True) is False:
-        mean, std = [0.0] * len(mean), [1.0] * len(mean)
     default, filters = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
     if resample is None:
         resample = "bilinear" if default is None else Image.Resampling(int(default)).name.lower()
     if resample not in filters:
         raise InputError(f"resample must be one of {', '.join(filters)}, not {resample!r}")
-    normalisation = (torch.tensor(v, dtype=torch.float32) for v in (mean, std))
-    return PixelSpec(_size(model, processor), resample, *normalisation)
+    mean, std = (torch.tensor(values, dtype=torch.float32) for values in normalisation)
+    return PixelSpec(_size(model, processor), resample, mean, std)
 
 
 def _size(model: nn.Module, processor: Any) -> tuple[int, int]:

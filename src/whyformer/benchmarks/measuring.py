@@ -18,7 +18,7 @@ from whyformer.errors import LoadError
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.batching import ahead
 from whyformer.jobs.records import Record, plain
-from whyformer.models.loading import fingerprint, opened
+from whyformer.models.loading import fingerprint, resolve_model
 
 Read = Tensor | None | Exception
 """The pixels of a picture, None for a text, or the error of reading a sample."""
@@ -143,7 +143,7 @@ class Actor:
         self, measurer: Measurer, pieces: list[Piece], model: nn.Module | str, device: str | None, weights: str
     ) -> None:
         study = measurer.study
-        loaded, _ = opened(model, study.processor, device=device if isinstance(model, str) else None)
+        loaded, _ = resolve_model(model, study.processor, device=device if isinstance(model, str) else None)
         if fingerprint(loaded) != weights:
             raise LoadError(f"the weights of '{model}' on the actor's machine differ from those on this machine")
         self.pieces, self.measurer = pieces, replace(measurer, study=replace(study, model=loaded))

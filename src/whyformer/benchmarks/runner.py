@@ -217,7 +217,7 @@ def _open(
     reader: str | None, split: str | None, options: dict[str, Any],
 ) -> Study:  # fmt: skip
     from whyformer.datasets.readers import modality_of, open_pictures, open_texts
-    from whyformer.models.loading import opened
+    from whyformer.models.loading import resolve_model
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
     place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # independent of the working directory
@@ -230,7 +230,7 @@ def _open(
         modality = modality_of(data) if modality == "both" else modality
         reader_name, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
     title = model if isinstance(model, str) else type(model).__name__
-    model, processor = opened(model, processor, device=device)
+    model, processor = resolve_model(model, processor, device=device)
     labels = getattr(samples, "labels", ())
     return Study(model, processor, modality, samples, (), options, reader_name, labels, title, place)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whyformer.inputs import Inputs
-from whyformer.inputs.feed import device_of
+from whyformer.inputs.feed import device_of, dtype_of
 from whyformer.methods.padding import depends_on_padding
 from whyformer.models.kinds import last_row_only
 from whyformer.models.readout import plain_logits
@@ -36,8 +36,7 @@ class Forwards:
     @property
     def place(self) -> dict[str, Any]:
         """Device and dtype of the model."""
-        parameter = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        return {"device": device_of(self.model), "dtype": parameter.dtype}
+        return {"device": device_of(self.model), "dtype": dtype_of(self.model)}
 
     def pixels(self, pictures: Iterable[Tensor]) -> NDArray[np.float64]:
         """Return the logits ``[n, C]`` of pictures ``[C, H, W]``, which may come from a generator."""

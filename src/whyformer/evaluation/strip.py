@@ -17,6 +17,7 @@ from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions
 from whyformer.explaining import prepared
 from whyformer.explanation.display import actual_method
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.pictures import normalisation_of
 from whyformer.inputs.removal import fill
 
 ORDERS = ("highest scores first", "lowest scores first")
@@ -89,7 +90,7 @@ def perturbation_strip(
     steps = curve_fractions(fractions)
     # the model's input before normalisation, which maps the mean colour to 0
     picture = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
-    mean = getattr(getattr(ready.processor, "image_processor", ready.processor), "image_mean", None) or [0.5]
+    mean, _ = normalisation_of(ready.processor) or ([0.5], [1.0])
     base = fill(baseline, Filling(picture, black=[0.0], white=[1.0], zero=mean))
     pictures, shares, predicted = [], [], []
     for first in (True, False):

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.inputs.feed import device_of
+from whyformer.inputs.feed import device_of, dtype_of
 from whyformer.inputs.prompts import conversation, encode, is_chat
-from whyformer.models.readout import anything, plain_logits
+from whyformer.models.readout import any_tensor, plain_logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class ExtraArguments:
 
 def to_model(model: nn.Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Move arguments to the model's device, and floats to its precision."""
-    device, dtype = device_of(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    device, dtype = device_of(model), dtype_of(model)
     return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in arguments.items()}
 
 
@@ -104,7 +104,7 @@ def _is_causal(model: nn.Module, ids: Tensor, extra: ExtraArguments) -> bool:
 
     def last_row(tokens: Tensor) -> Tensor:
         arguments = to_model(model, {"input_ids": tokens, **extra.arguments(tokens.shape[1])})
-        return plain_logits(model, (), arguments, lambda output: anything(output)[:, ids.shape[1] - 1])
+        return plain_logits(model, (), arguments, lambda output: any_tensor(output)[:, ids.shape[1] - 1])
 
     before, after = last_row(ids), last_row(torch.cat([ids, ids[:, -1:]], 1))
     return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max())))

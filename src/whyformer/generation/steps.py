@@ -20,8 +20,8 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.units import joined
 from whyformer.generation.prompts import Completion
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
+from whyformer.inputs.texts import pieces
 from whyformer.methods import find
 from whyformer.methods.finishing import note_claims
 from whyformer.methods.padding import differ
@@ -119,17 +119,15 @@ class Steps:
             kwargs["logits_to_keep"] = count + 1
         extra = self.completion.extra
         kwargs |= extra.arguments(end) if extra.fixed else {}
-        prepared = prepare(self.model, kwargs, self.tokenizer)
-        names = ("input_ids", *(n for n in (prepared.name, *prepared.others) if n != "input_ids"))
-        sides = {n: prepared.side(n) for n in names}
+        prepared = prepare(self.model, kwargs, self.tokenizer).with_main("input_ids")
+        sides = prepared.sides
         for name, side in sides.items():
             if side.modality == "text":
                 span = (self.source, end) if "decoder" in name else (0, self.source or end)
                 sides[name] = self._with_text(side, *span)
             elif extra.pictures:
                 sides[name] = replace(side, **self._picture_facts[name])
-        main, *others = sides
-        return replace(sides[main], others={n: replace(sides[n], args=(), kwargs={}) for n in others})
+        return prepared.with_sides(sides)
 
     @cached_property
     def _picture_facts(self) -> dict[str, dict[str, Any]]:
@@ -137,8 +135,7 @@ class Steps:
         extra = self.completion.extra
         kwargs = {"input_ids": self._row(0, self.start), **extra.arguments(self.start)}
         inputs = with_pictures(prepare(self.model, kwargs, self.tokenizer), [extra.pictures], extra.processor)
-        sides = {n: inputs.side(n) for n in (inputs.name, *inputs.others)}
-        return {n: {"features": side.features, "mosaic": side.mosaic} for n, side in sides.items()}
+        return {n: {"features": side.features, "mosaic": side.mosaic} for n, side in inputs.sides.items()}
 
     def _row(self, first: int, last: int) -> Tensor:
         return torch.tensor([self.ids[first:last]])
@@ -273,7 +270,7 @@ class Steps:
     def _cut(self, scores: Scores, inputs: Inputs) -> Scores:
         """Return the scores of the tokens of a shorter text; those of all later tokens are 0."""
         name = (scores.inputs or inputs).name
-        side = inputs.side(name)
+        side = inputs.sides[name]
         if side.modality != "text":
             return replace(scores, inputs=side)
         parts = {n: self._cut(part, inputs) for n, part in scores.parts.items()}

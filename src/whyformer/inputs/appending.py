@@ -11,7 +11,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.explanation.units import joined
 from whyformer.inputs.inputs import Inputs
-from whyformer.inputs.pieces import pieces
+from whyformer.inputs.texts import pieces
 
 _DECODER = "decoder_input_ids"
 

@@ -24,16 +24,19 @@ class Argument:
     """The input that a user named on the command line or the web page.
 
     Attributes:
-        kind: "image", "sound" or "text".
         content: the picture, the sound or the text.
         name: prefix for names of output files.
         title: title for headings.
     """
 
-    kind: str
     content: Image.Image | Sound | str
     name: str
     title: str
+
+    @property
+    def kind(self) -> str:
+        """The kind of content: "image", "sound" or "text"."""
+        return "text" if isinstance(self.content, str) else "sound" if isinstance(self.content, Sound) else "image"
 
     @cached_property
     def digest(self) -> str:
@@ -70,9 +73,7 @@ def read_argument(source: str) -> Argument:
         return sentence(_decoded(raw, "standard input"))
     if is_picture_name(source) or (source.lower().endswith((".txt", ".wav")) and "\n" not in source):
         path = Path(source)
-        content = read_file(path)
-        kind = "text" if isinstance(content, str) else "sound" if isinstance(content, Sound) else "image"
-        return Argument(kind, content, path.stem, path.name)
+        return Argument(read_file(path), path.stem, path.name)
     if source.strip() and os.path.exists(source):  # also False for text that is too long for a name or contains a NUL
         raise InputError(
             f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain the text {source!r} itself, "
@@ -95,25 +96,16 @@ def read_file(path: Path) -> Image.Image | Sound | str:
     if path.suffix.lower() == ".txt":
         check_file(path, _MOST_TEXT)
         try:
-            return _decoded(_bytes(path), str(path))
+            return _decoded(path.read_bytes(), str(path))
         except OSError as error:
             raise LoadError(f"cannot read {path}: {error.strerror}") from error
     raise InputError(f"{path} is {_OTHER}")
 
 
-def _bytes(path: Path) -> bytes:
-    """Read a file, refusing one that has grown beyond the limit since it was checked."""
-    with path.open("rb") as file:
-        raw = file.read(_MOST_TEXT + 1)
-    if len(raw) > _MOST_TEXT:
-        raise InputError(f"{path} is larger than {_MOST_TEXT // 2**20} MB")
-    return raw
-
-
 def sentence(text: str) -> Argument:
     """Return the argument for a text."""
     text = _filled(text)
-    return Argument("text", text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
+    return Argument(text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
 
 
 def _decoded(raw: bytes, name: str) -> str:

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs.feed import channels
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
-from whyformer.models.ends import runs
-from whyformer.models.output import parameters
+from whyformer.models.ends import forward_changed, runs
+from whyformer.models.output import Output, parameters
 
 
 def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
-    """Return a sentence on why the inputs do not fit the model; None if unknown."""
-    reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _no_decoder(model, inputs, error)
-    return reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs) or _alone(model, inputs, error)
+    """Return a sentence on why the inputs do not fit the model; None if unknown. Costs a few plain forward passes."""
+    message = " ".join(str(error).split())
+    reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, message) or _no_decoder(model, inputs, message)
+    reason = reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs)
+    if reason is None and not runs(model, *inputs.feed):
+        reason = _fails_on_batches(model, inputs, message) or _unknown_kind(inputs, message)
+    return reason
 
 
-def no_table(inputs: Inputs, error: Exception) -> str | None:
+def _unknown_kind(inputs: Inputs, message: str) -> str | None:
     """Return why a model may fail on numbers: a sound is too short, or ``[B, F]`` is one sample of another kind."""
-    message = " ".join(str(error).split())[:160]
     if inputs.features.durations:
         shortest = min(inputs.features.durations)
-        return f"the model fails on a sound of {shortest:.3g} seconds, which may be too short for it ({message})"
+        return f"the model fails on a sound of {shortest:.3g} seconds, which may be too short for it ({message[:160]})"
     if inputs.modality != "tensor" or inputs.tensor.dim() != 2:
         return None
     count, width = inputs.tensor.shape
     return (
         f"the model fails on {inputs.name} [{count}, {width}], read as {count} samples of {width} numbers "
-        f"({message}): pass pixels [B, C, H, W], ids [B, N] or vectors [B, N, D], and add "
+        f"({message[:160]}): pass pixels [B, C, H, W], ids [B, N] or vectors [B, N, D], and add "
         "a leading axis of 1 to an unbatched sample"
     )
 
@@ -67,22 +68,21 @@ def _wrong_size(model: nn.Module, inputs: Inputs) -> str | None:
     )
 
 
-def _wrong_places(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
+def _wrong_places(model: nn.Module, inputs: Inputs, message: str) -> str | None:
     """Return why a model may fail on a picture and a text: the numbers of placeholders and picture rows differ."""
     ids = next((v for v in inputs.kwargs.values() if isinstance(v, Tensor) and v.dtype == torch.long), None)
     places = 0 if ids is None else places_in(model, ids)
-    if not places or "token" not in str(error):
+    if not places or "token" not in message:
         return None
     if not any(isinstance(v, Tensor) and v.is_floating_point() for v in inputs.kwargs.values()):
         return f"the prompt has {places} placeholders for rows of a picture and no picture: pass both"
-    message = " ".join(str(error).split())[:160]
-    return f"the prompt has {places} placeholders for rows of its pictures, which have another number ({message})"
+    return f"the prompt has {places} placeholders for rows of its pictures, which have another number ({message[:160]})"
 
 
-def _no_decoder(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
+def _no_decoder(model: nn.Module, inputs: Inputs, message: str) -> str | None:
     """Return why a model may fail on a text: its decoder got no tokens."""
     has_tokens = any(name.startswith("decoder_input") for name in inputs.kwargs)
-    if has_tokens or "decoder_input_ids" not in parameters(model) or "inputs_embeds" not in str(error):
+    if has_tokens or "decoder_input_ids" not in parameters(model) or "inputs_embeds" not in message:
         return None
     start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     return (
@@ -98,32 +98,27 @@ def _multiple_choice(model: nn.Module, inputs: Inputs) -> str | None:
     """
     if inputs.modality != "text" or inputs.tensor.dim() != 2:
         return None
-    alone = lambda value: value[None] if isinstance(value, Tensor) else value  # noqa: E731
-    with suppress(*FOREIGN_ERRORS), torch.no_grad():
-        output = model(*map(alone, inputs.args), **{n: alone(v) for n, v in inputs.kwargs.items()})
-        if tuple(output.logits.shape) == (1, inputs.batch):
-            return (
-                f"the model reads several texts as the choices of one sample: pass ids [1, {inputs.batch}, N] instead "
-                f"of [{inputs.batch}, N], {{n: t[None] for n, t in tokenizer(text, text_pair, padding=True, "
-                "return_tensors='pt').items()}"
-            )
-    return None
-
-
-def _alone(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
-    """Return why a model may fail on a batch: it takes one sample at a time, such as a language model that classifies
-    texts and has no padding token to find the last word by. Costs two plain forward passes."""
-    if inputs.batch == 1 or inputs.samples is not None:
+    output = forward_changed(Output(model, None, *inputs.feed), lambda value: value[None])
+    if output is None or output.logits is None or tuple(output.logits.shape) != (1, inputs.batch):
         return None
-    if not runs(model, *inputs.feed) and runs(model, *inputs.of_samples([0]).feed):
-        message = " ".join(str(error).split())[:160]
-        pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
-        way = "pass them as a list, or set model.config.pad_token_id to the id of the tokenizer's padding token"
-        return (
-            f"the model fails on these {inputs.batch} samples together and not on the first alone ({message}): "
-            f"{way if pad is None else 'explain them one at a time'}"
-        )
-    return None
+    return (
+        f"the model reads several texts as the choices of one sample: pass ids [1, {inputs.batch}, N] instead "
+        f"of [{inputs.batch}, N], {{n: t[None] for n, t in tokenizer(text, text_pair, padding=True, "
+        "return_tensors='pt').items()}"
+    )
+
+
+def _fails_on_batches(model: nn.Module, inputs: Inputs, message: str) -> str | None:
+    """Return why a model may fail on a batch: it takes one sample at a time, such as a language model that classifies
+    texts and has no padding token to find the last word by. Costs a plain forward pass."""
+    if inputs.batch == 1 or inputs.samples is not None or not runs(model, *inputs.of_samples([0]).feed):
+        return None
+    pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
+    way = "pass them as a list, or set model.config.pad_token_id to the id of the tokenizer's padding token"
+    return (
+        f"the model fails on these {inputs.batch} samples together and not on the first alone ({message[:160]}): "
+        f"{way if pad is None else 'explain them one at a time'}"
+    )
 
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:

@@ -80,9 +80,9 @@ def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     config = getattr(model, "config", None)
     settings = (getattr(config, "return_dict", None), kwargs.get("return_dict"))
     named = {**kwargs, "return_dict": True} if False in settings else kwargs
-    given = any(name in kwargs for name in ("use_cache", "past_key_values", "state", "cache_params"))
+    passes_cache = any(name in kwargs for name in ("use_cache", "past_key_values", "state", "cache_params"))
     returned = getattr(config, "use_cache", None) is True and "use_cache" in parameters(model)
-    return {**named, "use_cache": False} if returned and not given else named
+    return {**named, "use_cache": False} if returned and not passes_cache else named
 
 
 def channels(model: nn.Module) -> int | None:
@@ -121,6 +121,11 @@ def device_of(model: nn.Module) -> torch.device:
     if device is not None:
         return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype for a model's floating-point inputs, that of its first such parameter; float32 without one."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 _AUXILIARY = re.compile(

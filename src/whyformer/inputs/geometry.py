@@ -37,7 +37,7 @@ _KNOWN: OrderedDict[Hashable, Places] = OrderedDict()  # (settings of a processo
 _MOST_KNOWN = 256
 
 
-def placed(process: Process, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+def picture_features(process: Process, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     """Return fields of Features: the originals and their geometry, None for a picture without a box."""
     geometry = measure_geometry(process, [(p.height, p.width) for p in pictures])
     originals = [None if g is None else p for p, g in zip(pictures, geometry, strict=True)]

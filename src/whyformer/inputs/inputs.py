@@ -38,7 +38,7 @@ class Inputs:
         turned: whether its vectors are columns, ``[B, D, N]`` (a spectrogram with time last); None until measured on
             the model.
         mosaic: the picture and place of each tile or packed patch, if a processor cut pictures into such.
-        others: further inputs whose features get scores, by name; their args and kwargs are empty (see :meth:`side`).
+        others: further inputs whose features get scores, by name; their args and kwargs are empty (see :attr:`sides`).
     """
 
     args: tuple[Any, ...]
@@ -60,17 +60,22 @@ class Inputs:
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
-    def side(self, name: str) -> Inputs:
-        """Return the same arguments with another input as the scored one."""
-        return self if name == self.name else replace(self.others[name], args=self.args, kwargs=self.kwargs)
+    @property
+    def sides(self) -> dict[str, Inputs]:
+        """Each input whose features get scores, by name, the main one first, with the arguments of the forward."""
+        others = {n: replace(other, args=self.args, kwargs=self.kwargs) for n, other in self.others.items()}
+        return {self.name: self, **others}
+
+    def with_sides(self, sides: Mapping[str, Inputs]) -> Inputs:
+        """Return inputs with these facts about each scored input. The first becomes the main one."""
+        main, *others = (replace(side, args=(), kwargs={}, others={}) for side in sides.values())
+        common = {name: getattr(self, name) for name in ("args", "kwargs", "samples", "shared", "whole")}
+        return replace(main, **common, others={other.name: other for other in others})
 
     def with_main(self, name: str) -> Inputs:
         """Return the same inputs with another one as the main input."""
-        names = (self.name, *self.others)
-        others = {n: replace(self.side(n), args=(), kwargs={}, others={}) for n in names if n != name}
-        return replace(
-            self.side(name), others=others, samples=self.samples, shared=self.shared, whole=self.whole, notes=self.notes
-        )
+        sides = self.sides
+        return replace(self.with_sides({name: sides[name], **sides}), notes=self.notes)
 
     @property
     def mask_name(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import is_picture_name, open_picture
-from whyformer.inputs.sounds import Sound, as_sound, feature_extractor_of, is_sound_name, open_sound
+from whyformer.inputs.sounds import Sound, as_sound, feature_extractor_of, is_sound_name
 
 
 def normalized(inputs: Any, processor: Any) -> Any:
@@ -24,12 +24,9 @@ def normalized(inputs: Any, processor: Any) -> Any:
 
     A list holds samples. A tuple with tensors holds forward's positional arguments.
     """
-    inputs = as_sound(inputs, processor)
-    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
-        inputs = inputs.tolist()
+    inputs = as_sound(_as_list(inputs), processor)
     if isinstance(inputs, np.ndarray | Tensor):
-        pictures = inputs.ndim == 4 and len(inputs) > 0 and raw_picture(inputs[0]) is not None
-        inputs = list(inputs) if pictures else [inputs] if raw_picture(inputs) is not None else _as_tensor(inputs)
+        inputs = _as_tensor(inputs) if raw_picture(inputs) is None else [inputs]
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
     if not isinstance(inputs, list | tuple):
@@ -37,14 +34,15 @@ def normalized(inputs: Any, processor: Any) -> Any:
     items = [_opened(i, processor) for i in inputs]
     if isinstance(inputs, tuple) and any(isinstance(i, Tensor) for i in items):
         return tuple(items)
-    return [_tensors_of(i) for i in items]
+    return items
 
 
-def _tensors_of(sample: Any) -> Any:
-    """Convert the arrays of a mapping to tensors; return anything else unchanged."""
-    if not isinstance(sample, Mapping):
-        return sample
-    return {name: _as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in sample.items()}
+def _as_list(inputs: Any) -> Any:
+    """Convert an array of texts, and arrays and tensors of pictures, to lists; return anything else unchanged."""
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
+        return inputs.tolist()
+    several = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4 and len(inputs) > 0
+    return list(inputs) if several and raw_picture(inputs[0]) is not None else inputs
 
 
 def count_of(inputs: Any, processor: Any = None) -> int | None:
@@ -53,12 +51,8 @@ def count_of(inputs: Any, processor: Any = None) -> int | None:
     if isinstance(inputs, Mapping):
         paired = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
         return len(inputs["text"]) if paired and len(inputs["text"]) == len(inputs["text_pair"]) else None
-    first = inputs[0] if isinstance(inputs, list | tuple | np.ndarray | Tensor) and len(inputs) else None
-    if isinstance(inputs, np.ndarray | Tensor):
-        return len(inputs) if isinstance(first, str) or (inputs.ndim == 4 and raw_picture(first) is not None) else None
-    if first is None or not (wants_processor([first]) or isinstance(as_sound(first, processor), Sound)):
-        return None
-    return len(inputs)
+    inputs = _as_list(inputs)
+    return len(inputs) if isinstance(inputs, list | tuple) and wants_processor(inputs[:1], processor) else None
 
 
 def some_of(inputs: Any, start: int, stop: int) -> Any:
@@ -66,34 +60,39 @@ def some_of(inputs: Any, start: int, stop: int) -> Any:
     return {n: v[start:stop] for n, v in inputs.items()} if isinstance(inputs, Mapping) else inputs[start:stop]
 
 
-def wants_processor(inputs: Any) -> bool:
+def wants_processor(inputs: Any, processor: Any = None) -> bool:
     """Return whether the inputs need a processor, because they are not tensors yet."""
-    if isinstance(inputs, Mapping):
-        return "text" in inputs and not isinstance(inputs["text"], Tensor)
-    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-    first = first[0] if isinstance(first, np.ndarray | Tensor) and first.ndim == 4 and len(first) else first
-    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or raw_picture(first) is not None:
-        return True
-    return isinstance(as_sound(first, None), Sound)
+    if isinstance(inputs, Mapping) and "text" in inputs:
+        return not isinstance(inputs["text"], Tensor)
+    inputs = _as_list(inputs)
+    first = as_sound(inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs, processor)
+    is_file_or_text = isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read")
+    return is_file_or_text or raw_picture(first) is not None
 
 
 def _opened(item: Any, processor: Any) -> Any:
-    """Read a file's picture, sound or text and convert arrays; return anything else unchanged."""
+    """Read a file's picture, sound or text and convert arrays, also in a mapping; return anything else unchanged."""
     item = as_sound(item, processor)
-    reads_sound = isinstance(item, Path) or feature_extractor_of(processor) is not None
-    if isinstance(item, str | Path) and is_sound_name(str(item)) and reads_sound:
-        return open_sound(item)
+    if isinstance(item, Mapping):
+        return {name: _as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in item.items()}
     if hasattr(item, "read"):
         return open_picture(item)
     if isinstance(item, str | Path) and str(item).strip() and os.path.isdir(item):
         raise InputError(f"{item} is a folder: pass the files in it, such as sorted(Path({str(item)!r}).glob('*.png'))")
-    if isinstance(item, Path):
-        return read_file(item)
-    if isinstance(item, np.ndarray | Tensor):
-        raw = raw_picture(item)
-        return _as_tensor(item) if raw is None else Image.fromarray(raw)
+    if isinstance(item, Path) or (isinstance(item, str) and _is_file_name(item, processor)):
+        return read_file(Path(item))
+    if not isinstance(item, np.ndarray | Tensor):
+        return item
+    raw = raw_picture(item)
+    return _as_tensor(item) if raw is None else Image.fromarray(raw)
+
+
+def _is_file_name(text: str, processor: Any) -> bool:
+    """Return whether a text has the suffix of a file of the kind that the processor reads."""
+    if is_sound_name(text):
+        return feature_extractor_of(processor) is not None
     reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
-    return open_picture(item) if isinstance(item, str) and is_picture_name(item) and not reads_text else item
+    return is_picture_name(text) and not reads_text
 
 
 def _as_tensor(item: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
@@ -15,17 +16,10 @@ from whyformer.inputs.prompts import places_in
 def is_evenly_packed(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
     """Return whether the rows of a ``[P, D]`` tensor are packed patches, equally many per sample."""
     grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
-    return (
-        bool(grids)
-        and len(tensor) % samples == 0
-        and all(len(g) % samples == 0 and _equal_counts(g.unflatten(0, (samples, -1))) for g in grids)
-    )
-
-
-def _equal_counts(grids: Tensor) -> bool:
-    """Return whether the grids ``[B, k, 3]`` hold equally many patches per sample."""
-    counts = grids.prod(-1).sum(1)
-    return bool((counts == counts[0]).all())
+    if not grids or any(len(t) % samples for t in (tensor, *grids)):
+        return False
+    counts = torch.stack([grid.prod(-1).unflatten(0, (samples, -1)).sum(1) for grid in grids])  # [grids, samples]
+    return bool((counts == counts[:, :1]).all())
 
 
 def channels_last(pixels: Tensor, model: nn.Module) -> bool:
@@ -33,13 +27,13 @@ def channels_last(pixels: Tensor, model: nn.Module) -> bool:
     return pixels.shape[-1] in (1, 3, 4) and min(pixels.shape[-3:-1]) > 4 and channels(model) != pixels.shape[-3]
 
 
-def small_pictures(pixels: Tensor, ids: Tensor, model: nn.Module) -> bool:
+def are_patches(pixels: Tensor, ids: Tensor, model: nn.Module) -> bool:
     """Return whether pixels are packed patches of the pictures of prompts, each stored as a small picture with its
     channels last, equally many per prompt (Inkling)."""
     return channels_last(pixels, model) and places_in(model, ids) > 0 and len(pixels) % len(ids) == 0
 
 
-def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
+def has_several_pictures(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
     """Return whether each prompt holds several of the pictures or tiles, with placeholders for them among its ids.
 
     Raises:

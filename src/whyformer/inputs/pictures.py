@@ -190,33 +190,32 @@ def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
         return None if frames is None else frames.unflatten(0, pixels.shape[:2])
     if pixels.dim() != 4 or pixels.shape[1] not in (1, 3):
         return None
-    shown = pixels.detach().float().cpu()
-    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    if mean is not None and std is not None and getattr(processor, "do_normalize", True):
-        column = (1, -1, 1, 1)
-        shown = shown * torch.tensor(std).reshape(column) + torch.tensor(mean).reshape(column)
-    elif float(shown.min()) < 0 or float(shown.max()) > 1:
-        low = shown.amin((1, 2, 3), keepdim=True)
-        shown = (shown - low) / (shown.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
-    rgb = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    mean, std = normalisation_of(processor) or ([0.0], [1.0])
+    values = pixels.detach().float().cpu()
+    values = values * torch.tensor(std).reshape(1, -1, 1, 1) + torch.tensor(mean).reshape(1, -1, 1, 1)
+    if not any(mean) and (float(values.min()) < 0 or float(values.max()) > 1):
+        low = values.amin((1, 2, 3), keepdim=True)
+        values = (values - low) / (values.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    rgb = values.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
     return (rgb * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def black_of(processor: Any) -> tuple[float, ...] | None:
-    """Return black ``[C]`` in the model's space, −mean/std of the processor's normalisation; None if unknown."""
-    return _grey(processor, 0.0)
-
-
-def white_of(processor: Any) -> tuple[float, ...] | None:
-    """Return white ``[C]`` in the model's space, (1 − mean)/std of the processor's normalisation; None if unknown."""
-    return _grey(processor, 1.0)
-
-
-def _grey(processor: Any, level: float) -> tuple[float, ...] | None:
+def normalisation_of(processor: Any) -> tuple[list[float], list[float]] | None:
+    """Return (mean, standard deviation) ``[C]`` by which an image processor normalises, 0 and 1 if it does not; None if
+    unknown."""
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
     if not isinstance(mean, list | tuple) or not isinstance(std, list | tuple):
         return None
-    if not getattr(processor, "do_normalize", True):
-        return (level,)
-    return tuple((level - m) / s for m, s in zip(mean, std, strict=True))
+    normalises = getattr(processor, "do_normalize", True)
+    return (list(mean), list(std)) if normalises else ([0.0] * len(mean), [1.0] * len(std))
+
+
+def black_and_white(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+    """Return black ``[C]``, −mean/std of the processor's normalisation, and white, (1 − mean)/std; (None, None) if
+    unknown."""
+    normalisation = normalisation_of(processor)
+    if normalisation is None:
+        return None, None
+    black, white = (tuple((level - m) / s for m, s in zip(*normalisation, strict=True)) for level in (0.0, 1.0))
+    return black, white

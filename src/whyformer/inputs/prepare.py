@@ -19,22 +19,22 @@ from whyformer.inputs.feed import (
     as_arguments,
     corrected,
     device_of,
+    dtype_of,
     is_auxiliary,
     is_table,
     mask_name,
     name_outputs,
 )
-from whyformer.inputs.geometry import distortions, placed
+from whyformer.inputs.geometry import distortions, picture_features
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.normalize import normalized
-from whyformer.inputs.packing import channels_last, check_assigned, is_evenly_packed, several_each, small_pictures
-from whyformer.inputs.pairs import join_pairs, text_lists
-from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
+from whyformer.inputs.packing import are_patches, channels_last, check_assigned, has_several_pictures, is_evenly_packed
+from whyformer.inputs.pictures import as_rgb, black_and_white, notes, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, padding_of, placeholders, with_pictures
-from whyformer.inputs.sounds import Sound, feature_extractor_of, with_sounds
+from whyformer.inputs.sounds import Sound, with_sounds
 from whyformer.inputs.sounds import encode as encode_sounds
 from whyformer.inputs.stacking import holds_tensors, stacked
-from whyformer.inputs.text_checks import check_texts, parts_read, unknown
+from whyformer.inputs.texts import check_texts, join_pairs, parts_read, text_lists, unknown
 from whyformer.models.output import vocabulary_size, without_cached
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
@@ -79,8 +79,8 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         prepared = _from_pictures(model, list(inputs), processor)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
-        encoded, facts = encode_sounds(inputs, processor)
-        prepared = with_sounds(_from_tensors((), encoded, model, None), facts, _notes_on_rates(inputs, processor))
+        prepared = _from_tensors((), encode_sounds(inputs, processor), model, None)
+        prepared = with_sounds(prepared, inputs, processor)
     elif is_prompt(inputs):
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
         prepared = check_assigned(_from_tensors((), encoded, model, processor), len(pictures))
@@ -101,8 +101,7 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
 
 def _move(inputs: Inputs, model: nn.Module) -> Inputs:
     """Move inputs to the model's device, and pixels and vectors to its dtype; check that they are finite."""
-    device = device_of(model)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    device, dtype = device_of(model), dtype_of(model)
 
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -116,12 +115,9 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
     args = tuple(move(a) for a in inputs.args)
-    moved = replace(inputs, args=args, kwargs={k: move(v) for k, v in name_outputs(model, inputs.kwargs).items()})
-    if moved.batch == 0:
-        raise InputError("the batch is empty")
-    name = moved.name or (moved.scored if isinstance(moved.scored, str) else argument_name(model, moved.scored))
-    others = {n: _on(other, device) for n, other in moved.others.items()}
-    return replace(_on(moved, device), name=name, others=others)
+    kwargs = {name: move(v) for name, v in name_outputs(model, inputs.kwargs).items()}
+    moved = replace(inputs, args=args, kwargs=kwargs)
+    return moved.with_sides({name: _on(side, device) for name, side in moved.sides.items()})
 
 
 def _on(inputs: Inputs, device: torch.device) -> Inputs:
@@ -131,46 +127,44 @@ def _on(inputs: Inputs, device: torch.device) -> Inputs:
 
 # -- tensors -----------------------------------------------------------------------------------------------------
 def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-    tensors = [(n, t) for n, t in named if isinstance(t, Tensor)]
+    arguments: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = {place: value for place, value in arguments if isinstance(value, Tensor)}
     if not tensors:
         raise InputError("there is no tensor among the inputs")
-    if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
+    if any(t.dim() and len(t) == 0 for t in tensors.values()):
         raise InputError("the batch is empty")
-    names, whole = {n: n if isinstance(n, str) else argument_name(model, n) for n, _ in tensors}, dict(tensors)
-    by_name = {names[n]: t for n, t in tensors}
-    content = [(n, t) for n, t in tensors if not is_auxiliary(names[n])] or tensors
-    pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
-    whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
-    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and names[n] in _ID_NAMES)]
-    ids.sort(key=lambda n: names[n] not in _ID_NAMES)
-    vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
-    patches = [n for n in pixels if ids and small_pictures(whole[n], whole[ids[0]], model)]
-    pictures = [n for n in pixels if n not in patches]
+    names = {place: place if isinstance(place, str) else argument_name(model, place) for place in tensors}
+    content = {place: t for place, t in tensors.items() if not is_auxiliary(names[place])} or tensors
+    floats = {place: t for place, t in content.items() if t.is_floating_point()}
+    integers = {place: t for place, t in content.items() if t.dtype in (torch.long, torch.int)}
+    ids = [p for p, t in integers.items() if t.dim() == 2 or (t.dim() == 3 and names[p] in _ID_NAMES)]
+    ids.sort(key=lambda place: names[place] not in _ID_NAMES)
+    pixels, vectors = ([p for p, t in floats.items() if t.dim() in dims] for dims in ((4, 5), (3,)))
+    patches = [p for p in pixels if ids and are_patches(tensors[p], tensors[ids[0]], model)]
+    pictures = [p for p in pixels if p not in patches]
     if ids and not (pictures or vectors):  # packed patches of equally large pictures
-        samples = len(dict(content)[ids[0]])
-        packed = [(n, t) for n, t in content if t.is_floating_point() and t.dim() == 2]
-        vectors = [n for n, t in packed if is_evenly_packed(t, samples, kwargs)]
-    several_pictures = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
-    vectors = [*vectors, *patches]
-    scored = [*ids, *pictures, *vectors] if several_pictures or patches else [*pictures, *ids, *vectors]
-    count = len(whole[scored[0]]) if scored else None
-    scored += [n for n, t in content if n not in scored and is_table(t, count)]
+        samples = len(tensors[ids[0]])
+        vectors = [p for p, t in floats.items() if t.dim() == 2 and is_evenly_packed(t, samples, kwargs)]
+    vectors += patches
+    text_first = bool(pictures and ids) and has_several_pictures(tensors[pictures[0]], tensors[ids[0]], model)
+    scored = [*ids, *pictures, *vectors] if text_first or patches else [*pictures, *ids, *vectors]
+    count = len(tensors[scored[0]]) if scored else None
+    scored += [p for p, t in content.items() if p not in scored and is_table(t, count)]
     if not (pictures or ids):  # such as the values of a time series, before features of their times
-        scored.sort(key=lambda n: names[n] != getattr(model, "main_input_name", None))
+        scored.sort(key=lambda place: names[place] != getattr(model, "main_input_name", None))
     if not scored:
-        shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
+        shapes = ", ".join(f"{names[p]}: {list(t.shape)} {t.dtype}" for p, t in tensors.items())
         raise InputError(
             f"none of the tensors can be explained ({shapes}): pass pixels [B, C, H, W], token ids [B, N], vectors "
             "[B, N, D], or numbers [B, F] (a table, a sound)"
         )
-    sides = []
+    by_name = {names[place]: t for place, t in tensors.items()}
+    sides = {}
     for place in scored:
         facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
-        side = facts(whole[place], names[place], by_name, model, processor)
-        sides.append(replace(side, scored=place, name=names[place]))
-    main, *others = sides
-    return replace(main, args=args, kwargs=kwargs, others={o.name: o for o in others})
+        side = facts(tensors[place], names[place], by_name, model, processor)
+        sides[side.name] = replace(side, scored=place)
+    return Inputs(args, kwargs, "", scored[0]).with_sides(sides)
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
@@ -180,17 +174,17 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
             "axes to [B, C, H, W]; if the model takes channels last, wrap it in a module that permutes them back"
         )
     features = Features(pictures=without_normalisation(tensor, processor))
-    return Inputs((), {}, "image", name, features=features, black=black_of(processor), white=white_of(processor))
+    black, white = black_and_white(processor)
+    return Inputs((), {}, "image", name, features=features, black=black, white=white, name=name)
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     names = [name.replace(suffix, "attention_mask") for suffix in ("inputs_embeds", "embeds") if suffix in name]
     if "input_ids" not in kwargs:  # it would be the mask of the text
         names.append("attention_mask")
-    masks = (kwargs[mask] for mask in names if isinstance(kwargs.get(mask), Tensor))
-    own = (without_cached(mask, tensor.shape[1]) for mask in masks)
-    mask = next((mask.bool() for mask in own if mask.shape == tensor.shape[:2]), None)
-    return Inputs((), {}, "tensor", name, mask)
+    masks = [without_cached(kwargs[m], tensor.shape[1]) for m in names if isinstance(kwargs.get(m), Tensor)]
+    mask = next((mask.bool() for mask in masks if mask.shape == tensor.shape[:2]), None)
+    return Inputs((), {}, "tensor", name, mask, name=name)
 
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
@@ -209,7 +203,7 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
     fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
-    return Inputs((), {}, "text", name, mask, special, features, fill_ids=fill)
+    return Inputs((), {}, "text", name, mask, special, features, fill_ids=fill, name=name)
 
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
@@ -225,12 +219,6 @@ def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
         raise InputError(
             f"token id {int(outside[0])} is outside the model's vocabulary of {size}: use the model's own tokenizer"
         )
-
-
-def _notes_on_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | None:
-    note = f"assumed to have {feature_extractor_of(processor).sampling_rate:,} samples per second"
-    notes_of = [[] if sound.rate else [note] for sound in sounds]
-    return notes_of if any(notes_of) else None
 
 
 # -- text --------------------------------------------------------------------------------------------------------
@@ -264,22 +252,23 @@ def _from_texts(
     offsets = encoded.pop("offset_mapping", None)
     ids = encoded["input_ids"]
     _check_length(ids.shape[1], limit, "shorten it, or allow truncation (truncate=True, --truncate)")
-    special = _special_tokens(ids, tokenizer)
-    if bool(special.all(1).any()):
+    facts = _text_facts(ids, "input_ids", encoded, model, tokenizer)
+    if facts.special is not None and bool(facts.special.all(1).any()):
         raise InputError("the text holds no tokens that the tokenizer knows")
-    mask = encoded.get("attention_mask")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
     lengths = [len(text) for text in texts]
     if pairs is not None:
         texts, places = join_pairs(texts, pairs, places, encoded)
     extent, skipped = parts_read(texts, lengths, places, encoded) if truncate and places is not None else (None, None)
-    features = Features(
-        [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
-        extent=extent, skipped=skipped, unknown=unknown(ids, special, tokenizer),
-    )  # fmt: skip
-    mask = None if mask is None else mask.bool()
-    fill, (args, kwargs, place) = _fill_ids(tokenizer), as_arguments(model, encoded, "input_ids")
-    return Inputs(args, kwargs, "text", place, mask, special, features, fill_ids=fill)
+    features = replace(facts.features, offsets=places, texts=texts, extent=extent, skipped=skipped)
+    return replace(_with_arguments(facts, model, encoded), features=features)
+
+
+def _with_arguments(facts: Inputs, model: nn.Module, encoded: Mapping[str, Any]) -> Inputs:
+    """Return the inputs with what a processor returned as the arguments of the model's forward."""
+    args, kwargs, place = as_arguments(model, encoded, facts.name)
+    name = place if isinstance(place, str) else argument_name(model, place)
+    return replace(facts, args=args, kwargs=kwargs, scored=place, name=name)
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
@@ -344,16 +333,18 @@ def _from_pictures(model: nn.Module, pictures: list[Image.Image], processor: Any
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
     pixels = processed(processor, rgb)
-    shown, sizes = without_normalisation(pixels, processor), [(p.height, p.width) for p in rgb]
-    features = Features(pictures=shown, **({} if shown is None else placed(partial(processed, processor), rgb)))
-    args, kwargs, place = as_arguments(model, {"pixel_values": pixels}, "pixel_values")
-    if not hasattr(processor, "preprocess"):  # the transform of a model of timm or torchvision
-        args, kwargs, place = (pixels,), {}, 0
+    facts = _picture_facts(pixels, "pixel_values", {}, model, processor)
+    features = facts.features
+    if features.pictures is not None:
+        features = replace(features, **picture_features(partial(processed, processor), rgb))
     size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     boxes = features.geometry or [None] * len(rgb)
-    changes = [notes(p) + distortions(s, size, b) for p, s, b in zip(rgb, sizes, boxes, strict=True)]
-    black, white = black_of(processor), white_of(processor)
-    return Inputs(args, kwargs, "image", place, features=features, notes=changes, black=black, white=white)
+    changes = [notes(p) + distortions((p.height, p.width), size, b) for p, b in zip(rgb, boxes, strict=True)]
+    if hasattr(processor, "preprocess"):
+        facts = _with_arguments(facts, model, {"pixel_values": pixels})
+    else:  # the transform of a model of timm or torchvision
+        facts = replace(facts, args=(pixels,), scored=0, name=argument_name(model, 0))
+    return replace(facts, features=features, notes=changes)
 
 
 def processed(processor: Any, pictures: list[Image.Image]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.explanation.counts import amount
-from whyformer.inputs.geometry import placed
+from whyformer.inputs.geometry import picture_features
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
 from whyformer.inputs.pictures import as_rgb, notes, open_picture
@@ -123,11 +123,11 @@ def shape_of_prompt(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any,
 def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
     """Add the geometry of each prompt's pictures, and mark their placeholders in the text as special tokens."""
     pictures = [p for group in groups for p in group]
-    sides = {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
+    sides = inputs.sides
     for name, side in sides.items():
         process = None if side.modality == "text" else _process(processor, name, groups, side.tensor)
         if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
-            known = replace(side.features, **({} if process is None else placed(process, pictures)))
+            known = replace(side.features, **({} if process is None else picture_features(process, pictures)))
             sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
         elif process is not None and "pixel" in name:
             packed = side.modality == "tensor"
@@ -141,33 +141,25 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
             places = [next((i for i in ids if isinstance(i, int)), -1) for ids in candidates]  # −1 is no token
             is_place = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
             sides[name] = replace(side, special=is_place if side.special is None else side.special | is_place)
-    main = sides.pop(inputs.name)
-    others = {n: replace(side, args=(), kwargs={}) for n, side in sides.items()}
-    return replace(main, args=inputs.args, kwargs=inputs.kwargs, others=others)
+    return inputs.with_sides(sides)
 
 
 def _process(
     processor: Any, name: str, groups: list[list[Image.Image]], fed: Tensor
 ) -> Callable[[list[Image.Image]], Tensor] | None:
-    """Return a function from pictures to the argument ``name``: the image processor alone, or the whole processor,
-    whose settings may differ (InternVL's cuts pictures into tiles); None if neither reproduces the fed tensor."""
+    """Return a function from the pictures of a prompt to the argument ``name``; None if the processor does not
+    reproduce the fed tensor, or accepts no such prompt."""
     token = _word(getattr(processor, "image_token", None))
 
-    def whole(pictures: list[Image.Image]) -> Tensor:
+    def process(pictures: list[Image.Image]) -> Tensor:
         text, images = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
         tensor: Tensor = dict(processor(images=images, text=[text], return_tensors="pt", padding=False))[name]
         return tensor
 
-    for process in (partial(_alone, getattr(processor, "image_processor", None), name), whole):
-        with contextlib.suppress(*FOREIGN_ERRORS):  # a processor may not accept pictures in this form
-            if _reproduces(process, groups, fed.detach().double().cpu()):
-                return process
+    with contextlib.suppress(*FOREIGN_ERRORS):
+        if _reproduces(process, groups, fed.detach().double().cpu()):
+            return process
     return None
-
-
-def _alone(image_processor: Any, name: str, pictures: list[Image.Image]) -> Tensor:
-    tensor: Tensor = dict(image_processor(images=pictures, return_tensors="pt"))[name]
-    return tensor
 
 
 def _reproduces(process: Callable[[list[Image.Image]], Tensor], groups: list[list[Image.Image]], fed: Tensor) -> bool:
@@ -277,29 +269,29 @@ def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, lis
         InputError: the pictures do not fit the messages, or the template rejects these.
     """
     _refuse_without(processor)
-    given = [] if pictures is None else list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+    listed = [] if pictures is None else list(pictures) if isinstance(pictures, list | tuple) else [pictures]
     contents = [parts_of(message) for message in messages]
     places = [part for content in contents for part in content if part["type"] == "image"]
     user = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    if given and not places:
-        places = [{"type": "image"} for _ in given]
+    if listed and not places:
+        places = [{"type": "image"} for _ in listed]
         contents[user] = [*places, *contents[user]]
     missing = sum("image" not in part for part in places)
-    if missing != len(given):
+    if missing != len(listed):
         raise InputError(
-            f"the messages have {amount(missing, 'image part')} without a picture, and images= has {len(given)}: give "
+            f"the messages have {amount(missing, 'image part')} without a picture, and images= has {len(listed)}: give "
             "as many, or put each picture in its part, {'type': 'image', 'image': picture}"
         )
-    rest = iter(given)
-    shown = [part.get("image") if "image" in part else next(rest) for part in places]
-    written = [
+    rest = iter(listed)
+    images = [part.get("image") if "image" in part else next(rest) for part in places]
+    templated = [
         {**message, "content": [part if part["type"] == "text" else {"type": "image"} for part in content]}
         for message, content in zip(messages, contents, strict=True)
     ]
-    text, token = formatted(written, processor), _word(getattr(processor, "image_token", None))
-    if token is not None and text.count(token) != len(shown):
+    text, token = formatted(templated, processor), _word(getattr(processor, "image_token", None))
+    if token is not None and text.count(token) != len(images):
         raise InputError(f"the chat template does not write one {token} for each picture: pass a text that has them")
-    return text, shown
+    return text, images
 
 
 def _refuse_without(processor: Any) -> None:

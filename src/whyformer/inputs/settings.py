@@ -62,8 +62,6 @@ class _Reading:
             return _name(type(part)), part.name
         if isinstance(part, _PLAIN):
             return _name(type(part)), repr(part)
-        if isinstance(part, type):
-            return _name(part), _code_of_class(part)
         if isinstance(part, types.ModuleType | logging.Logger):
             return _name(type(part)), part.__name__ if isinstance(part, types.ModuleType) else part.name
         if isinstance(part, types.CodeType):
@@ -87,6 +85,8 @@ class _Reading:
             return ("list", "tuple")[isinstance(part, tuple)], tuple(map(self.of, part))
         if isinstance(part, set | frozenset):
             return _name(type(part)), tuple(sorted(map(self.of, part), key=repr))
+        if isinstance(part, type):
+            return self._class(part)
         if isinstance(part, types.FunctionType):
             return self._function(part)
         if isinstance(part, types.MethodType):
@@ -109,10 +109,15 @@ class _Reading:
             vocabulary = _digest(sorted(part.get_vocab().items()))
             values = {name: value for name, value in values.items() if name not in _HISTORY}
         attributes = tuple(sorted((name, self.of(value)) for name, value in values.items()))
-        kinds = [kind for kind in type(part).__mro__ if not _is_of_library(kind)]
-        shared = [(n, self.of(v)) for kind in kinds for n, v in vars(kind).items() if isinstance(v, _PLAIN)]
-        runs = [f for n in ("__call__", "forward") if isinstance(f := getattr(type(part), n, None), types.FunctionType)]
-        return self.of(type(part)), vocabulary, attributes, tuple(shared), tuple(map(self.of, runs))
+        return self.of(type(part)), vocabulary, attributes
+
+    def _class(self, kind: type) -> Any:
+        """Return the functions and the constants of a class and its bases, without those of libraries."""
+        bases = (base for base in kind.__mro__ if not _is_of_library(base))
+        members = [(n, getattr(m, "__func__", getattr(m, "fget", m))) for b in bases for n, m in vars(b).items()]
+        read = [(n, self.of(m)) for n, m in members if isinstance(m, types.FunctionType)]
+        constants = [(n, self.of(m)) for n, m in members if isinstance(m, _PLAIN) and not n.startswith("__")]
+        return _name(kind), tuple(read), tuple(constants)
 
     def _function(self, function: types.FunctionType) -> Any:
         """Return the code of a function, its closure, defaults, and the globals that it uses; for a function of a
@@ -166,14 +171,6 @@ def _state(part: Any) -> str:
         read = json.loads(state)
         state = {name: read[name] for name in sorted(read) if name not in ("padding", "truncation")}
     return _digest(state)
-
-
-@functools.lru_cache(maxsize=64)
-def _code_of_class(kind: type) -> str:
-    """Return a digest of the code of the functions of a class and its bases, without those of libraries."""
-    bases = (base for base in kind.__mro__ if not _is_of_library(base))
-    members = [(n, getattr(m, "__func__", getattr(m, "fget", m))) for b in bases for n, m in vars(b).items()]
-    return _digest([(name, _code(f.__code__)) for name, f in members if isinstance(f, types.FunctionType)])
 
 
 def _code(code: types.CodeType) -> Any:

@@ -143,11 +143,8 @@ def _of_floats(wave: Tensor, rate: int | None = None) -> Sound:
     return Sound(wave.float() if wave.is_floating_point() else wave, rate)
 
 
-def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Process sounds with the model's feature extractor.
-
-    Returns:
-        (arguments of the model's forward, facts about the sounds for :func:`with_sounds`).
+def encode(sounds: Sequence[Sound], processor: Any) -> dict[str, Any]:
+    """Process sounds with the model's feature extractor; return arguments of the model's forward.
 
     Raises:
         InputError: there is no feature extractor, or the rate of a sound differs from the model's.
@@ -165,24 +162,25 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
     waves = [sound.wave.numpy() for sound in sounds]
     options: dict[str, Any] = {"sampling_rate": rate, "return_tensors": "pt"}
     try:  # with the extractor's default padding: Whisper's pads to 30 seconds
-        encoded = dict(extractor(waves, **options))
+        return dict(extractor(waves, **options))
     except ValueError:  # of unequal length
-        encoded = dict(extractor(waves, **options, padding=True))
+        return dict(extractor(waves, **options, padding=True))
+
+
+def with_sounds(inputs: Inputs, sounds: Sequence[Sound], processor: Any) -> Inputs:
+    """Add facts about the sounds to their encoded tensors, and a note on each sound without a rate."""
+    extractor = feature_extractor_of(processor)
+    sampling_rate = int(extractor.sampling_rate)
+    axis, rate = time_axis(inputs.kwargs, extractor, sampling_rate)
     padded = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
-    seconds = [len(sound.wave) / rate for sound in sounds]
-    time = _time(encoded, extractor, rate)
-    return encoded, {"sounds": padded, "sampling_rate": rate, "durations": seconds, "time": time}
-
-
-def with_sounds(inputs: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
-    """Add facts about the sounds to their prepared tensors."""
-    known = dict(facts)
-    axis, rate = known.pop("time")
-    features = replace(inputs.features, **known, rate=rate)
+    seconds = [len(sound.wave) / sampling_rate for sound in sounds]
+    features = replace(inputs.features, sounds=padded, sampling_rate=sampling_rate, durations=seconds, rate=rate)
+    note = f"assumed to have {sampling_rate:,} samples per second"
+    notes = [[] if sound.rate else [note] for sound in sounds] if any(not sound.rate for sound in sounds) else None
     return replace(inputs, features=features, notes=notes, turned=None if axis is None else axis == 2)
 
 
-def _time(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int | None, float | None]:
+def time_axis(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int | None, float | None]:
     """Return (time axis, steps per second) of an extractor's output; None for what is unknown.
 
     For a wave, they are the wave's. For a spectrogram, they are measured from the places that change with each of two

@@ -23,7 +23,7 @@ from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import as_list, check_values, top_count
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
-from whyformer.models.loading import load
+from whyformer.models.loading import load, load_processor
 from whyformer.models.memory import is_out_of_memory
 from whyformer.models.structure import class_count, class_names
 from whyformer.options import Keywords
@@ -251,14 +251,13 @@ def open_session(
 
 
 def _processor(name: str, modality: str) -> Any:
-    import transformers
-
     try:
-        if modality == "image":
-            return transformers.AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=False)
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        processor = load_processor(name, modality)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"cannot load the processor '{name}': {_first_line(error)}") from error
+    if processor is None:
+        raise LoadError(f"cannot load the processor '{name}': the folder has none")
+    return processor
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

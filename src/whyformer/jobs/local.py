@@ -11,10 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount
+from whyformer.inputs.feed import dtype_of
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
 from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, ahead, open_session, read_one
@@ -157,8 +156,8 @@ def explain_into(session: Session, source: Source, out: str | Path, **options: A
     """Run a job (see :func:`whyformer.jobs.engines.run_job`) for an opened model and an open input."""
     names: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out)}
     methods = tuple((m.name, s) for m, s in session.methods)
-    dtype = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
-    recorded = replace(session.opened.options, device=None, dtype=str(dtype).removeprefix("torch."))
+    dtype = str(dtype_of(session.model)).removeprefix("torch.")
+    recorded = replace(session.opened.options, device=None, dtype=dtype)
     job = Job(**names, methods=methods, targets=session.targets, options=recorded, **options)
     return explain_opened(OpenedJob(job, session, source), None, lambda text: None)
 

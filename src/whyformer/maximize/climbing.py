@@ -23,7 +23,7 @@ from whyformer.maximize.augmentation import Augmentation, total_variation
 from whyformer.maximize.canvas import PARAMETRISATIONS, Canvas
 from whyformer.maximize.spec import argument_of, ends_of, shape_of
 from whyformer.maximize.units import unit_of
-from whyformer.models.loading import opened
+from whyformer.models.loading import resolve_model
 from whyformer.progress import Track, tracking
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def maximize_activation(
         ModelError: the activation is not finite, or has no gradient with respect to the picture.
     """
     chosen = _settings(recipe, settings)
-    model, processor = opened(model, processor, device=device, dtype=dtype)
+    model, processor = resolve_model(model, processor, device=device, dtype=dtype)
     argument, goal = argument_of(model), unit_of(model, unit)
     if like is not None and not isinstance(like, Tensor):
         like = prepare(model, like, processor).tensor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.inputs.pictures import black_of, white_of
+from whyformer.inputs.pictures import black_and_white
 
 
 def argument_of(model: nn.Module) -> str | None:
@@ -44,7 +44,7 @@ def shape_of(model: nn.Module, start: Any, shape: Any, like: Tensor | None) -> t
 
 def ends_of(model: nn.Module, processor: Any, channels: int) -> Tensor | None:
     """Return black and white in the model's space ``[2, C, 1, 1]``; None if the normalization is unknown."""
-    ends: Any = black_of(processor), white_of(processor)
+    ends: Any = black_and_white(processor)
     known = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     if ends[0] is None and "mean" in known and "std" in known:
         mean, std = known["mean"], known["std"]

@@ -10,7 +10,7 @@ from whyformer.errors import InputError, MethodNotApplicable, ModelError, Unknow
 from whyformer.methods.applicability import UNSUPPORTED
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import is_generative
+from whyformer.models.kinds import is_known_language_model
 
 Purpose = Literal["faithful", "localise"]
 
@@ -59,7 +59,9 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     reads_text = any(side.modality != "image" for side in task.scored_inputs.values())
-    if reads_text and is_generative(task.model, lambda: task.forward_pass().logits(task.read_logits)):
+    if reads_text:
+        task.forward_pass().logits(task.read_logits)  # measures whether this is a language model
+    if reads_text and is_known_language_model(task.model):
         kind = "language model" if task.structure.is_plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
-from whyformer.models.readout import anything, plain_logits
+from whyformer.models.readout import any_tensor, plain_logits
 
 __all__ = ["with_batch_axes"]
 
@@ -37,7 +37,7 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
         return inputs
     # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        outputs = plain_logits(model, *inputs.feed, anything)
+        outputs = plain_logits(model, *inputs.feed, any_tensor)
         for some in _choices(ambiguous):
             tried = replace(inputs, whole=frozenset((*unbatched, *some)))
             if _agrees(model, tried, outputs):
@@ -70,7 +70,7 @@ def _agrees(model: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     first = inputs.select(slice(0, 1))
     tried = first if inputs.batch > 1 else first.with_tensor(first.tensor.repeat_interleave(2, 0))
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        actual = plain_logits(model, *tried.feed, anything)
+        actual = plain_logits(model, *tried.feed, any_tensor)
         expected = outputs[:1].expand(len(actual), *outputs.shape[1:])
         tolerance = 1e-3 if outputs.dtype not in (torch.float16, torch.bfloat16) else 0.1
         return actual.shape == expected.shape and bool(

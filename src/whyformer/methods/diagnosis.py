@@ -112,8 +112,7 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     inputs = task.inputs
     scored = {inputs.scored, *(part.inputs.scored for part in scores.parts.values() if part.inputs is not None)}
     arguments: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
-    sides, values = (inputs, *inputs.others.values()), dict(arguments)
-    rows = {values[side.scored].shape[:2] for side in sides if side.modality != "image"}
+    rows = {side.tensor.shape[:2] for side in inputs.sides.values() if side.modality != "image"}
     for place, value in arguments:
         if place in scored or not any(map(_has_numbers, every_tensor(value))):
             continue

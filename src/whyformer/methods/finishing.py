@@ -44,7 +44,8 @@ class Finish:
         parts: dict[str, Explanation] = {}
         for name, part in {first: scores, **scores.parts}.items():
             explanation = replace(self._of_input(part, method, settings), input=name)
-            mosaic = self.inputs.side(name).mosaic if name in (self.inputs.name, *self.inputs.others) else None
+            side = self.inputs.sides.get(name)
+            mosaic = None if side is None else side.mosaic
             laid_out = None if mosaic is None else on_pictures(explanation, mosaic)
             parts |= {name: explanation} if laid_out is None else laid_out
         main, *others = parts

@@ -20,7 +20,7 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     Raises:
         InputError: it cannot be measured.
     """
-    sides = {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
+    sides = inputs.sides
     unknown = {n: s for n, s in sides.items() if s.turned is None and s.modality == "tensor" and s.tensor.dim() == 3}
     if not unknown:
         return inputs
@@ -37,6 +37,4 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
                 "this model: pass a sound itself with processor= (AutoFeatureExtractor), or wrap the model so that it "
                 "takes [B, N, D], one vector per feature"
             )
-    turned = {name: axis == 2 for name, axis in axes.items()}
-    others = {n: replace(other, turned=turned.get(n, other.turned)) for n, other in inputs.others.items()}
-    return replace(inputs, turned=turned.get(inputs.name, inputs.turned), others=others)
+    return inputs.with_sides(sides | {name: replace(sides[name], turned=axis == 2) for name, axis in axes.items()})

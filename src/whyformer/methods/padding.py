@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs import Inputs
-from whyformer.inputs.pairs import text_lists
 from whyformer.inputs.pictures import as_rgb
 from whyformer.inputs.prepare import processed
 from whyformer.inputs.prompts import is_prompt, separate_prompts
+from whyformer.inputs.texts import text_lists
 from whyformer.models.cache import measured
 from whyformer.models.ends import forward
 from whyformer.models.memory import is_out_of_memory
@@ -48,8 +48,7 @@ def padded_samples(inputs: Inputs, samples: list[Any], processor: Any) -> list[i
         samples: its samples, as returned by :func:`samples_in`.
         processor: the processor that prepared the batch.
     """
-    sides = [inputs.side(name) for name in (inputs.name, *inputs.others)]
-    side = next((side for side in sides if side.modality == "text"), inputs)
+    side = next((side for side in inputs.sides.values() if side.modality == "text"), inputs)
     tokenizer = getattr(processor, "tokenizer", processor)
     pad = getattr(tokenizer, "pad_token_id", None)
     image_processor = getattr(processor, "image_processor", processor)

@@ -23,9 +23,8 @@ from whyformer.methods.conservation import Sums
 from whyformer.models.ends import end_in, without_end
 from whyformer.models.isolation import WAIT
 from whyformer.models.output import Output, with_tensors
-from whyformer.models.precision import agreement, in_half_precision, single, widened
-from whyformer.models.readout import refuse_infinite
-from whyformer.models.walking import weights
+from whyformer.models.precision import HALF, agreement, float32_copy, in_float32
+from whyformer.models.readout import plain_logits, refuse_infinite
 from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor, needed_calls
@@ -384,7 +383,7 @@ def record_pass(
         ModelError: the output depends on values that torch did not compute.
         ModelChanged: the pass writes to parameters.
     """
-    before = weights(model)  # hooks may replace some during the pass
+    before = [*model.parameters(), *model.buffers()]  # hooks may replace some during the pass
     custom_ops = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
@@ -397,7 +396,7 @@ def record_pass(
 
     with torch.inference_mode(False):
         recording = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
-        _refuse_foreign_values(recording, [*before, *weights(model)])
+        _refuse_foreign_values(recording, [*before, *model.parameters(), *model.buffers()])
     return recording
 
 
@@ -413,12 +412,14 @@ def record_wide_pass(
     Raises:
         ModelError: the model cannot be copied.
     """
-    half = in_half_precision(model, feed, read_logits, samples)
-    if half is not None:
-        model, feed = single(model), widened(feed)
+    half = next((p.dtype for p in model.parameters() if p.dtype in HALF), None)
+    if half is None:
+        with without_autocast():
+            return record_pass(model, feed, samples, checkpoint=checkpoint, wide=True)
+    logits = plain_logits(model, *feed, read_logits, samples)
     with without_autocast():
-        recording = record_pass(model, feed, samples, checkpoint=checkpoint, wide=True)
-    return recording if half is None else replace(recording, precision=agreement(*half, recording.logits(read_logits)))
+        recording = record_pass(float32_copy(model), in_float32(feed), samples, checkpoint=checkpoint, wide=True)
+    return replace(recording, precision=agreement(half, logits, recording.logits(read_logits)))
 
 
 _BETWEEN: Recent[tuple[int, frozenset[int]]] = Recent(16)  # (signature, values between blocks) of a pass

@@ -59,7 +59,7 @@ class Sources:
     @cached_property
     def scored_inputs(self) -> dict[str, Inputs]:
         """The inputs that are passed to the model and get scores, the main one first."""
-        return {name: self.inputs.side(name) for name in (self.inputs.name, *self.inputs.others)}
+        return self.inputs.sides
 
     @cached_property
     def derived(self) -> dict[str, str]:

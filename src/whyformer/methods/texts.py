@@ -147,8 +147,7 @@ def _joined(task: Task, groups: Sequence[list[int]], results: Sequence[Scores], 
     def joined(some: Sequence[Scores]) -> Scores:
         values = torch.cat([scores.values for scores in some])
         name = some[0].inputs.name if some[0].inputs is not None else task.inputs.name
-        is_input = name in (task.inputs.name, *task.inputs.others)
-        side = task.inputs.side(name) if is_input else some[0].inputs
+        side = task.inputs.sides.get(name, some[0].inputs)
         each = [of_sample(s.diagnostics, i) for s, group in zip(some, groups, strict=True) for i in range(len(group))]
         diagnostics, values = of_batch([each[i] for i in order.tolist()]), values[order.to(values.device)]
         return replace(some[0], values=values, logits=logits, inputs=side, diagnostics=diagnostics, parts={})

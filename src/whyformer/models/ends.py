@@ -8,6 +8,7 @@ written, and never guessed from values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS
 from whyformer.models.cache import once
-from whyformer.models.output import End, Output
+from whyformer.models.output import Output
 from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.ends import end_function as read_end
@@ -36,11 +37,11 @@ def forward(
     kwargs = kwargs or {}
     known = _known(model).get(kind_of_input(args, kwargs))
     if not known:
-        given, named = without_side_effects(args, kwargs)
+        fed_args, fed_kwargs = without_side_effects(args, kwargs)
         with torch.no_grad():
-            plain = Output(model, model(*given, **named), args, kwargs, samples)
+            plain = Output(model, model(*fed_args, **fed_kwargs), args, kwargs, samples)
         if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
-            return plain.with_end(_plain_end(plain))
+            return plain
     tape, raw = record_call(model, args, kwargs)
     output = Output(model, raw, args, kwargs, samples)
     return without_end(output, end_in(tape, output), tape.__getitem__)
@@ -64,12 +65,11 @@ def without_end(output: Output, end: EndFunction | None, value: Callable[[int], 
     """
     returned = output.returned
     if end is None or returned is None:
-        return output.with_end(_plain_end(output))
-    logits = value(end.logits).reshape(returned.shape)
-    return output.with_end(End(end.name, end.axis, output.rows(logits)))
+        return output
+    return replace(output, end=end, before_end=value(end.logits).reshape(returned.shape))
 
 
-def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
+def forward_changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
     """Return the output for changed arguments; None if the model fails on them."""
     args = tuple(change(a) if isinstance(a, Tensor) else a for a in output.args)
     kwargs = {n: change(v) if isinstance(v, Tensor) else v for n, v in output.kwargs.items()}
@@ -81,7 +81,7 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
 
 def runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a plain forward pass succeeds."""
-    return fed(Output(model, None, args, kwargs), lambda t: t) is not None
+    return forward_changed(Output(model, None, args, kwargs), lambda t: t) is not None
 
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -118,12 +118,6 @@ def final_activation(model: nn.Module, end: str, outputs: int, comparison: str =
     if multi_label or (outputs == 1 and labels and len(labels) <= 2 and all(labels.values())):
         return "sigmoid"
     return "identity" if outputs == 1 else "softmax"
-
-
-def _plain_end(output: Output) -> End | None:
-    value = output.returned
-    rows = None if value is None else output.rows(value)
-    return None if rows is value or rows is None else End("", -1, rows)
 
 
 def _may_be_an_end(value: Tensor | None) -> bool:

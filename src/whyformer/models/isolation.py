@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelChanged, ModelError
 from whyformer.models.cache import measured
-from whyformer.models.walking import named_modules
 
 __all__ = ["Snapshot", "changes", "parameters", "refuse_changes", "settled"]
 
@@ -27,15 +26,13 @@ def refuse_changes(model: nn.Module) -> Iterator[None]:
         ModelChanged: a parameter was written to or replaced.
         ModelError: training mode was switched on.
     """
-    named = named_modules(model)
-    before, trained = parameters(model, named), {m for _, m in named if m.training}
+    before, trained = parameters(model), {m for m in model.modules() if m.training}
     written: ModelChanged | None = None
     try:
         yield
     except ModelChanged as error:  # from a recorded pass, without the parameter's name
         written = error
-    named = named_modules(model)
-    changed = changes(model, before, named)
+    changed = changes(model, before)
     if changed:
         raise ModelChanged(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
@@ -43,7 +40,7 @@ def refuse_changes(model: nn.Module) -> Iterator[None]:
         ) from written
     if written is not None:
         raise written
-    training = next((n or type(m).__name__ for n, m in named if m.training and m not in trained), None)
+    training = next((n or type(m).__name__ for n, m in model.named_modules() if m.training and m not in trained), None)
     if training is not None:
         raise ModelError(
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
@@ -63,32 +60,22 @@ def settled(model: nn.Module, work: Callable[[], T]) -> T:
         return work()
 
 
-Named = list[tuple[str, nn.Module]]
-_State = tuple[Tensor, Tensor | None, int, int]
+_State = tuple[Tensor, Tensor, int, int]
 
 
-def parameters(model: nn.Module, named: Named | None = None, *, hold: bool = True) -> dict[str, _State]:
+def parameters(model: nn.Module) -> dict[str, _State]:
     """Return {name: (parameter, its memory, its version counter, its address)} of a model.
 
-    Buffers are left out, because they may change: rotary tables grow in a forward pass.
-
-    Args:
-        model: the model.
-        named: its modules, if they are listed already.
-        hold: hold references to the parameters' memory, so that it is not reused.
+    The memory is referenced so that it is not reused. Buffers are left out, because they may change: rotary tables grow
+    in a forward pass.
     """
-    states: dict[str, _State] = {}
-    for name, module in named or named_modules(model):
-        for parameter, p in module._parameters.items():
-            if p is not None and p.is_floating_point():
-                memory, version = p.detach() if hold else None, _version(p)
-                states[f"{name}.{parameter}" if name else parameter] = (p, memory, version, _address(p))
-    return states
+    floats = ((name, p) for name, p in model.named_parameters() if p.is_floating_point())
+    return {name: (p, p.detach(), _version(p), _address(p)) for name, p in floats}
 
 
-def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None = None) -> list[str]:
+def changes(model: nn.Module, before: Mapping[str, _State]) -> list[str]:
     """Return the names of the parameters that changed since :func:`parameters` returned ``before``."""
-    after = parameters(model, named, hold=False)
+    after = parameters(model)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
 
 

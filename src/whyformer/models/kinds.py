@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.models.cache import measured, once
-from whyformer.models.ends import fed, kind_of_input, runs
+from whyformer.models.ends import forward_changed, kind_of_input, runs
 from whyformer.models.output import Output, decodes, parameters
 from whyformer.tape.recording import record_call
 from whyformer.tape.walking import replay
@@ -34,13 +34,6 @@ def is_language_model(output: Output) -> bool:
 def is_known_language_model(model: nn.Module) -> bool:
     """Return True if :func:`is_language_model` returned True for an output of this model."""
     return bool(measured(model).get(_LANGUAGE))
-
-
-def is_generative(model: nn.Module, forward: Callable[[], Any]) -> bool:
-    """Return whether this is a language model; ``forward`` is called if that is not known yet."""
-    if _LANGUAGE not in measured(model):
-        forward()
-    return is_known_language_model(model)
 
 
 def last_row_only(model: nn.Module) -> dict[str, Any]:
@@ -65,7 +58,7 @@ def _language(output: Output) -> bool:
     if not _generates(output) and (logits.shape[-1] < least or "MaskedLM" in type(output.raw).__name__):
         return False
     if ids.shape[1] == 1:  # there is no later token: append one
-        longer = fed(output, lambda t: torch.cat([t, t], 1) if t.dim() > 1 and t.shape[1] == 1 else t)
+        longer = forward_changed(output, lambda t: torch.cat([t, t], 1) if t.dim() > 1 and t.shape[1] == 1 else t)
         return _generates(output) if longer is None else _language(longer)
     row = int(output.real(ids.shape[1]).sum(1).argmax())
     last = int(output.real(ids.shape[1])[row].nonzero().max())
@@ -75,7 +68,7 @@ def _language(output: Output) -> bool:
     else:
         others = ids[ids != ids[row, last]]
         changed[row, last] = others[0] if len(others) else (ids[row, last] + 1) % max(least, 2)
-    other = fed(output, lambda t: changed if t is ids else t)
+    other = forward_changed(output, lambda t: changed if t is ids else t)
     if other is None or other.logits is None or other.logits.shape != logits.shape:
         return _generates(output)
     moved = (other.logits - logits)[row].detach().abs().amax(-1)
@@ -115,7 +108,9 @@ def is_known_row_per_token(model: nn.Module) -> bool:
 
 
 def _row_per_token(output: Output, n: int) -> bool:
-    fewer = fed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t) if n > 1 else None
+    if n == 1:
+        return False
+    fewer = forward_changed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t)
     return fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
 
 
@@ -127,7 +122,7 @@ def comparison_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     """
     known, key = measured(model), ("comparison", kind_of_input(args, kwargs))
     if key not in known:
-        output = fed(Output(model, None, args, kwargs), lambda t: t)
+        output = forward_changed(Output(model, None, args, kwargs), lambda t: t)
         if output is None:  # the model fails again later, where the error is reported
             return ""
         known[key] = "" if not output.compared else "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -93,8 +93,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
                 "first, or load it yourself and pass the module"
             )
         modality = _modality(model)
-        beside = place if adapter is None or adapter.has_processor else base
-        processor = None if _has_weights_only(Path(beside)) else _processor(beside, modality, local)
+        processor = load_processor(place if adapter is None or adapter.has_processor else base, modality)
         model = model if adapter is None else adapter.applied(model)
     except LoadError:
         raise
@@ -171,10 +170,14 @@ def _has_weights_only(folder: Path) -> bool:
     return folder.is_dir() and all(alone.fullmatch(file.name) for file in folder.iterdir())
 
 
-def _processor(place: str, modality: str, local: dict[str, Any]) -> Any:
-    """Load the processor of a model, including its tokenizer if a model for pictures or sounds has one."""
+def load_processor(place: str, modality: str) -> Any:
+    """Load the processor of a model, including its tokenizer if a model for pictures or sounds has one; None for a
+    folder without a processor."""
     import transformers
 
+    local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
+    if _has_weights_only(Path(place)):
+        return None
     if modality == "text":
         return transformers.AutoTokenizer.from_pretrained(place, **local)
     options = local if modality == "sound" else {**local, "backend": "pil"}
@@ -187,7 +190,7 @@ def _processor(place: str, modality: str, local: dict[str, Any]) -> Any:
         return kind.from_pretrained(place, **options)
 
 
-def opened(
+def resolve_model(
     model: Any,
     processor: Any = None,
     *,
@@ -244,20 +247,12 @@ def processor_of(model: nn.Module) -> Any:
     """Load the processor from the folder or hub id that a module was loaded from, ``model.name_or_path``; None if there
     is none."""
     name = getattr(getattr(model, "config", None), "_name_or_path", None)
-    return once(model, ("processor", name), lambda: _saved_processor(name))
 
+    def saved() -> Any:
+        with suppress(OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones
+            return load_processor(str(name), _modality(model))
 
-def _saved_processor(name: Any) -> Any:
-    import transformers
-
-    if not isinstance(name, str) or not name or _has_weights_only(Path(name)):
-        return None
-    try:
-        return transformers.AutoProcessor.from_pretrained(
-            name, backend="pil", trust_remote_code=False, local_files_only=Path(name).is_dir()
-        )
-    except (OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones: the user must pass it
-        return None
+    return once(model, ("processor", name), saved) if isinstance(name, str) and name else None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from whyformer.errors import InputError
 from whyformer.tape.calls import attributes, every_tensor
+from whyformer.tape.ends import EndFunction
 
 _HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds", "text_embeds", "reconstruction")
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -42,28 +43,6 @@ def vocabulary_size(model: nn.Module) -> int | None:
 
 
 @dataclass(frozen=True)
-class End:
-    """The function that a model applies to its logits at the end.
-
-    Attributes:
-        name: "sigmoid", "softmax", "log_softmax" or "logsigmoid"; "" for none, if only the batch axis is restored that
-            the model drops for a single sample.
-        axis: the axis along which the function normalises, from the end.
-        value: its argument, in the shape of its result, with a batch axis.
-    """
-
-    name: str
-    axis: int
-    value: Tensor
-
-    def applied(self) -> Tensor:
-        """Return the function's result, which the model returned."""
-        if not self.name:
-            return self.value
-        return getattr(functional, self.name)(self.value, **({"dim": self.axis} if "softmax" in self.name else {}))
-
-
-@dataclass(frozen=True)
 class Output:
     """A model's output with the arguments of its forward.
 
@@ -72,7 +51,8 @@ class Output:
         raw: the return value of its forward.
         args, kwargs: the arguments of its forward.
         samples: ``[B]`` the sample of the explained batch of which each row is a copy; None if row i is sample i.
-        end: the model's end function; None without one.
+        end: the function that the model applies to its logits at the end; None without one.
+        before_end: its argument, in the shape of its result.
     """
 
     model: nn.Module
@@ -80,16 +60,15 @@ class Output:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     samples: Tensor | None = None
-    end: End | None = None
-
-    def with_end(self, end: End | None) -> Output:
-        """Return the output with this end function."""
-        return self if end is None else replace(self, end=end)
+    end: EndFunction | None = None
+    before_end: Tensor | None = None
 
     def as_returned(self) -> Output:
-        """Return the output with its logits replaced by those after the end function."""
-        end = self.end
-        return self if end is None or not end.name else replace(self, end=End("", end.axis, end.applied()))
+        """Return the output with its logits replaced by those after the end function, computed from those before it."""
+        if self.end is None:
+            return self
+        axis = {"dim": self.end.axis} if "softmax" in self.end.name else {}
+        return replace(self, end=None, before_end=getattr(functional, self.end.name)(self.before_end, **axis))
 
     @cached_property
     def named(self) -> dict[str, Tensor]:
@@ -108,9 +87,10 @@ class Output:
 
     @property
     def logits(self) -> Tensor | None:
-        """The tensor named logits, or the only one that can be logits; None for several heads or none. If the model has
-        an end function, these are the logits before it."""
-        return self.returned if self.end is None else self.end.value
+        """The tensor named logits, or the only one that can be logits, with a batch axis; None for several heads or
+        none. If the model has an end function, these are the logits before it."""
+        value = self.returned if self.before_end is None else self.before_end
+        return None if value is None else self.rows(value)
 
     @cached_property
     def returned(self) -> Tensor | None:
@@ -257,8 +237,6 @@ def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool 
     def replaced(value: Any) -> Any:
         if isinstance(value, Tensor):
             return replacing(value)
-        if isinstance(value, End):
-            return replace(value, value=replaced(value.value))
         if isinstance(value, MutableMapping) and is_dataclass(value):  # which may have further keys
             value = copy.copy(value)
             for name in list(value):

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
-from whyformer.models.output import Output
-from whyformer.models.readout import plain_logits, without_excluded
+from whyformer.models.output import with_tensors
+from whyformer.models.readout import without_excluded
 
 HALF = (torch.float16, torch.bfloat16)
 T = TypeVar("T")
 
 
-def in_half_precision(
-    model: nn.Module,
-    feed: tuple[tuple[Any, ...], dict[str, Any]],
-    read: Callable[[Output], Tensor],
-    samples: Tensor | None = None,
-) -> tuple[str, Tensor] | None:
-    """Return ("float16" or "bfloat16", logits ``[B, C]``) of a model with such parameters, else None."""
-    half = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in HALF), None)
-    return None if half is None else (half, plain_logits(model, *feed, read, samples))
-
-
-def agreement(half: str, logits: Tensor, wide: Tensor) -> dict[str, object]:
+def agreement(half: torch.dtype, logits: Tensor, wide: Tensor) -> dict[str, object]:
     """Compare a model in half precision with its float32 copy, in which relevance was propagated.
 
     Returns:
@@ -39,10 +27,11 @@ def agreement(half: str, logits: Tensor, wide: Tensor) -> dict[str, object]:
     spread = wide.amax(-1) - wide.amin(-1) if wide.shape[-1] > 1 else wide.abs().amax(-1)
     moved = (logits - wide).abs().amax(-1) / spread.clamp(min=1e-12)
     same = logits.argmax(-1) == wide.argmax(-1)
-    return {"model": half, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}
+    name = str(half).removeprefix("torch.")
+    return {"model": name, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}
 
 
-def single(model: nn.Module) -> nn.Module:
+def float32_copy(model: nn.Module) -> nn.Module:
     """Return a float32 copy of a model in half precision.
 
     Raises:
@@ -58,13 +47,7 @@ def single(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def widened(values: T) -> T:
-    """Convert half-precision tensors to float32, also in lists, tuples and mappings."""
-    result: Any = values
-    if isinstance(values, Tensor):
-        result = values.float() if values.dtype in HALF else values
-    elif type(values) in (list, tuple):
-        result = type(values)(widened(v) for v in values)  # type: ignore[call-arg, attr-defined]
-    elif isinstance(values, Mapping):
-        result = {k: widened(v) for k, v in values.items()}
-    return result
+def in_float32(arguments: T) -> T:
+    """Convert half-precision tensors to float32, also in lists, tuples, mappings and caches."""
+    converted: T = with_tensors(arguments, lambda t: t.float() if t.dtype in HALF else t, deep=True)
+    return converted

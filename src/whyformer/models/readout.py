@@ -72,7 +72,7 @@ def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
     )
 
 
-def anything(output: Output) -> Tensor:
+def any_tensor(output: Output) -> Tensor:
     """Return any tensor of the output, for passes whose output does not matter."""
     tensor = next(iter(output.named.values()), torch.zeros(1, 1))
     return tensor if tensor.dim() else tensor[None]

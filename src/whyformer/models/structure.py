@@ -5,31 +5,24 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
 
 from whyformer.errors import ModelError
-from whyformer.models import walking
-from whyformer.models.cache import once, refresh
+from whyformer.models.cache import refresh
 
 
-def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return {name: blocks} of every group of repeated blocks, such as the towers of CLIP or encoder and decoder of T5.
-    Groups with attention come first, then those of several blocks (a model may have depth 1), then by size.
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of a model, in order; empty if there are none. Of several groups, such as the towers
+    of CLIP or encoder and decoder of T5, one with attention comes first, then one of several blocks (a model may have
+    depth 1), then the largest.
 
     Blocks are the children of a container if they are all of one class (or of one kind, by the last word of the class
     name) and have children themselves. A child whose attention is all inside repeated blocks is a stage (Swin); its
     blocks are used, and stages whose names differ by a number form one group. Of other nested containers, only the
-    outermost counts. The result is cached until the model's modules change.
+    outermost counts.
     """
-    refresh(model, walking.modules(model))
-    groups = once(model, "blocks", lambda: {n: [ref(b) for b in blocks] for n, blocks in _groups(model).items()})
-    return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in groups.items()}
-
-
-def _groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     groups: dict[tuple[str, type], list[nn.Module]] = {}
     taken: list[str] = []
     for name, module in model.named_modules():
@@ -41,13 +34,11 @@ def _groups(model: nn.Module) -> dict[str, list[nn.Module]]:
         pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
         groups.setdefault((pattern, type(blocks[0])), []).extend(blocks)
 
-    def rank(key: tuple[str, type]) -> tuple[bool, bool, int]:
-        blocks = groups[key]
+    def rank(blocks: list[nn.Module]) -> tuple[bool, bool, int]:
         size = sum(p.numel() for b in blocks for p in b.parameters())
         return any(map(_attentions, blocks)), len(blocks) > 1, size
 
-    ranked = sorted(groups, key=rank)  # of two classes under one name, the higher-ranked one remains
-    return dict(reversed({name: groups[name, kind] for name, kind in ranked}.items()))
+    return max(reversed(groups.values()), key=rank, default=[])
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
@@ -73,11 +64,6 @@ def _is_stage(module: nn.Module) -> bool:
     return all(any(name.startswith(block) for block in blocks) for name in _attentions(module))
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the main group of blocks, in order; empty if the model has no container of blocks."""
-    return next(iter(block_groups(model).values()), [])
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside of ``torch.compile`` or a data-parallel wrapper, whose operations can be recorded."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -97,33 +83,22 @@ def refuse_unfit(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
-    modules = walking.named_modules(model)
+    modules = [*model.named_modules()]
     for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
         cause = _changed_by_training(module) if module.training else None
         if cause is not None:
-            raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
+            place = f"module '{name or type(module).__name__}'"
+            raise ModelError(f"the model is in training mode, so {cause} ({place}): call model.eval()")
     refresh(model, [module for _, module in modules])
-    empty = _empty(modules)
-    if empty is not None:
+    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    # hooks load offloaded weights for each pass
+    if empty is not None and not any(hasattr(m, "_hf_hook") or m.__dict__["_forward_pre_hooks"] for _, m in modules):
         raise ModelError(
             f"the parameter '{empty}' is on the meta device and has no values: create the model outside of "
             "torch.device('meta'), and load its weights"
         )
-
-
-def _empty(modules: list[tuple[str, nn.Module]]) -> str | None:
-    """Return the name of the first parameter on the meta device; None if hooks load weights for each pass (offloading).
-    """
-    if any(hasattr(module, "_hf_hook") or module.__dict__["_forward_pre_hooks"] for _, module in modules):
-        return None
-    named = ((name, n, p) for name, module in modules for n, p in module.__dict__["_parameters"].items())
-    return next((f"{name}.{n}".lstrip(".") for name, n, p in named if p is not None and p.is_meta), None)
-
-
-def _where(name: str, module: nn.Module) -> str:
-    return f"module '{name or type(module).__name__}'"
 
 
 _DRAWN = ("drop", "jitter", "noise", "mask_time_prob", "mask_feature_prob")

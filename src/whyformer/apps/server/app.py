@@ -24,8 +24,8 @@ from whyformer.apps.server.middleware import RequestGate
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.pairs import BETWEEN
 from whyformer.inputs.pictures import open_picture
+from whyformer.inputs.texts import BETWEEN
 from whyformer.jobs.batching import Session
 from whyformer.jobs.records import plain
 from whyformer.jobs.rows import PAIR

@@ -84,7 +84,7 @@ class Handlers:
         if kind == "text":
             return as_argument(self.limits.text(sentence))
         opened = self.limits.picture(picture, self.uploads)
-        return Argument("image", opened, Path(picture).stem, Path(picture).name)
+        return Argument(opened, Path(picture).stem, Path(picture).name)
 
     def ready(self, session: VisitorSession, page_input: PageInput) -> tuple[Loaded, View, Explanation]:
         """Return the model, the view without methods, and the prediction."""

@@ -26,7 +26,7 @@ def stored(handlers: Handlers, session: VisitorSession, number: int | None = Non
     e = examples.stored()
     picture = open_picture(PHOTOGRAPH)
     place = str(examples.copied(PHOTOGRAPH, handlers.uploads))
-    source = Argument("image", picture, PHOTOGRAPH.stem, PHOTOGRAPH.name)
+    source = Argument(picture, PHOTOGRAPH.stem, PHOTOGRAPH.name)
     page_input = PageInput("image", place, model=STORED_MODEL, methods=[e.method])
     view = View(page_input, STORED_MODEL, source, ((e.method, {}),), (int(e.target[0]),), stored=True)
     hint = "Stored result: no model was run. For your own photograph, drop it, choose a model below, and press Explain."
