@@ -41,7 +41,7 @@ ALLOWED_IMPORTS = {
     "explainer": {"explanation", "attention", "comparing", "defaults", "explaining", "generation", "progress", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "options", "prepared", "progress", "targets"},
     "inside": {"errors", "show", "tape"},
-    "recording": {"errors", "explaining", "inputs", "inside", "methods", "models", "options", "prepared", "rules", "tape", "targets"},
+    "recording": {"errors", "explaining", "inside", "methods", "models", "options", "prepared", "rules", "tape", "targets"},
     "comparing": RESULTS | {"show", "defaults", "explaining", "methods", "options", "prepared", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "options", "prepared", "tape", "targets"},
     "auditing": {"errors", "explaining", "explanation", "methods", "models", "options", "prepared", "progress", "rules", "show", "tape", "targets"},

@@ -289,7 +289,7 @@ def test_folder_of_another_processor_is_refused(change, saved, tmp_path):
 def test_mean_map_of_videos_has_their_time_steps(monkeypatch):
     features = Features(grid=(2, 3), frames=4)
     first, second = (Explanation(torch.rand(1, 24) - 0.5, "patch", "m", {}, torch.tensor([0]), torch.zeros(1, 2), features=features) for _ in range(2))
-    monkeypatch.setattr(summaries, "chosen", lambda *args, **options: iter([first, second]))
+    monkeypatch.setattr(summaries, "selected", lambda *args, **options: iter([first, second]))
     expected = sum(e.scores[0].double().numpy() / float(e.scores.double().abs().sum()) for e in (first, second)) / 2
     assert summaries.mean_map(None).mean.shape == (4, 2, 3)
     assert summaries.mean_map(None).mean.ravel() == pytest.approx(expected)
