@@ -65,9 +65,17 @@ def test_long_list_equals_single_samples(model: str, method: str, sizes: list[in
         assert_equals_alone(e[i], alone)
 
 
-@pytest.mark.parametrize("given", [tuple(TEXTS), np.array(TEXTS)], ids=["tuple", "array"])
-def test_tuple_and_array_of_texts_equal_a_list(given: Any, sizes: list[int]) -> None:
-    e = whyformer.explain("bundled:sst2", given, "input_x_gradient")
+def test_tuple_of_texts_is_no_list() -> None:
+    """A tuple holds the positional arguments of forward; two texts could also be a pair."""
+    model = whyformer.Explainer("bundled:sst2")
+    with pytest.raises(InputError, match="as a list"):
+        whyformer.explain(model, ("A good film.", "A bad film."), "input_x_gradient")
+    assert len(whyformer.explain(model, ["A good film.", "A bad film."], "input_x_gradient")) == 2
+    assert len(whyformer.explain(model, {"text": "A good film.", "text_pair": "A bad film."}, "input_x_gradient")) == 1
+
+
+def test_array_of_texts_equals_a_list(sizes: list[int]) -> None:
+    e = whyformer.explain("bundled:sst2", np.array(TEXTS), "input_x_gradient")
     assert sizes == [32, 32, 6]
     assert torch.equal(e.scores, whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient").scores)
 

@@ -808,9 +808,13 @@ def tokens_before_samples(_: Path) -> tuple[Call, list[Call]]:
 
 @remedy
 def relevance_at_an_operation_without_a_rule(_: Path) -> tuple[Call, list[Call]]:
-    model = Comparison(lambda m, h: h.lgamma())
+    class LogGamma(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.lgamma()
+
+    model, alone = Comparison(lambda m, h: h.lgamma()), Comparison(lambda m, h: LogGamma()(h))
     return lambda: explain(model, X, "lrp", 1), [
-        lambda: explain(model, X, "input_x_gradient", 1), lambda: explain(model, X, "occlusion", 1), lambda: explain(model, X, "lrp", 1, rules={Comparison: "gelu"}),
+        lambda: explain(model, X, "input_x_gradient", 1), lambda: explain(model, X, "occlusion", 1), lambda: explain(alone, X, "lrp", 1, rules={LogGamma: "gelu"}),
     ]  # fmt: skip
 
 

@@ -120,6 +120,10 @@ def test_files_arrays_and_data_set_rows_have_equal_scores(tmp_path: Path, speech
     assert whyformer.explain(model, sound, "saliency", 1, processor=extractor).diagnostics["input"] == [
         ["assumed to have 16,000 samples per second"]
     ]
+    stereo = write_wav(tmp_path / "stereo.wav", tone(), channels=2)
+    (notes,) = whyformer.explain(model, stereo, "saliency", 1, processor=extractor).diagnostics["input"]
+    assert len(notes) == 1
+    assert "2 channels" in notes[0]
 
 
 def test_batch_of_unequal_sounds_equals_single_sounds(speech_model: tuple[nn.Module, object]) -> None:

@@ -236,7 +236,7 @@ def test_shared_passes_are_freed_when_iteration_stops(monkeypatch):
     model, inputs = to_double(MODELS["vit sdpa"])
     stream = each(open_model(model).prepare(inputs), [read_method(m) for m in NINE], [1])
     next(stream)
-    recorded = weakref.ref(instances[0]._passed[False][2])
+    recorded = weakref.ref(instances[0]._passes[False][2])
     assert recorded() is not None
     stream.close()  # the remaining results are not requested
     gc.collect()

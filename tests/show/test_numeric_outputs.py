@@ -225,15 +225,6 @@ def test_numeric_depends_on_output_that_target_reads() -> None:
     assert whyformer.explain(dense, torch.randn(1, 3, 8, 8), "input_x_gradient", targets.Pixel(2, 3)).numeric
 
 
-def test_activation_of_older_files_is_inferred() -> None:
-    number = explained("a regression")[3].to_dict()
-    several = whyformer.explain(Net(3).eval(), torch.randn(1, 5, 16), "lrp").to_dict()
-    single = whyformer.explain(bert(id2label={0: "toxic"}), SENTENCE, "lrp", processor=tokenizer()).to_dict()
-    for facts, old, expected in ((number, False, "identity"), (several, False, "softmax"), (several, True, "sigmoid"), (single, False, "sigmoid")):
-        plain = {k: v for k, v in json.loads(json.dumps(facts)).items() if k not in ("activation", "labels" if facts is number else "")}
-        assert Explanation.from_dict({**plain, "multi_label": old}).activation == expected
-
-
 @pytest.mark.parametrize("facts", [{"num_labels": 1}, {"num_labels": 1, "problem_type": "regression"}])
 def test_command_line_shows_and_checks_number(facts: dict[str, Any], tmp_path: Path) -> None:
     bert(**facts).save_pretrained(tmp_path / "model")

@@ -163,6 +163,10 @@ class Generation(Displayable):
         return step % len(self)
 
     # -- larger units ------------------------------------------------------------------------------------------------
+    def span(self, *args: Any, **options: Any) -> Explanation:
+        """Former name of :func:`whyformer.explain_span`, which also takes the model."""
+        raise InputError("a span needs the model, which a result does not hold: whyformer.explain_span(g, 0, 1, model)")
+
     def by(self, unit: str) -> Generation:
         """Merge tokens and steps into words, sentences or turns, and sum their scores and values.
 

@@ -22,7 +22,10 @@ from whyformer.inputs.sounds import Sound, as_sound, feature_extractor_of, is_so
 def normalized(inputs: Any, processor: Any) -> Any:
     """Wrap a single sample in a list, open files, and convert arrays to pictures, texts or tensors.
 
-    A list holds samples. A tuple with tensors holds forward's positional arguments.
+    A list holds samples, a tuple forward's positional arguments.
+
+    Raises:
+        InputError: a tuple holds no tensor, such as a tuple of texts.
     """
     inputs = as_sound(_as_list(inputs), processor)
     if isinstance(inputs, np.ndarray | Tensor):
@@ -32,9 +35,14 @@ def normalized(inputs: Any, processor: Any) -> Any:
     if not isinstance(inputs, list | tuple):
         return inputs
     items = [_opened(i, processor) for i in inputs]
-    if isinstance(inputs, tuple) and any(isinstance(i, Tensor) for i in items):
-        return tuple(items)
-    return items
+    if isinstance(inputs, list):
+        return items
+    if not any(isinstance(i, Tensor) for i in items):
+        raise InputError(
+            "a tuple holds the positional arguments of the model's forward, and none of these is a tensor: pass "
+            'samples as a list, and a pair of texts as {"text": ..., "text_pair": ...}'
+        )
+    return tuple(items)
 
 
 def _as_list(inputs: Any) -> Any:
@@ -52,7 +60,7 @@ def count_of(inputs: Any, processor: Any = None) -> int | None:
         paired = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
         return len(inputs["text"]) if paired and len(inputs["text"]) == len(inputs["text_pair"]) else None
     inputs = _as_list(inputs)
-    return len(inputs) if isinstance(inputs, list | tuple) and wants_processor(inputs[:1], processor) else None
+    return len(inputs) if isinstance(inputs, list) and wants_processor(inputs[:1], processor) else None
 
 
 def some_of(inputs: Any, start: int, stop: int) -> Any:
@@ -65,7 +73,7 @@ def wants_processor(inputs: Any, processor: Any = None) -> bool:
     if isinstance(inputs, Mapping) and "text" in inputs:
         return not isinstance(inputs["text"], Tensor)
     inputs = _as_list(inputs)
-    first = as_sound(inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs, processor)
+    first = as_sound(inputs[0] if isinstance(inputs, list) and inputs else inputs, processor)
     is_file_or_text = isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read")
     return is_file_or_text or raw_picture(first) is not None
 

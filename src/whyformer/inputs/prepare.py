@@ -50,7 +50,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     tokenizer. Bytes ``[H, W]`` or ``[H, W, 3]``, a tensor of bytes ``[3, H, W]`` and an array of fractions from 0 to 1
     ``[H, W, 3]`` are pictures; any other array is a tensor. A mapping with ``text`` and ``text_pair`` is a pair of
     texts per sample. A list holds samples, which may be tensors or mappings of tensors
-    (:mod:`whyformer.inputs.stacking`); a tuple of tensors holds forward's positional arguments.
+    (:mod:`whyformer.inputs.stacking`); a tuple holds forward's positional arguments.
 
     Args:
         model: the model that will run on the inputs.

@@ -30,10 +30,12 @@ class Sound:
     Attributes:
         wave: ``[T]`` float32, −1 to 1.
         rate: samples per second; None if unknown.
+        channels: number of channels of which ``wave`` is the mean.
     """
 
     wave: Tensor
     rate: int | None = None
+    channels: int = 1
 
     def __post_init__(self) -> None:
         if self.wave.dim() != 1:
@@ -86,7 +88,7 @@ def open_sound(path: str | Path) -> Sound:
         values = values / 128 - 1 if width == 1 else values / 2.0 ** (31 if three else 8 * width - 1)
     if not bool(values.float().isfinite().all()):
         raise InputError(f"{path} contains NaN or infinity: save it again with values from -1 to 1")
-    return Sound(values.float(), rate)
+    return Sound(values.float(), rate, channels)
 
 
 def _read_wav(content: bytes) -> tuple[int, int, int, int, bytes]:
@@ -168,16 +170,21 @@ def encode(sounds: Sequence[Sound], processor: Any) -> dict[str, Any]:
 
 
 def with_sounds(inputs: Inputs, sounds: Sequence[Sound], processor: Any) -> Inputs:
-    """Add facts about the sounds to their encoded tensors, and a note on each sound without a rate."""
+    """Add facts about the sounds to their encoded tensors, and notes on what was assumed or averaged."""
     extractor = feature_extractor_of(processor)
     sampling_rate = int(extractor.sampling_rate)
     axis, rate = time_axis(inputs.kwargs, extractor, sampling_rate)
     padded = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
     seconds = [len(sound.wave) / sampling_rate for sound in sounds]
     features = replace(inputs.features, sounds=padded, sampling_rate=sampling_rate, durations=seconds, rate=rate)
-    note = f"assumed to have {sampling_rate:,} samples per second"
-    notes = [[] if sound.rate else [note] for sound in sounds] if any(not sound.rate for sound in sounds) else None
-    return replace(inputs, features=features, notes=notes, turned=None if axis is None else axis == 2)
+    notes = [_notes(sound, sampling_rate) for sound in sounds]
+    turned = None if axis is None else axis == 2
+    return replace(inputs, features=features, notes=notes if any(notes) else None, turned=turned)
+
+
+def _notes(sound: Sound, rate: int) -> list[str]:
+    notes = [] if sound.rate else [f"assumed to have {rate:,} samples per second"]
+    return [*notes, f"the mean of its {sound.channels} channels is explained"] if sound.channels > 1 else notes
 
 
 def time_axis(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int | None, float | None]:

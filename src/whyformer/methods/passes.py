@@ -245,17 +245,19 @@ class ForwardPass:
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
-        """Add to errors the module whose operation has no rule, and how to register one."""
+        """Add to errors the module whose operation has no rule, and how to register an elementwise one."""
         try:
             yield
         except UnknownOperation as error:
             if error.call is None:
                 raise
-            path = self.modules.get(error.call, "")
+            path, call = self.modules.get(error.call, ""), self.tape.calls[error.call]
             name = type(self.model.get_submodule(path)).__name__
-            line = f'whyformer.rules.register({name}, like="gelu") or explain(..., rules={{{name}: "gelu"}})'
-            module = f"module '{path}' ({name})" if path else name
-            raise UnknownOperation(f"in {module} {error}; or register the module with {line}") from error
+            message = f"in module '{path}' ({name}) {error}" if path else f"in {name} {error}"
+            if any(self.tape.shapes[o] == self.tape.shapes[call.results[0]] for o in call.operands):
+                message += "; or, if it is elementwise, register the class of a module that computes it alone: "
+                message += 'whyformer.rules.register(Module, like="gelu"), or explain(..., rules={Module: "gelu"})'
+            raise UnknownOperation(message) from error
 
     @cached_property
     def is_half(self) -> bool:
