@@ -12,7 +12,7 @@ from apps.web.visitor import PICTURES, SENTENCE, Visitor
 from whyformer.apps.web import examples, opening
 from whyformer.apps.web.examples import START_MODEL, STORED_MODEL
 from whyformer.apps.web.handlers import offered
-from whyformer.apps.web.limits import Catalogue, has_room
+from whyformer.apps.web.limits import Catalogue
 from whyformer.errors import LoadError
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
@@ -150,14 +150,6 @@ def test_models_are_loaded_at_start_and_failures_are_not_logged(handlers, tmp_pa
     late.end()
     late.load_models()  # the page has ended
     assert not any(late.catalogue.get(name) for name in START_MODEL.values())
-
-
-def test_examples_are_not_deleted_with_expired_uploads(tmp_path):
-    path = examples.copied(examples.PHOTOGRAPH, tmp_path)
-    (tmp_path / "old.png").write_bytes(b"x")
-    assert has_room(tmp_path, 1000, age=-1.0)
-    assert path.exists()
-    assert not (tmp_path / "old.png").exists()
 
 
 @pytest.mark.parametrize("kind", START_MODEL)

@@ -17,10 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import whyformer
-from whyformer.apps.http import LOCAL
+from whyformer.apps.http import LOCAL, RequestChecks
 from whyformer.apps.server.batching import Batcher, PendingRequest
 from whyformer.apps.server.limits import Limits
-from whyformer.apps.server.middleware import RequestGate
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.result import Explanation
@@ -87,6 +86,10 @@ class Service:
         self.batcher = Batcher(session, limits, batch.observe)
         waiting = Gauge("whyformer_waiting", "requests that wait", registry=self.registry)
         waiting.set_function(lambda: len(self.batcher.waiting))
+
+    def count(self, status: int) -> None:
+        """Count a response."""
+        self.requests.labels(str(status)).inc()
 
     def check(self, pending: PendingRequest) -> None:
         """Check that the model and the method accept a request."""
@@ -228,7 +231,7 @@ def build(
         session: the model.
         modality: "text" or "image", what the model reads; a request of the other kind is refused with 400.
         limits: limits of requests.
-        keys: see :class:`~whyformer.apps.server.middleware.RequestGate`; no key is required if empty.
+        keys: see :class:`~whyformer.apps.http.RequestChecks`; no key is required if empty.
         hosts: names of this server. Without a key, a request is refused if its ``Host`` is none of them, because the
             name of another site may resolve to the address of this machine.
         started: called once requests are accepted.
@@ -260,5 +263,6 @@ def build(
     app.include_router(router)
     if not keys:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    app.add_middleware(RequestGate, limits=limits, keys=keys, counter=service.requests)  # added last, so it comes first
+    # added last, so it comes first
+    app.add_middleware(RequestChecks, size=limits.size, seconds=limits.seconds, keys=keys, count=service.count)
     return app

@@ -57,11 +57,11 @@ class Handlers:
     visitors: weakref.WeakValueDictionary[str, VisitorSession] = field(default_factory=weakref.WeakValueDictionary)
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def visits(self, visitor: str, here: bool) -> None:
-        """Note that a visitor's tab is open or closed."""
-        session = self.visitors.get(visitor)
+    def unload(self, request: gr.Request) -> None:
+        """End the work of a visitor who closed the tab."""
+        session = self.visitors.get(str(request.session_hash))
         if session is not None:
-            session.visit(here)
+            session.stop.set()
 
     def load_models(self) -> None:
         """Load the bundled models and the first one of ``--model-dir``. An error is reported to the visitor who chooses

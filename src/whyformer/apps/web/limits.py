@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.apps.web.examples import FOLDER, START_MODEL, STORED_MODEL
+from whyformer.apps.web.examples import START_MODEL, STORED_MODEL
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
@@ -32,7 +31,6 @@ class PageLimits:
         characters: characters of a text.
         maps: methods times classes in one view.
         tokens: tokens of an answer.
-        uploads: bytes of all uploads together.
         seconds: time for one request.
     """
 
@@ -41,7 +39,6 @@ class PageLimits:
     characters: int = 20_000
     maps: int = 24
     tokens: int = 64
-    uploads: int = 2**30
     seconds: float = 900.0
 
     def text(self, raw: Any) -> str:
@@ -83,27 +80,6 @@ def uploaded(path: Any, folder: Path) -> Path:
     if not inside:
         raise InputError("that file was not uploaded to this page: drop the picture again")
     return file
-
-
-def has_room(folder: Path, most: int, age: float = 3600.0) -> bool:
-    """Delete old uploads (not the examples), and return True if another upload fits.
-
-    Args:
-        folder: the folder of uploads.
-        most: bytes of all uploads together.
-        age: seconds after which an upload is deleted.
-    """
-    total, oldest = 0, time.time() - age
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # deleted meanwhile
-            facts = file.lstat()
-            if file.is_dir() or file.is_relative_to(folder / FOLDER):
-                continue
-            if facts.st_mtime < oldest:
-                file.unlink()
-            else:
-                total += facts.st_size
-    return total < most
 
 
 def hub_id(name: str) -> str:

@@ -142,7 +142,8 @@ def _add_results(add: Callable[..., Any]) -> None:
 
 def build(handlers: Handlers) -> gr.Blocks:
     """Return the page as gradio blocks."""
-    with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
+    # uploads are deleted after an hour
+    with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as page:
         parts = _components(handlers)
         wires = _Wires(handlers, parts)
         changed = _listen_to_input(wires)
@@ -152,6 +153,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         # the status tells how far it is: a bar would appear for a moment whenever the page opens
         page.load(**wires.work(partial(opening.restore, handlers), wires.all, js=_HASH, **wires.serial))
         page.load(_linger, **wires.parallel)
+        page.unload(handlers.unload)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,15 +18,15 @@ from gradio.networking import setup_tunnel
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from whyformer.apps.http import server
-from whyformer.apps.web.gate import PageGate
+from whyformer.apps.http import RequestChecks, server
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.limits import has_room
 from whyformer.apps.web.page import build, look
 from whyformer.errors import LoadError
 
 USER = "whyformer"
 CONNECTIONS = 256
+PATIENCE = 30.0
+"""Seconds for a body to arrive."""
 GRACE = 2.0
 """Seconds in which requests may finish when the page ends. Streams, such as progress, end then."""
 
@@ -43,15 +42,10 @@ def application(handlers: Handlers, hosts: list[str], password: str | None) -> F
     """
     page = build(handlers)
     page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
-    here = {number for number, function in page.fns.items() if function.fn is not None}
-
-    def runs_here(number: Any) -> bool:
-        return type(number) is int and number in here
-
-    room = partial(has_room, handlers.uploads, handlers.limits.uploads)
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(PageGate, room=room, visits=handlers.visits, runs_here=runs_here),
+        # a form is a little larger than the file in it
+        Middleware(RequestChecks, size=handlers.limits.size + 2**16, seconds=PATIENCE),
     ]
     app: FastAPI = gr.mount_gradio_app(
         FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),

@@ -15,7 +15,7 @@ from whyformer.apps import ended_by_signal, is_local
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.errors import InputError, import_optional
 
-SHORTEST_PASSWORD = 8
+SHORTEST_PASSWORD = 12
 PORTS = range(7860, 7960)
 EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts for which the page listens on all addresses of the machine."""
@@ -25,7 +25,7 @@ def check_exposure(host: str, share: bool, password: str | None) -> bool:
     """Return True if other machines can reach the page, after checking that there is a password.
 
     Raises:
-        InputError: no password, or one of fewer than 8 characters.
+        InputError: no password, or one of fewer than 12 characters.
     """
     local = is_local(host)
     if password is not None and len(password) < SHORTEST_PASSWORD:

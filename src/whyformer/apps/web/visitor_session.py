@@ -33,8 +33,6 @@ MOST_BYTES = 2**30
 """Bytes that the caches of all sessions may hold together."""
 PAUSE = 0.25
 """Seconds between two progress updates."""
-GONE = 600.0
-"""Seconds after which the session of a visitor who left is emptied."""
 Track = Callable[..., Iterable[Any]]
 Value = TypeVar("Value")
 
@@ -107,7 +105,6 @@ class VisitorSession:
     def __init__(self, most: int = 2**28) -> None:
         self.most = most
         self.number = 0  # of the newest input that is known: PageInput.number
-        self.left: float | None = None
         self.stop = threading.Event()
         self.forget()
         _SESSIONS.add(self)
@@ -141,8 +138,7 @@ class VisitorSession:
             del self.cache[next(iter(self.cache))]
         self.bytes = size
         for other in sorted(_SESSIONS, key=lambda session: session.used):
-            gone = other.left is not None and time.monotonic() - other.left > GONE
-            if gone or (other is not self and sum(session.bytes for session in _SESSIONS) > MOST_BYTES):
+            if other is not self and sum(session.bytes for session in _SESSIONS) > MOST_BYTES:
                 other.forget()
 
     def begin(self) -> threading.Event:
@@ -156,12 +152,6 @@ class VisitorSession:
         number = self.number + 1 if number is None else number
         if number > self.number:
             self.number, self.subject = number, None
-            self.stop.set()
-
-    def visit(self, here: bool) -> None:
-        """Note that the visitor's tab is open or closed. Closing it ends what runs; the cache is emptied later."""
-        self.left = None if here else time.monotonic()
-        if not here:
             self.stop.set()
 
     def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Watch:
