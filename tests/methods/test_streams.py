@@ -225,6 +225,30 @@ def test_rollout_of_encoder_decoder_equals_reference() -> None:
     assert torch.allclose(e.part("decoder_input_ids").scores[0], row, atol=1e-6)
 
 
+def test_rollout_of_learned_vectors_that_read_the_input_first_equals_reference() -> None:
+    """Perceiver: learned vectors attend to the tokens, then to themselves."""
+    torch.manual_seed(0)
+    sizes = {"d_latents": 16, "d_model": 12, "num_latents": 6, "num_self_attends_per_block": 2}
+    heads = {"num_self_attention_heads": 2, "num_cross_attention_heads": 2}
+    config = hf.PerceiverConfig(**sizes, **heads, num_blocks=1, vocab_size=50, max_position_embeddings=20)
+    model = randomise(hf.PerceiverForSequenceClassification(config)).eval()
+    inputs = {"inputs": torch.randint(5, 50, (2, 12)), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    states: list[Tensor] = []
+    handle = model.perceiver.encoder.register_forward_hook(lambda *a: states.append(a[2][0]))
+    maps: list[Tensor] = []
+    layers = [model.perceiver.encoder.cross_attention, *model.perceiver.encoder.self_attends]
+    handles = [layer.attention.self.register_forward_hook(lambda *a: maps.append(a[2][1].mean(1))) for layer in layers]
+    logits = model(**inputs, output_attentions=True).logits
+    for one in (handle, *handles):
+        one.remove()
+    (gradient,) = torch.autograd.grad((logits**2).sum() / 2, states[0])
+    row = gradient.norm(dim=-1) / gradient.norm(dim=-1).sum(1, keepdim=True)
+    for attention in (maps[2], maps[1]):
+        row = (row + torch.einsum("bq,bqk->bk", row, attention)) / 2
+    expected = torch.einsum("bq,bqk->bk", row, maps[0]) / 2
+    torch.testing.assert_close(whyformer.explain(model, inputs, method="rollout").scores, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_words_and_patches_of_joint_sequence_have_scores() -> None:
     model, inputs = vilt()
     e = whyformer.explain(model, inputs, "rollout")

@@ -24,7 +24,7 @@ from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Callback, Change, ForwardPass, Layout, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.members import Members
-from whyformer.tape.mixing import mixes
+from whyformer.tape.mixing import mixes, multiplies_constants
 from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
@@ -234,9 +234,19 @@ class MapPass:
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
         pools = all(a.is_learned and a.queries is not None for a in others)
-        complete = are_known and pools and all(map(_is_complete, self.layout.streams))
+        complete = are_known and pools and all(map(self._attends_visibly, self.layout.streams))
         first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
         return complete and not any(map(self._mixed_before, first.values()))
+
+    def _attends_visibly(self, stream: Stream) -> bool:
+        """Return False if the rows of a stream are learned vectors that may have attended to themselves before they
+        attended to an input, so that this attention map is unknown."""
+        self_attends = [any(a.is_self for a in block.attentions) for block in stream.blocks]
+        if not stream.is_learned or all(self_attends) or not any(self_attends):
+            return True
+        first = self_attends.index(True)
+        recording, before = self.recording, stream.blocks[first].entry
+        return not any(self_attends[:first]) and not multiplies_constants(self.program, recording.tape, before)
 
     def _mixed_before(self, attention: Attention) -> bool:
         """Return True if the key rows of an attention do not attend, and may have been mixed before it."""
@@ -470,10 +480,3 @@ def map_pass_of(
     map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
     ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
     return replace(map_pass, ends={map_pass.name_of(s): s for s in ends})
-
-
-def _is_complete(stream: Stream) -> bool:
-    """Return True if the rows of a stream attend to themselves in all of its blocks or in none. Otherwise, learned
-    vectors attended to themselves before they attended to an input, and that attention map is unknown."""
-    self_attends = [any(a.is_self for a in block.attentions) for block in stream.blocks]
-    return not stream.is_learned or all(self_attends) or not any(self_attends)

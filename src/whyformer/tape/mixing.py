@@ -16,7 +16,7 @@ from whyformer.tape.tables import EXTENSIONS, KINDS, SOFTMAXES
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import decisions, replay
 
-__all__ = ["find_mixing", "mixes"]
+__all__ = ["find_mixing", "mixes", "multiplies_constants"]
 
 
 def find_mixing(
@@ -121,3 +121,18 @@ def _reads_beside(call: Call, tape: Tape, rows: Rows) -> bool:
         sizes = zip(tape.shapes[followed[0]], tape.shapes[call.results[0]], strict=True)
         return any(before == 1 < after for before, after in sizes)
     return KINDS.get(call.name) == "linear" and len(followed) > 1
+
+
+def multiplies_constants(program: Program, tape: Tape, value: int) -> bool:
+    """Return True if a value depends on a product of two computed constants, such as the attention of learned vectors to
+    one another. A weight, which is a parameter or a view of one, is not computed."""
+    computed: set[int] = set()
+    for call in needed_calls(tape.calls, [value]):
+        inputs = [o for o in call.operands if o in computed]
+        if program.carry[call.results[0]]:
+            continue
+        if KINDS.get(call.name) == "linear" and len(inputs) > 1:
+            return True
+        if inputs or KINDS.get(call.name) != "view":
+            computed.update(call.results)
+    return False
