@@ -124,8 +124,8 @@ def _reads_beside(call: Call, tape: Tape, rows: Rows) -> bool:
 
 
 def multiplies_constants(program: Program, tape: Tape, value: int) -> bool:
-    """Return True if a value depends on a product of two computed constants, such as the attention of learned vectors to
-    one another. A weight, which is a parameter or a view of one, is not computed."""
+    """Return True if a value depends on a product of two computed constants, such as the attention of learned vectors
+    to one another. A weight, which is a parameter or a view of one, is not computed."""
     computed: set[int] = set()
     for call in needed_calls(tape.calls, [value]):
         inputs = [o for o in call.operands if o in computed]
