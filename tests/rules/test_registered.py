@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -330,12 +331,26 @@ def test_operation_registered_as_sum_of_two_branches(like: str, sign: int, metho
 
 def test_invalid_registrations_raise() -> None:
     with pytest.raises(InputError, match="Did you mean 'gelu'"):
-        scores(F.gelu, "lrp", rules={"my_ns::op": "gellu"})
+        scores(F.gelu, "lrp", rules={"i0": "gellu"})
     with pytest.raises(InputError, match="is not an operation"):
         scores(F.gelu, "lrp", rules={3: "gelu"})
     for bad in ({}, {"like": "gelu", "rule": Rule("mine")}, {"like": 3}):
         with pytest.raises(InputError, match="like="):
-            whyformer.rules.register("my_ns::op", **bad)
+            whyformer.rules.register("i0", **bad)
+    for name in ("relou", "my_ns::missing", F.softsign):
+        with pytest.raises(InputError, match="no operator"):
+            whyformer.rules.register(name, like="gelu")
+
+
+def test_python_functions_cannot_be_registered() -> None:
+    """A function of the user named like an operator must not change the rule of that operator."""
+
+    def relu(x: Tensor) -> Tensor:
+        return x.clamp(min=0)
+
+    for function in (relu, lambda x: x, print, math.exp):
+        with pytest.raises(InputError, match="as a module"):
+            whyformer.rules.register(function, like="identity")
 
 
 @pytest.mark.parametrize("variant", ["name", "autograd function", "module"])

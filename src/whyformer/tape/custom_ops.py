@@ -90,23 +90,31 @@ def recorded_as(operation: Any) -> Any:
         operation: such a key, a torch function, or an operator of ``torch.library``.
 
     Raises:
-        InputError: it is none of these, or an operator that torch decomposes into others, which are recorded instead.
+        InputError: it is none of these, there is no such operator, or torch decomposes it into others, which are
+            recorded instead.
     """
     if isinstance(operation, type) and issubclass(operation, torch.autograd.Function | nn.Module):
         return operation
     operator = getattr(operation, "_opoverload", operation)
     operator = getattr(operator, "overloadpacket", operator)
     name = operator if isinstance(operator, str) else getattr(operator, "_qualified_op_name", None)
-    if name is None and callable(operator) and not isinstance(operator, type):
+    if name is None and _is_of_torch(operator):
         name = getattr(operator, "__name__", None)
     if not isinstance(name, str) or not name:
         raise InputError(
-            f"{operation!r} is not an operation: pass the name of an operator, a torch function, or a class of "
-            "torch.autograd.Function or nn.Module"
+            f"{operation!r} is not an operation: pass the name of an operator, a function of torch, or a class of "
+            "torch.autograd.Function or nn.Module. Of other functions, the operations that they call are recorded: "
+            "write such a function as a module"
         )
     name = name.removeprefix("aten::").rstrip("_")
     name = _BELOW_AUTOGRAD.get(name, name)
-    if _is_decomposed(name):
+    overloads = _overloads(name)
+    if not overloads:
+        raise InputError(
+            f"torch has no operator '{name}': correct the name, import the module that defines it first, or name the "
+            "class of the module or of the autograd function that computes it"
+        )
+    if all(map(is_composite, overloads)):
         raise InputError(
             f"torch decomposes '{name}' into other operations, which are explained instead: leave it out, or name the "
             "class of the module or of the autograd function that calls it"
@@ -114,10 +122,17 @@ def recorded_as(operation: Any) -> Any:
     return name
 
 
-def _is_decomposed(name: str) -> bool:
-    packet = None if "::" in name else getattr(aten, name, None)
-    overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads() if "out" not in o]
-    return bool(overloads) and all(map(is_composite, overloads))
+def _is_of_torch(function: Any) -> bool:
+    """Return True for a function or method of torch."""
+    module = getattr(getattr(function, "__objclass__", function), "__module__", None)
+    return callable(function) and not isinstance(function, type) and str(module).partition(".")[0] == "torch"
+
+
+def _overloads(name: str) -> list[Any]:
+    """Return the overloads of an operator without those that write into given tensors; none if it does not exist."""
+    space, _, operator = name.rpartition("::")
+    packet = getattr(getattr(torch.ops, space or "aten"), operator, None)
+    return [] if packet is None else [getattr(packet, o) for o in packet.overloads() if "out" not in o]
 
 
 # -- a pass with custom operations -----------------------------------------------------------------------------------
