@@ -2,8 +2,9 @@
 
 To add an option, add a field to :class:`Options` and, for type checkers, a line to :class:`Keywords`. Every public
 function that takes a model, :class:`~whyformer.explaining.OpenedModel` and jobs then accept it, and so do the commands
-if it has an entry in :data:`WORDS`. Its name must differ from those of the methods' settings and of the parameters of
-these functions. This module does not import torch, because the command line reads it before torch is needed.
+and the page if it has an entry in :data:`WORDS`. Its name must differ from those of the methods' settings, of the
+parameters of these functions and of other options of the commands. This module does not import torch, because the
+command line reads it before torch is needed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 """Typer arguments of the options that commands and job files accept. An option whose default is False is a flag; any
 other has the ``type`` listed here, or is text."""
+PER_INPUT = tuple(name for name in WORDS if name not in ("device", "dtype"))
+"""The options that visitors of the page choose. Where a model runs is chosen when the page starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class Options:
     @property
     def named(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 

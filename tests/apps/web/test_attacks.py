@@ -68,7 +68,7 @@ def test_lists_of_heads_and_blocks_are_bounded():
 
 
 def test_request_for_billion_samples_is_refused_immediately(site, catalogue):
-    body = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False, False, ""]}
+    body = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, "", False, False]}
     passes = []
     handle = catalogue.load("bundled:sst2").model.register_forward_pre_hook(lambda *_: passes.append(1))
     event = httpx.post(f"{site}/gradio_api/call/explain", json=body).json()["event_id"]
@@ -79,7 +79,7 @@ def test_request_for_billion_samples_is_refused_immediately(site, catalogue):
 
 
 def test_invalid_request_is_not_logged(site, capfd):
-    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False, False, ""]}).json()["event_id"]
+    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, "", False, False]}).json()["event_id"]
     assert "give either text or picture" in httpx.get(f"{site}/gradio_api/call/explain/{event}").text
     assert "Traceback" not in capfd.readouterr().err
 

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 many = settings(max_examples=60, suppress_health_check=list(HealthCheck))
-TEXT = {"text": "A charming film.", "picture": None, "model": "bundled:sst2", "methods": ["gae", "rollout"], "targets": ["positive"], "settings": {"gae": {"composite": "plain"}}, "truncate": False, "measure": False, "checkpoint": False, "text_pair": ""}
+TEXT = {"text": "A charming film.", "picture": None, "model": "bundled:sst2", "methods": ["gae", "rollout"], "targets": ["positive"], "settings": {"gae": {"composite": "plain"}}, "measure": False, "text_pair": "", "truncate": False, "checkpoint": False}
 FORM = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\nContent-Type: image/png\r\n\r\nabc\r\n--x--\r\n'
 BOUNDARIES = st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data", "multipart/form-data; boundary=" + "y" * 5000, "application/json", ""])
 

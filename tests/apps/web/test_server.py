@@ -19,6 +19,7 @@ from waiting import HANG
 from whyformer.apps.web import PageLimits, running, server
 from whyformer.apps.web.running import USER
 from whyformer.errors import InputError
+from whyformer.options import DEFAULTS, PER_INPUT, WORDS
 
 # gradio leaves sockets and event loops to the garbage collector
 pytestmark = [
@@ -85,7 +86,13 @@ def test_endpoint_explains_pair_of_texts(client):
 def test_endpoint_is_listed_with_parameters(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
     assert list(endpoints) == ["/explain"]
-    assert [p["parameter_name"] for p in endpoints["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure", "checkpoint", "text_pair"]
+    assert [p["parameter_name"] for p in endpoints["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "measure", "text_pair", *PER_INPUT]
+
+
+def test_every_option_of_an_input_is_a_control_with_its_default(site):
+    controls = {component["props"].get("elem_id"): component["props"] for component in httpx.get(f"{site}/config").json()["components"]}
+    for name in WORDS.keys() - {"device", "dtype"}:
+        assert controls[f"wf-{name}"]["value"] == getattr(DEFAULTS, name)
 
 
 def test_documentation_example_runs(site, monkeypatch, capsys):
@@ -123,7 +130,7 @@ def test_invalid_endpoint_arguments_raise_with_message(site, arguments, message)
 
 
 def raw_call(site, arguments):
-    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False, "checkpoint": False, "text_pair": ""} | arguments
+    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "measure": False, "text_pair": "", **{name: getattr(DEFAULTS, name) for name in PER_INPUT}} | arguments
     started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
     started.raise_for_status()
     with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}") as stream:

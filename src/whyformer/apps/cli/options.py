@@ -177,6 +177,8 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
                 continue
             hints = _hints(kind)
             groups[parameter.name] = kind, list(hints)
+            if clash := hints.keys() & {p.name for p in parameters}:
+                raise TypeError(f"two options of the command {function.__name__} have the name {', '.join(clash)}")
             for name, hint in hints.items():
                 default = getattr(kind, name, parameter.empty)
                 parameters.append(parameter.replace(name=name, annotation=hint, default=default))

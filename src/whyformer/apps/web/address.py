@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode
 
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import uploaded
-from whyformer.apps.web.page_input import CONTROLS, FIELDS, PageInput
+from whyformer.apps.web.page_input import CONTROLS, FIELDS, OPTIONS, PageInput
 from whyformer.apps.web.visitor_session import View
 from whyformer.errors import InputError
 
@@ -21,7 +21,7 @@ def fragment(view: View, uploads: Path) -> str:
     """Return the fragment for a view, with the controls that differ from the defaults; a picture is named by its path
     inside the folder of uploads."""
     page_input = view.page_input
-    names = {*FIELDS[page_input.kind], *(_DRAWING if page_input.kind == "image" else ()), "checkpoint"} - {"classes"}
+    names = {*FIELDS[page_input.kind], *(_DRAWING if page_input.kind == "image" else ()), *OPTIONS} - {"classes"}
     values, defaults = asdict(page_input), asdict(PageInput(page_input.kind))
     facts = {name: values[name] for name in CONTROLS if name in names and values[name] != defaults[name]}
     facts |= {name: 1 for name, value in facts.items() if value is True}

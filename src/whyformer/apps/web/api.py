@@ -14,10 +14,11 @@ from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
+from whyformer.options import DEFAULTS, PER_INPUT, kind_of
 
 
 class EndpointCall(NamedTuple):
-    """Arguments of the endpoint. Gradio reads the defaults; they are never changed."""
+    """Arguments of the endpoint besides the options of the model. Gradio reads the defaults; they are never changed."""
 
     text: str = ""
     picture: dict | None = None  # type: ignore[type-arg]
@@ -25,9 +26,7 @@ class EndpointCall(NamedTuple):
     methods: list[str] = [DEFAULT_METHOD]  # noqa: RUF012
     targets: list[str] = []  # noqa: RUF012
     settings: dict = {}  # type: ignore[type-arg]  # noqa: RUF012
-    truncate: bool = False
     measure: bool = False
-    checkpoint: bool = False
     text_pair: str = ""
 
 
@@ -37,14 +36,16 @@ def endpoint(handlers: Handlers) -> Any:
     @sentences()
     def explain(*values: Any, **named: Any) -> dict:  # type: ignore[type-arg]
         """Explain a text or an uploaded picture. The answer has all maps, and code that repeats them."""
-        call = EndpointCall(*values, **named)
+        arguments = signature.bind(*values, **named).arguments
+        options = {name: arguments.pop(name) for name in PER_INPUT if name in arguments}
+        call = EndpointCall(**arguments)
         if bool(call.text) == bool(call.picture):
             raise PageError("give either text or picture")
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
         entered |= {"classes": call.targets, "model": model_for(kind, call.model, "model")}
-        page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | entered)
+        page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | options | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
@@ -78,7 +79,18 @@ def endpoint(handlers: Handlers) -> Any:
             ]
         return answer
 
-    signature = inspect.signature(EndpointCall).replace(return_annotation=dict)
+    signature = _signature()
     explain.__signature__ = signature  # type: ignore[attr-defined]
-    explain.__annotations__ |= get_type_hints(EndpointCall)
+    explain.__annotations__ |= {p.name: p.annotation for p in signature.parameters.values()}
     return explain
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of the endpoint: :class:`EndpointCall` and the options of the model."""
+    kinds = get_type_hints(EndpointCall)
+    parameters = [p.replace(annotation=kinds[p.name]) for p in inspect.signature(EndpointCall).parameters.values()]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for name in PER_INPUT:
+        default = getattr(DEFAULTS, name)
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=kind_of(name)))
+    return inspect.Signature(parameters, return_annotation=dict)

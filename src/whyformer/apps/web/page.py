@@ -17,10 +17,11 @@ from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.examples import ABOUT, STORED_MODEL
 from whyformer.apps.web.handlers import Handlers, Updates, sliders_of
 from whyformer.apps.web.messages import CANCELLED, piece, status
-from whyformer.apps.web.page_input import CONTROLS
+from whyformer.apps.web.page_input import CONTROLS, OPTIONS
 from whyformer.apps.web.visitor_session import VisitorSession
 from whyformer.defaults import grouped
 from whyformer.methods import list_methods
+from whyformer.options import WORDS, kind_of
 from whyformer.show.html import asset, render
 from whyformer.show.typeface import PAGES
 
@@ -116,7 +117,9 @@ def _add_choices(add: Callable[..., Any], handlers: Handlers) -> None:
     add("length", gr.Slider, 1, most, value=16, step=1, label=label, buttons=[], visible=False)
     with add("accordion", gr.Accordion, "Settings", open=False):
         add("form", js_on_load="element.addEventListener('change', () => trigger('input'));")
-        add("checkpoint", gr.Checkbox, label="Use less memory: compute each block again (checkpoint)")
+        for name in OPTIONS:
+            component = gr.Checkbox if kind_of(name) is bool else gr.Textbox
+            add(name, component, label=name.capitalize().replace("_", " "), info=WORDS[name]["help"])
 
 
 def _add_results(add: Callable[..., Any]) -> None:
@@ -271,7 +274,7 @@ def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:
     def save(session: VisitorSession, kind: str) -> Updates:
         return {"file": handlers.download(session, kind)}
 
-    settings = [classes.input, form.input, parts["checkpoint"].input]
+    settings = [classes.input, form.input, *(parts[name].input for name in OPTIONS)]
     explain, again = (wires.work(function, _RESULTS) for function in (handlers.explain, handlers.explain_again))
     go.click(None, None, parts["status"], js=_WAIT, **wires.private)
     running = [go.click(trigger_mode="once", **explain)]

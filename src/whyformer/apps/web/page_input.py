@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from whyformer.errors import InputError
-from whyformer.options import Options
+from whyformer.options import DEFAULTS, NAMES, PER_INPUT, Options, kind_of
 from whyformer.show.look import OPACITY
 
 FIELDS = {
@@ -16,12 +16,14 @@ FIELDS = {
     "answer": ("picture", "sentence", "length", "chat"),
 }
 """Kinds of explanations, and the controls of their inputs."""
+OPTIONS = tuple(name for name in PER_INPUT if not any(name in names for names in FIELDS.values()))
+"""The options of all kinds of explanations."""
 STYLES = ("colours", "contours", "kept")
 
 
 @dataclass(frozen=True)
-class PageInput:
-    """The values of :data:`CONTROLS`, with their defaults.
+class PageInput(Options):
+    """The values of :data:`CONTROLS`, with their defaults; among them the options of the model.
 
     Attributes:
         picture: path of the picture.
@@ -38,8 +40,6 @@ class PageInput:
     model: str = ""
     methods: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
-    truncate: bool = False
-    checkpoint: bool = False
     style: str = "colours"
     opacity: float = OPACITY
     keep: float = 0.2
@@ -56,7 +56,7 @@ class PageInput:
 
     @property
     def options(self) -> Options:
-        return Options(truncate=self.truncate, checkpoint=self.checkpoint)
+        return Options(**self.named)
 
     @property
     def look(self) -> dict[str, Any]:
@@ -85,8 +85,7 @@ class PageInput:
             model=str(entered["model"] or ""),
             methods=names,
             classes=classes,
-            truncate=kind == "text" and bool(entered["truncate"]),
-            checkpoint=bool(entered["checkpoint"]),
+            **{name: option_of(name, entered[name]) for name in PER_INPUT if name in (*FIELDS[kind], *OPTIONS)},
             **drawing_of(entered["style"], entered["opacity"], entered["keep"]),
             length=length if type(length) is int else 0,
             chat=bool(entered["chat"]),
@@ -95,8 +94,21 @@ class PageInput:
         )
 
 
-CONTROLS = tuple(control.name for control in fields(PageInput))
+CONTROLS = tuple(f.name for f in fields(PageInput) if f.name in PER_INPUT or f.name not in NAMES)
 """Names of the controls. The last two are added by the browser: the number of the input, and the settings of a form."""
+
+
+def option_of(name: str, value: Any) -> Any:
+    """Return the value of an option of the model, from a value of any type; the default for no value."""
+    kind = kind_of(name)
+    if kind is bool:
+        return bool(value)
+    if value in (None, ""):
+        return getattr(DEFAULTS, name)
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a {kind.__name__}, not {value!r}") from None
 
 
 def number_of(entered: Mapping[str, Any]) -> int:

@@ -68,7 +68,8 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
         parts += ["--setting", f"{key}={json.dumps(value)}"]
     for option, value in view.look.items():
         parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
-    parts += [f"--{name}" for name in view.page_input.options.named]
+    for option, value in view.page_input.options.named.items():
+        parts += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     parts += ["--image", view.picture.title] if view.picture is not None else []
     parts += ["--chat"] if view.page_input.chat else []
     parts += ["-n", str(view.page_input.length)] if view.asks else ["--format", "png,html,json"]
