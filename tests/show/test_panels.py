@@ -24,6 +24,11 @@ def test_each_map_has_a_panel_titled_by_differing_settings():
     assert drawing.axes[3].get_position().y1 < first.y0
 
 
+def test_panels_of_several_targets_are_titled_by_target():
+    titles = [t.get_text().split("  ")[0] for t in panels([picture(target=0), picture(target=1)]).texts]
+    assert titles[:2] == ["cat", "dog"]
+
+
 def test_differing_aggregation_is_in_title():
     several = [picture(settings={"aggregation": {"layers": b, "heads": "mean"}}) for b in range(3)]
     assert [t.get_text().split("  ")[0] for t in panels(several).texts] == ["layer 0", "layer 1", "layer 2", "mattered (no sign)"]

@@ -69,3 +69,35 @@ def test_pages_embed_typeface_and_fragments_do_not():
     assert html.page(sentence()).count("@font-face") == len(typeface.FACES)
     assert "@font-face" not in html.fragment(sentence())
     assert "font-family:Inter,system-ui" in html.fragment(sentence())
+
+
+NAMES = {"wide": "W" * 60, "words": "Greater Swiss Mountain dog of the northern valleys and of the plains below them", "Arabic": "كلب الجبل السويسري " * 4}
+LONG = {
+    "grid": lambda maps: show.figure(maps),
+    "panels": lambda maps: show.panels(maps),
+    "bars": lambda maps: show.bars(maps[0], 2),
+    "waterfall": lambda maps: show.waterfall(maps[0], 2),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("drawing", LONG)
+def test_long_names_are_cut_to_their_place_and_probabilities_are_not(drawing, name):
+    labels = {0: NAMES[name], 1: NAMES[name][::-1], 2: "emu"}
+    maps = [picture(target=i, labels=labels, diagnostics={"signed": True}, pictures=torch.zeros(1, 32, 48, 3, dtype=torch.uint8)) for i in (1, 0)]
+    drawn = LONG[drawing](maps)
+    drawn.set_dpi(100)  # hinting makes letters widest here
+    drawn.canvas.draw()
+    texts = [text for text in drawn.findobj(Text) if text.get_text() and text.get_visible()]
+    boxes = [text.get_window_extent() for text in texts]
+    for i, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.x1 <= drawn.bbox.x1, texts[i].get_text()
+        assert not any(box.overlaps(other) for other in boxes[:i]), texts[i].get_text()
+    if drawing != "panels":
+        assert any("”? 90.9 %" in text.get_text().replace("\u2069", "") for text in texts)
+        assert not any("□" in text.get_text() for text in texts)
+
+
+def test_figures_are_saved_at_high_resolution_by_default():
+    for name in ("grid", "inside"):
+        assert FIGURES[name]().dpi == paper.DPI >= 200

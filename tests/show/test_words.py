@@ -172,6 +172,12 @@ def test_heading_shortens_long_name_but_not_probability(limit):
     assert len(heading) <= max(limit, len("Why “Gre…”? 90.9 %"))
 
 
+def test_right_to_left_name_is_isolated_from_number():
+    """Without the isolate, the number would be displayed inside the name."""
+    before, _, after = w.heading(picture(labels={0: "cat", 1: "كلب", 2: "emu"})).partition("\u2068كلب\u2069")
+    assert (before, after) == ("Why “", "”? 90.9 %")
+
+
 def test_bfloat16_scores_are_converted():
     assert w.array(torch.tensor([0.5], dtype=torch.bfloat16)).tolist() == [0.5]
 

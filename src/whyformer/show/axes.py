@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import check_count
@@ -10,7 +11,7 @@ from whyformer.show.bars import draw_rows, strongest
 from whyformer.show.layout import by_input
 from whyformer.show.look import Look
 from whyformer.show.painting import drawable, overlay
-from whyformer.show.typeface import families, printable
+from whyformer.show.typeface import families, fitted, printable
 from whyformer.show.words import heading, input_share
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
 
         ax = pyplot.gca()
     e, *others = by_input(e[sample], style.smooth)
-    lines = [heading(e, limit=48)]
+    wide = ax.get_window_extent().width / ax.figure.dpi
+    lines = [fitted(partial(heading, e), wide, 10)]
     if others:
         lines.append(f"{input_share(e)} · not drawn: {', '.join(map(input_share, others))}")
     ax.set_title("\n".join(map(printable, lines)), fontsize=10, parse_math=False, family=families())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import prepared_sample, prepared_samples
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import families, measure, printable
+from whyformer.show.typeface import families, fitted, printable
 from whyformer.show.words import (
     agnostic,
     format_score,
@@ -23,7 +24,6 @@ from whyformer.show.words import (
     method_name,
     notes,
     position_name,
-    short,
     target_name,
     visible,
     words,
@@ -52,7 +52,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     check_count("k", k)
     e = prepared_sample(e, sample, smooth=0)
     rows, signed = _with_rest(strongest(e), k), colours.scale_of(e).signed
-    return _from_zero(f"{heading(e)} · {method_name(e)}", rows, signed, legend_labels(e), notes([e]))
+    return _from_zero(partial(_question, e), rows, signed, legend_labels(e), notes([e]))
 
 
 def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, least: int = 1) -> Figure:
@@ -117,7 +117,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
         rows.append(("special tokens", total - shown_sum))
     rows = _with_rest(rows, k)[::-1]
     ends = np.cumsum([end - total, *(score for _, score in rows)]).tolist()
-    paper, axes = _chart(f"{heading(e)} · {method_name(e)}", rows, "{:+.3g}", True, ends[:-1])
+    paper, axes = _chart(partial(_question, e), rows, "{:+.3g}", True, ends[:-1])
     axes.set_xlim(min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1)
     for word, value, y, side in (("begins", ends[0], -0.6, "bottom"), ("ends", ends[-1], len(rows) - 0.4, "top")):
         text = f"{word} at {format_score(value)}"
@@ -141,7 +141,15 @@ def _with_rest(rows: list[Row], k: int) -> list[Row]:
     return [*first, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else first
 
 
-def _from_zero(title: str, rows: list[Row], signed: bool, labels: tuple[str, str], remarks: list[str]) -> Figure:
+def _question(e: Explanation, limit: int) -> str:
+    """Return the question and the method in ``limit`` characters; only the name of the class is cut."""
+    after = f" · {method_name(e)}"
+    return heading(e, limit - len(after)) + after
+
+
+def _from_zero(
+    title: str | Callable[[int], str], rows: list[Row], signed: bool, labels: tuple[str, str], remarks: list[str]
+) -> Figure:
     """Draw bars that start at 0, and below them the meanings of their colours."""
     paper, axes = _chart(title, rows, "{:.4g}", signed)
     limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
@@ -157,11 +165,15 @@ def _size(rows: list[Row]) -> tuple[float, float]:
 
 
 def _chart(
-    title: str, rows: list[Row], form: str, signed: bool, starts: Sequence[float] = (0.0,)
+    title: str | Callable[[int], str],
+    rows: list[Row],
+    form: str,
+    signed: bool,
+    starts: Sequence[float] = (0.0,),
 ) -> tuple[Paper, Axes]:
     """Draw the rows below a title, each bar between its name and its score in the format ``form``."""
     paper = Paper()
-    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
+    paper.write(fitted(title, _size(rows)[0] - 0.2, 10, "bold"), 0.1, 0.12, 10, va="top", weight="bold")
     axes = paper.axes(_LEFT + _RIGHT, _TOP, _WIDE, len(rows) * _LINE)
     axes.set_axis_on()
     axes.set_frame_on(False)
@@ -178,15 +190,8 @@ def draw_rows(axes: Axes, rows: Sequence[Row], signed: bool, starts: Sequence[fl
     scores = [score for _, score in rows]
     inks = [colours.code(colours.colour_of(score, signed)) for score in scores]
     drawn = axes.barh(range(len(rows)), scores, 0.67, starts, color=inks)
-    axes.set_yticks(range(len(rows)), [_cut(name) for name, _ in rows], fontsize=8, parse_math=False)
+    names = [printable(fitted(name, _LEFT - 0.2, 8)) for name, _ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(labelfontfamily=families())
     return drawn
-
-
-def _cut(name: str) -> str:
-    """Cut a name to the width of its column."""
-    letters = 34
-    while letters > 4 and measure(short(name, letters), 8) > _LEFT - 0.2:
-        letters -= 1
-    return printable(short(name, letters))

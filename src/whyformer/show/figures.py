@@ -17,7 +17,7 @@ from whyformer.show.layout import Section, prepared_samples, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay, plain
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import families, measure, printable
+from whyformer.show.typeface import families, fitted, measure, printable
 from whyformer.show.words import (
     agnostic,
     bar_labels,
@@ -112,7 +112,8 @@ def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]
     paper.picture(plain(e, _PIXELS), x, y, wide, high)
     for i, (name, value, _) in enumerate(listed):
         at = y + high + 0.08 + i * _LINE
-        paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
+        room = wide - measure(value, 7) - 0.1
+        paper.write(fitted(name, room, 7), x, at, 7, va="top", color=colours.SOFT)
         paper.write(value, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
     return end
 
@@ -128,13 +129,12 @@ def _rows(paper: Paper, part: Section, span: tuple[float, float, float, float], 
     x, y, wide, high = span
     below = 0.24 if any(map(trust_figures, part.explanations)) else 0.0  # for the bar of faithfulness
     for column, named in enumerate(part.heads):
-        _title(paper, heading(named, limit=int(wide * 13)), x + column * (wide + _GAP), y, wide)
+        _title(paper, fitted(partial(heading, named), wide, 9), x + column * (wide + _GAP), y, wide)
     y += _TITLE
     for method, row in zip(part.methods, part.cells, strict=True):
         room = len(row) * (wide + _GAP) - _GAP
         size = max(5.0, min(7.0, 7.0 * room / measure(visible(method), 7)))
-        name = short(method, round(len(method) * min(1.0, room / measure(visible(method), size))))
-        paper.write(name, x, y + _NAME - 0.05, size, va="bottom", color=colours.SOFT)
+        paper.write(fitted(method, room, size), x, y + _NAME - 0.05, size, va="bottom", color=colours.SOFT)
         barred = False
         for column, e in enumerate(row):
             if e is None:
@@ -192,7 +192,7 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
 
 # -- panels ------------------------------------------------------------------------------------------------------
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
-    """Return a figure with a small map for each explanation, titled by the settings that differ and its largest score.
+    """Return a figure with a small map for each explanation, titled by what differs and its largest score.
 
     Each map is scaled separately. Texts are listed as by :func:`figure`.
 
@@ -217,9 +217,8 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
-        limit = max(8, int(wide * 19))
-        full = f"{title}  max {format_score(float(colours.largest(e)))}"
-        label = full if len(full) <= limit else short(title, limit)
+        after = f"max {format_score(float(colours.largest(e)))}"
+        label = f"{fitted(title, wide - measure(after, 5.5) - 0.08, 5.5)}  {after}"
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
     different = list(dict.fromkeys(map(legend_labels, singles)))[:2]
     for i, labels in enumerate(different):
@@ -228,15 +227,16 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
 
 
 def _titles(explanations: list[Explanation]) -> list[str]:
-    """Return what differs between explanations: settings, including those of an aggregation, then the method."""
+    """Return what differs between explanations: settings, including those of an aggregation, then method and target."""
     flat = []
     for e in explanations:
         inner = e.settings.get("aggregation")
-        settings = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
+        settings = e.settings | (inner if isinstance(inner, dict) else {})
+        settings |= {"method": e.method, "target": target_name(e)}
         flat.append({k: v for k, v in settings.items() if k != "aggregation"})
     keys = list(dict.fromkeys(k for settings in flat for k in settings))
     differing = [k for k in keys if len({str(settings.get(k)) for settings in flat}) > 1]
-    named = {k: "" if k == "method" else f"{k.rstrip('s')} " for k in differing}
+    named = {k: "" if k in ("method", "target") else f"{k.rstrip('s')} " for k in differing}
     titles = (" ".join(f"{name}{s[k]}" for k, name in named.items() if k in s) for s in flat)
     return [visible(title) or str(i) for i, title in enumerate(titles)]
 
@@ -281,7 +281,7 @@ def matrix(
         if named:
             axis.set_ticks(range(len(named)), [printable(n) for n in named], rotation=turn, parse_math=False)
     if title:
-        paper.write(short(visible(title), int(width * 11)), 0.08, 0.08, 9, va="top")
+        paper.write(fitted(visible(title), width - 0.16, 9), 0.08, 0.08, 9, va="top")
     paper.bar(scale, cmap, (left + wide + 0.08, head + above, 0.09, high))
     return paper.finished(width, above + high + head + 0.1)
 
@@ -301,7 +301,7 @@ def strip(made: Strip) -> Figure:
     paper, width = Paper(), left + steps * (cell + gap)
     quantity = "value" if made.numeric else "probability"
     title = f"{quantity} of {made.target} as pixels are replaced by {made.baseline}, in the order of {made.method}"
-    paper.write(short(visible(title), int(width * 11)), 0.06, 0.06, 9, va="top")
+    paper.write(fitted(visible(title), width - 0.12, 9), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)
         below = y + tall
@@ -319,6 +319,6 @@ def strip(made: Strip) -> Figure:
             value = format_score(share) if made.numeric else percent(share)
             paper.write(value, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
-                label = short(visible(predicted), 13)
+                label = fitted(visible(predicted), cell - measure(value, 7) - 0.05, 7)
                 paper.write(label, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
     return paper.finished(width, top + orders * (tall + foot))

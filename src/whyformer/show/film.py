@@ -10,7 +10,8 @@ from whyformer.show import answers, colours
 from whyformer.show.look import Look
 from whyformer.show.painting import drawn_size, overlay, plain
 from whyformer.show.paper import Paper
-from whyformer.show.words import format_score, notes, short, visible
+from whyformer.show.typeface import fitted
+from whyformer.show.words import format_score, notes, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     signed = any(colours.scale_of(e).signed for maps in films for e in maps)
     legend = f"{colours.legend(signed, 'the word')}; each map scaled by its own largest score"
     paper = Paper()
-    paper.write(short(visible(_question(talk)), int(width * 13)), _GAP, 0.08, 9, va="top")
+    paper.write(fitted(visible(_question(talk)), width - 2 * _GAP, 9), _GAP, 0.08, 9, va="top")
     paper.write(answers.source(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
     for row, maps in enumerate(films):
         for number in range(cells):
@@ -84,7 +85,7 @@ def _question(talk: Conversation) -> str:
 def _word(paper: Paper, g: Generation, e: Explanation, step: int, x: float, y: float, wide: float) -> None:
     """Write a word below its picture, and in small letters its probability and the largest score of its map."""
     word = visible(g.pieces[g.start + step].strip() or g.pieces[g.start + step])
-    paper.write(short(word, int(wide * 9)), x, y + 0.05, 11, ha="center", va="top", weight="bold")
+    paper.write(fitted(word, wide, 11, "bold"), x, y + 0.05, 11, ha="center", va="top", weight="bold")
     probability = f"p {g.probability(step):.2f} · " if g.unit == "token" else ""
     largest = format_score(float(colours.largest(e)))
     paper.write(f"{probability}largest {largest}", x, y + 0.25, 6, ha="center", va="top", color=colours.SOFT)

@@ -10,8 +10,8 @@ import numpy as np
 
 from whyformer.errors import InputError, check_count
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import printable
-from whyformer.show.words import format_score, short
+from whyformer.show.typeface import fitted, measure
+from whyformer.show.words import format_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +43,8 @@ def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
     for i, maximum in enumerate(maxima):
         x, y = _GAP + i % columns * (wide + _GAP), _TOP + i // columns * (high + _TOP)
         paper.picture(np.asarray(maximum.shown), x, y, wide, high)
-        label = short(printable(maximum.unit), max(8, int(wide * 19) - 8))
         value = format_score(float(f"{maximum.activation:.3g}"))
-        paper.write(f"{label}  {value}", x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
+        label = f"{fitted(maximum.unit, wide - measure(value, 5.5) - 0.08, 5.5)}  {value}"
+        paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
     rows = math.ceil(len(maxima) / columns)
     return paper.finished(_GAP + columns * (wide + _GAP), _GAP + rows * (high + _TOP))

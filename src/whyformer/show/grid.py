@@ -8,7 +8,7 @@ import numpy as np
 
 from whyformer.show import answers, colours
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import measure
+from whyformer.show.typeface import fitted, measure
 from whyformer.show.words import short, visible
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def drawn(talk: Conversation, bare: bool = False) -> Figure:
     width = left + wide + 0.1 if bare else max(left + wide, _NARROWEST) + 0.2
     paper = Paper()
     if not bare:
-        paper.write(short(answers.question(talk), int(width * 11)), _EDGE, 0.1, 9, va="top", weight="bold")
-        paper.write(short(answers.source(g), int(width * 20)), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
+        room = width - 2 * _EDGE
+        paper.write(fitted(answers.question(talk), room, 9, "bold"), _EDGE, 0.1, 9, va="top", weight="bold")
+        paper.write(fitted(answers.source(g), room, 6.5), _EDGE, 0.28, 6.5, va="top", color=colours.SOFT)
     painted = colours.paint(np.stack([talk.unit(t) for t in range(len(g))])[:, :columns], talk.signed)
     later = np.arange(columns)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whyformer.show import colours
-from whyformer.show.typeface import dress, printable
-from whyformer.show.words import short
+from whyformer.show.paper import DPI
+from whyformer.show.typeface import dress, fitted, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +22,10 @@ def figure(inside: Inside, sample: int = 0, k: int = 10) -> Figure:
     from matplotlib.figure import Figure
 
     rows = max(len(inside.attention_blocks), inside.blocks, k, 4)
-    drawing = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white")
+    drawing = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white", dpi=DPI)
     heads, layers, neurons = drawing.subplots(1, 3, width_ratios=(1, 0.8, 0.8))
-    title = f"Where does “{short(inside.target_names[sample], 60)}” come from? ({inside.composite})"
+    name = fitted(inside.target_names[sample], 7, 10, "bold")
+    title = f"Where does “{name}” come from? ({inside.composite})"
     drawing.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False)
     _heads(heads, inside, sample)
     _layers(layers, inside, sample)

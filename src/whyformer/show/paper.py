@@ -11,13 +11,14 @@ import numpy as np
 
 from whyformer.errors import InputError
 from whyformer.show import colours
-from whyformer.show.typeface import families, printable
-from whyformer.show.words import short
+from whyformer.show.typeface import families, fitted, measure, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DPI = 200
+"""Resolution of figures and of their PNG files."""
 FORMATS = ("png", "svg", "pdf")
 GENERATOR = "whyformer"  # in the metadata of files
 _NOTE = 0.14  # inches a line of remarks
@@ -30,7 +31,7 @@ class Paper:
     def __init__(self) -> None:
         from matplotlib.figure import Figure
 
-        self._figure: Figure = Figure(facecolor="white")
+        self._figure: Figure = Figure(facecolor="white", dpi=DPI)
         self._placed: list[tuple[Callable[..., Any], tuple[float, float, float, float]]] = []
 
     def finished(self, width: float, height: float, notes: Iterable[str] = ()) -> Figure:
@@ -85,7 +86,8 @@ class Paper:
             self.write(against, x, y, 6.5, va="top", color=colours.code(colours.NEGATIVE))
         at, side = (x + wide, "right") if against else (x + wide / 2, "center")
         ink = colours.code(colours.POSITIVE if against else colours.MATTERED)
-        self.write(short(favour, int(wide * 21) - len(against)), at, y, 6.5, va="top", ha=side, color=ink)
+        room = wide - measure(against, 6.5) - 0.1 if against else wide
+        self.write(fitted(favour, room, 6.5), at, y, 6.5, va="top", ha=side, color=ink)
 
     def bar(
         self,
@@ -111,7 +113,7 @@ class Paper:
             edge.set_linewidth(0.5)
 
 
-def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:
+def encode(drawing: Figure, kind: str = "png", dpi: int = DPI) -> bytes:
     """Encode a figure as a PNG, SVG or PDF file; the same figure gives the same bytes."""
     if kind not in FORMATS:
         raise InputError(f"pictures are written as {', '.join(FORMATS)}, not {kind!r}")

@@ -11,12 +11,11 @@ import numpy as np
 from whyformer.show import colours
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
-from whyformer.show.typeface import measure
+from whyformer.show.typeface import fitted, measure
 from whyformer.show.words import (
     Word,
     heading,
     right_to_left,
-    short,
     special_tokens,
     truncated_parts,
     visible,
@@ -61,20 +60,22 @@ def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
     columns = [column for part in parts for column in part.columns]
     most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
     for named, rows in columns:
+        question = fitted(partial(heading, named), _WIDTH - 2 * _MARGIN, 10.5, "bold")
         for i, (name, e) in enumerate(rows):
-            blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
+            blocks.append((question if i == 0 else None, name, *_flow(e, most)))
     explanations = [e for part in parts for e in part.explanations]
     placed = [box for *_, boxes, _ in blocks for box in boxes]
     widest = max([_KEY, *(box.reach for box in placed)])
-    titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
+    titles = max(measure(head, 10.5, "bold") for head, *_ in blocks if head is not None)
     width = min(_WIDTH, max(_LEFT + widest, titles + _MARGIN) + _MARGIN)
     y += _MARGIN
     for head, name, boxes, high in blocks:
         if head is not None:
             paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
             y += _HEAD
-        label = [short(line, 30) for line in name.split(" · ")]
-        size = 8 if len(label) == 1 else 6.5
+        lines = name.split(" · ")
+        size = 8 if len(lines) == 1 else 6.5
+        label = [fitted(line, _LEFT - _MARGIN - 0.1, size) for line in lines]
         paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
         for box in boxes:
             _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)

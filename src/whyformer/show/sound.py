@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
 from whyformer.show.paper import Paper
-from whyformer.show.words import heading, legend_labels, short
+from whyformer.show.typeface import fitted
+from whyformer.show.words import heading, legend_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +36,8 @@ def draw(paper: Paper, y: float, parts: list[Section]) -> tuple[float, float]:
 def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: list[tuple[str, Explanation]]) -> float:
     """Draw a sound under one target, and return the height below it."""
     wide = _WIDTH - _LEFT - _RIGHT
-    paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
+    question = fitted(partial(heading, named), _WIDTH - 0.3, 10.5, "bold")
+    paper.write(question, 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
     y += _HEAD
     length = rows[0][1].scores.shape[1] / (rows[0][1].rate or 1)
     _wave(paper.axes(_LEFT, y, wide, _WAVE), part.first, length)
@@ -42,7 +45,7 @@ def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: lis
     for i, (name, e) in enumerate(rows):
         y += _GAP
         scale = colours.scale_of(e)
-        paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=colours.SOFT)
+        paper.write(fitted(name, _LEFT - 0.2, 8), 0.15, y + _STRIP / 2, 8, va="center", color=colours.SOFT)
         axes = paper.axes(_LEFT, y, wide, _STRIP)
         axes.set_axis_on()
         painted = colours.paint(scale.unit(array(e.scores[0])), scale.signed, None)[None]
@@ -55,7 +58,7 @@ def _column(paper: Paper, y: float, part: Section, named: Explanation, rows: lis
     low, high = legend_labels(rows[0][1])
     favour, against = colours.HUES["for"], colours.HUES["against"]
     text = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
-    paper.write(short(text, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
+    paper.write(fitted(text, _WIDTH - _LEFT, 6.5), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
     return y + _AXIS
 
 

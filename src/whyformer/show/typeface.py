@@ -6,9 +6,13 @@ pages include those in WOFF2.
 
 from __future__ import annotations
 
-from functools import cache
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from whyformer.show.words import ISOLATE, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,19 +62,32 @@ def _coverage() -> frozenset[int]:
 
 
 def printable(text: str) -> str:
-    """Replace characters that no installed font can draw by boxes."""
-    return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
+    """Replace characters that no installed font can draw by boxes; isolates of directions are not drawn."""
+    return "".join(c if c in ISOLATE + "\n" or ord(c) in _coverage() else "□" for c in text)
 
 
 @cache
-def measure(text: str, size: float) -> float:
-    """Return the width of a text in inches at a font size in points."""
+def measure(text: str, size: float, weight: str = "normal") -> float:
+    """Return the width of a text in inches at a font size in points, in normal or bold weight."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=families(), size=size)
+    font = FontProperties(family=families(), size=size, weight=weight)
     width, _, _ = text_to_path.get_text_width_height_descent(printable(text), font, ismath=False)
     if text.isspace():
         # a path has no width for spaces alone: measure them between two letters
-        return measure(f"a{text}a", size) - measure("aa", size)
+        return measure(f"a{text}a", size, weight) - measure("aa", size, weight)
     return float(width) / 72
+
+
+def fitted(text: str | Callable[[int], str], wide: float, size: float, weight: str = "normal") -> str:
+    """Cut a text to a width in inches at a font size in points; see :func:`measure`.
+
+    Args:
+        text: text to cut at its end, or a function that returns it in at most a number of characters, such as
+            :func:`whyformer.show.words.heading`.
+    """
+    cut = partial(short, text) if isinstance(text, str) else text
+    limits = range(1, int(wide * 288 / size) + 2)  # a letter is at least a quarter as wide as its size
+    wide /= 1.05  # hinting widens letters, by up to 4.5 % at 100 dpi
+    return cut(max(1, bisect_right(limits, wide, key=lambda limit: measure(cut(limit), size, weight))))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+ISOLATE = "\u2068\u2069"
+"""Characters around a name that may run from right to left, so that it does not reorder the text around it."""
 OPPOSITE = "opposite for"
 """Key of ``diagnostics`` while a text is drawn: the explanations of other targets whose scores are the negatives."""
 INPUT_SHARE = "part of several inputs"
@@ -391,7 +393,10 @@ def heading(e: Explanation, limit: int | None = None) -> str:
     name = target_name(e)
     if agnostic(e):
         return name if limit is None else short(name, limit)
-    return f"Why “{name if limit is None else short(name, max(4, limit - len('Why “”?' + after)))}”?{after}"
+    name = name if limit is None else short(name, max(4, limit - len("Why “”?" + after)))
+    if any(unicodedata.bidirectional(character) in ("R", "AL") for character in name):
+        name = name.join(ISOLATE)
+    return f"Why “{name}”?{after}"
 
 
 def short(text: str, limit: int) -> str:

@@ -225,6 +225,21 @@ def test_sentence_is_explained_and_word_shows_attention(site, visit, shoot):
     shoot(page, "app-sentence")
 
 
+def test_text_that_is_pasted_or_cut_clears_result(site, visit):
+    """Such a change comes without a key that writes a character."""
+    page = visit(site)
+    page.get_by_label("a sentence").check()
+    page.locator(".wf-word").first.wait_for()
+    wait_until_explained(page)
+    page.locator("#wf-sentence textarea").focus()
+    page.keyboard.insert_text(" Dull.")
+    page.get_by_text("The maps appear here.").wait_for()
+    explain(page)
+    page.locator("#wf-sentence textarea").focus()
+    page.keyboard.press("Backspace")
+    page.get_by_text("The maps appear here.").wait_for()
+
+
 def test_settings_change_scores_and_style_changes_only_drawing(site, visit, catalogue):
     page = visit(site)
     upload_digits(page)

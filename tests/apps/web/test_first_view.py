@@ -120,6 +120,13 @@ def test_user_input_is_neither_replaced_nor_explained_after_switch(visitor):
     assert visitor.session.view is None
 
 
+def test_example_picture_is_no_part_of_prompt_that_visitor_entered(visitor):
+    picture = {"path": opening.stored(visitor.handlers, visitor.session)["picture"]["value"]}
+    shown = after_switch(visitor, "answer", sentence="Words of my own.", picture=picture)
+    assert shown["picture"]["value"] is None
+    assert "value" not in shown["sentence"]
+
+
 def test_unchanged_field_updates_nothing(visitor):
     entered = visitor.entered(SENTENCE)
     *_, first = visitor.handlers.look(visitor.session, entered)

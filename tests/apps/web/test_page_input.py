@@ -179,6 +179,16 @@ def test_invalid_input_is_not_reported_as_ready(visitor, case):
     assert message in shown["status"] or not prompt.strip()
 
 
+def test_language_model_leaves_out_example_picture(storyteller):
+    picture = {"path": str(examples.copied(examples.PICTURES[0], storyteller.handlers.uploads))}
+    entered = storyteller.entered("Once upon a time", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=2) | {"picture": picture}
+    *_, ready = storyteller.handlers.look(storyteller.session, entered)
+    assert ready["picture"]["value"] is None and ready["picture"]["visible"] is False
+    *_, shown = storyteller.handlers.explain(storyteller.session, entered)
+    assert "in all" in shown["status"]
+    assert storyteller.session.view.picture is None
+
+
 def test_answer_is_shown_during_generation(storyteller, monkeypatch):
     monkeypatch.setattr("whyformer.apps.web.visitor_session.PAUSE", -1.0)
     reports = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 import whyformer
-from whyformer.apps.web import address, controls
+from whyformer.apps.web import address, controls, examples
 from whyformer.apps.web.messages import status
 from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.reproduce import surroundings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def view_of(handlers: Handlers, page_input: PageInput) -> tuple[Loaded, View]:
-    """Return the model and the view, checked."""
+    """Return the model and the view, checked. A language model leaves out a picture that is an example."""
     if len(page_input.methods) != 1:
         raise InputError("an answer is explained by one method: choose one")
     find(page_input.methods[0])  # checked before a model is loaded
@@ -40,6 +40,8 @@ def view_of(handlers: Handlers, page_input: PageInput) -> tuple[Loaded, View]:
     if not 1 <= page_input.length <= handlers.limits.tokens:
         raise InputError(f"an answer must have 1 to {handlers.limits.tokens} tokens here, not {page_input.length}")
     loaded = handlers.catalogue.load(page_input.model)
+    if loaded.modality == "text" and examples.is_example(page_input.picture, handlers.uploads):
+        page_input, picture = replace(page_input, picture=None), None
     if loaded.modality not in ("text", "both"):
         raise InputError(
             f"{page_input.model} reads {loaded.reads} and writes nothing: choose a model that generates text"

@@ -68,9 +68,14 @@ def copied(picture: Path, uploads: Path) -> Path:
 
 def untouched(page_input: PageInput, uploads: Path) -> bool:
     """Return True if the fields are empty or hold an example."""
-    entered = page_input.picture is not None and Path(str(page_input.picture)).parent != uploads / FOLDER
+    entered = page_input.picture is not None and not is_example(page_input.picture, uploads)
     typed = page_input.pair or page_input.sentence.strip() not in ("", *SENTENCES, *PROMPTS)
     return not (entered and page_input.kind != "text") and not (typed and page_input.kind != "image")
+
+
+def is_example(picture: Any, uploads: Path) -> bool:
+    """Return True if a picture is one of the page's, not the visitor's."""
+    return picture is not None and Path(str(picture)).parent == uploads / FOLDER
 
 
 @cache

@@ -165,8 +165,10 @@ class Handlers:
                     yield {"status": self.loading(page_input)}
                 if page_input.kind == "answer":
                     # the same checks as those of Explain, because this may follow it
-                    answers.view_of(self, page_input)
+                    loaded, view = answers.view_of(self, page_input)
                     updates: Updates = {"says": ""}
+                    if view.picture is None:
+                        updates["picture"] = gr.update(visible=loaded.modality == "both", value=None)
                 else:
                     updates = predicted(page_input, self.ready(session, page_input)[2])
                 yield updates | {"form": self.form(page_input), "status": status("Ready: press Explain.")}
@@ -325,5 +327,6 @@ def predicted(page_input: PageInput, e: Explanation, model: str = "The model") -
     choices = [(name, f"#{i}") for i, name in (best | rest).items()]
     valid = [c for c in page_input.classes if c in dict(choices).values()]
     selected = valid or [f"#{classes[0][0]}"]
-    says = piece("classes", model=model, classes=classes[:5], chosen=selected)
+    demo = examples.ABOUT.get(page_input.model)
+    says = piece("classes", model=model, demo=demo, classes=classes[:5], chosen=selected)
     return {"says": says, "classes": gr.update(choices=choices, value=valid)}

@@ -53,6 +53,8 @@ def switch(handlers: Handlers, session: VisitorSession, entered: Entered) -> Ite
             return
         updates = handlers.switch(session, page_input.kind, page_input.number)
         first = examples.entered(page_input.kind, 0, handlers.uploads) if untouched else {}
+        if not untouched and examples.is_example(page_input.picture, handlers.uploads):
+            first = {"picture": None}  # not a part of the visitor's question
         yield updates | {name: updates[name] | {"value": value} for name, value in first.items()}
 
 

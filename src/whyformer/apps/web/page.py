@@ -31,6 +31,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospa
 _WITH_FORM = "(...values) => [...values.slice(0, -2), window.whyformerNumber(), window.whyformerSettings()]"
 # in the browser, because an answer of the server could arrive after the maps of Explain
 _CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "() => window.whyformerModel()"
+_CLEAR_TEXT = "() => window.whyformerText()"
 _WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # after the page is built
@@ -39,7 +40,7 @@ _HASH = (
     "[...values.slice(0, -1), location.hash])"
 )
 KINDS = ("png", "html", "json")
-_PREDICTION = ("says", "classes", "form", "status")
+_PREDICTION = ("says", "classes", "form", "status", "picture")
 """The components that show a prediction."""
 _RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
 """The components that show an explanation."""
@@ -241,13 +242,15 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     def example(session: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
         return handlers.example(session, kind, event.example, decided)
 
-    changed = [kind.input, picture.upload, picture.clear, sentence.input, pair.input, parts["truncate"].input]
-    changed.append(parts["examples"].click)
+    changed = [kind.input, picture.upload, picture.clear, parts["truncate"].input, parts["examples"].click]
+    texts = [sentence.change, pair.change]  # gradio's event of input comes with keys, but not if text is pasted or cut
     # first, because gradio calls the listeners of an event in this order: the others fill what this clears
     cleared = [parts["board"], parts["status"]]
     gr.on(changed, None, None, cleared, js=_CLEAR, **wires.private)
+    gr.on(texts, None, None, cleared, js=_CLEAR_TEXT, **wires.private)
     model.input(None, None, cleared, js=_CLEAR_FOR, **wires.private)
-    gr.on([*changed, model.input], trigger_mode="multiple", **wires.enter(handlers.leave, ["status"]))
+    changed += [*texts, model.input]
+    gr.on(changed, trigger_mode="multiple", **wires.enter(handlers.leave, ["status"]))
     look = wires.enter(handlers.look, _PREDICTION, **wires.with_progress)
     begin = wires.work(partial(opening.begin, handlers), sorted({*_PREDICTION, *_RESULTS}))
     kind.input(**wires.enter(partial(opening.switch, handlers), wires.all)).then(**begin)
@@ -258,7 +261,7 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     for event in (picture.clear, sentence.blur, pair.blur, model.input, parts["truncate"].input):
         event(trigger_mode="always_last", **look)
     parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.serial), trigger_mode="always_last")
-    return [*changed, model.input, sentence.blur, pair.blur, parts["methods"].input]
+    return [*changed, sentence.blur, pair.blur, parts["methods"].input]
 
 
 def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:

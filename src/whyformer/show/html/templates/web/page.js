@@ -195,9 +195,18 @@
   let number = 0;
   window.whyformerNumber = () => number;
   window.whyformerClear = () => (number++, [empty, ""]);
+  const unchanged = [{ __type__: "update" }, { __type__: "update" }];
   window.whyformerModel = () => {
-    if (model() === before) return [{ __type__: "update" }, { __type__: "update" }];
+    if (model() === before) return unchanged;
     before = model();
+    return window.whyformerClear();
+  };
+  // text that the visitor enters clears the result, and that of an example does not
+  let edited = false;
+  document.addEventListener("input", (event) => close("#wf-sentence, #wf-pair", event.target) && (edited = true), true);
+  window.whyformerText = () => {
+    if (!edited) return unchanged;
+    edited = false;
     return window.whyformerClear();
   };
   window.whyformerWaiting = '<p class="wf-status wf-busy" role="status">Waiting for the model …</p>';
