@@ -272,7 +272,7 @@ class Record:
         # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
         samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
         numbers = [v.number for v in values]
-        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=numbers, samples=samples)
+        (flows,) = walk_back(program, self.tape, [(rules, seeds)], observed=numbers, samples=samples)
         self.tape.release()
         return {v: flows[v.number] for v in values}
 

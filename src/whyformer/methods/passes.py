@@ -316,7 +316,7 @@ class ForwardPass:
         seed: Tensor,
         layout: Layout | None = None,
         at: Mapping[int, Sequence[Callback]] | None = None,
-        wanted: Collection[int] = (),
+        observed: Collection[int] = (),
     ) -> tuple[list[dict[int, Tensor]], Sums | None]:
         """Walk back from the values that a target reads, and sum the relevance at the blocks on the way.
 
@@ -327,24 +327,24 @@ class ForwardPass:
             seed: ``[B, C]``, ∂target/∂logits.
             layout: the rows of the pass, needed by a composite that propagates relevance.
             at: value -> functions to call with the flow that arrives there under each composite.
-            wanted: values whose flows are returned.
+            observed: values whose flows are returned.
 
         Returns:
-            The flows of each run at the wanted values; the sums of relevance, None without such a composite.
+            The flows of each run at the observed values; the sums of relevance, None without such a composite.
         """
         program = read_program(self.tape, roots, starts)
         watchers = defaultdict[int, list[Callback]](list, {n: list(functions) for n, functions in (at or {}).items()})
         run, sums = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None), None
         if run is not None and layout is not None:
-            borders, first = layout.borders(program), min((*watchers, *wanted))  # the walk ends at the first
+            borders, first = layout.borders(program), min((*watchers, *observed))  # the walk ends at the first
             sums = Sums(layout.rows, starts, seed, run, bool(borders), self.precision)
             for number, block in borders.items():
                 if number >= first:
                     watchers[number].append(sums.entering(block, number))
         with self.naming_modules():
-            given: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
-            given["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
-            flows = walk_back(program, self.tape, [(c, starts) for c in composites], wanted=wanted, **given)
+            callbacks: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
+            callbacks["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
+            flows = walk_back(program, self.tape, [(c, starts) for c in composites], observed=observed, **callbacks)
         self.tape.release()
         return flows, sums
 
