@@ -34,8 +34,8 @@ def with_appended(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> 
     ]
     unpadded = mask is None or bool(mask[:, -1].all())
     if value.dim() != 2 or inputs.args or others or not unpadded or inputs.modality != "text":
-        listed = ", ".join(others) or "by position"
-        reason = f"has other arguments ({listed})" if unpadded else "is padded on the right"
+        names = ", ".join(others) or "by position"
+        reason = f"has other arguments ({names})" if unpadded else "is padded on the right"
         raise InputError(
             f"a target of several tokens must be appended to the text, and this input {reason}: explain one text at a "
             "time, or name one token"

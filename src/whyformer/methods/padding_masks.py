@@ -58,8 +58,8 @@ def _is_padding(
         output = forward(model, args, {str(n): v for n, v in fed.items()})
         return [t[~marked] if t.shape[:2] == marked.shape else t for t in float_outputs(output).values()]
 
-    def same(one: list[Tensor], two: list[Tensor]) -> bool:
-        pairs = zip(one, two, strict=True)
+    def same(first: list[Tensor], second: list[Tensor]) -> bool:
+        pairs = zip(first, second, strict=True)
         return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(a.abs().max())) for a, b in pairs)
 
     try:

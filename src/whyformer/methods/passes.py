@@ -215,9 +215,9 @@ class ForwardPass:
         several = [name for name, side in sources.items() if side.choices is not None]
         others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
         packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
-        turned = [n for n, side in sources.items() if side.turned]
+        transposed = [n for n, side in sources.items() if side.transposed]
         learned = [Source("", n, samples=samples, is_map=True) for n, samples in maps.items()]
-        rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
+        rows = find_rows(tape, [*find_sources(tape, fed, several, packed, transposed), *learned], outputs)
         program = read_program(tape, [*rows.roots.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
         layout = Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)

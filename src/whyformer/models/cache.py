@@ -16,8 +16,8 @@ _MEASURED: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[Hashabl
 
 def refresh(model: nn.Module, modules: Sequence[nn.Module]) -> None:
     """Forget what was measured for a model if these are not the modules that it had then."""
-    known = _MEASURED.get(model)
-    if known is None or [reference() for reference in known[0]] != [*modules]:
+    entry = _MEASURED.get(model)
+    if entry is None or [reference() for reference in entry[0]] != [*modules]:
         _MEASURED[model] = [ref(module) for module in modules], {}
 
 
