@@ -266,7 +266,7 @@ class Resolver:
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
         return index, names
 
-    def written(self) -> list[str] | None:
+    def as_text(self) -> list[str] | None:
         """Return the target of each sample as text; None if it is a plain class or cannot be expressed as text."""
         if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
             return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
