@@ -428,7 +428,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
 
 
 def _leaves(tape: Tape, model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return {what it is: tensor} of the tensors that a pass read and that others can write to."""
+    """Return {description: tensor} of the tensors that a pass read and that other code can write to."""
     names = {id(argument): f"the input '{name}'" for name, argument in arguments.items()}
     names |= {id(p): f"the parameter '{n}'" for n, p in model.named_parameters()}
     names |= {id(b): f"the buffer '{n}'" for n, b in model.named_buffers()}

@@ -292,7 +292,7 @@ def measure(
         part = np.array(parts[b][p])
         selected = scores[m][k][b][parts[b][p]].cpu().numpy()
         subsets = [tuple(part[mask].tolist()) for mask in plan.masks(selected)]
-        # -1 stands for the clean output, which is known
+        # -1 is the row of the clean output, which is known
         needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
         requests[p, m, b, k] = selected, needed
         unshared[m].update(row for row in needed if row >= 0)

@@ -30,7 +30,7 @@ Job = tuple[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Removal:
-    """The way to remove features from an input.
+    """Removal of features from an input: replacement by a filler, or deletion.
 
     Attributes:
         inputs: the input.
@@ -96,7 +96,7 @@ class Removal:
         columns = real.any(0).nonzero()[:, 0]
         order, real = order[:, columns], real[:, columns]
         removed = removed.gather(1, order)
-        # each token takes the position of the one before it that is gone
+        # each token takes the position of the removed one before it
         rank = mask.flip(1).cumsum(1).flip(1)
         last = mask & (rank <= mask.sum(1, keepdim=True) - real.sum(1, keepdim=True))
         places = torch.argsort(~last if pads_left else last, dim=1, stable=True)[:, columns]
@@ -145,7 +145,7 @@ def removal(
     blur: tuple[float, int | None] | None = None,
     choice: Tensor | None = None,
 ) -> Removal:
-    """Return the way to remove features from the task's input; settings as in :func:`occlusion`.
+    """Return the removal of features from the task's input; settings as in :func:`occlusion`.
 
     Args:
         baseline: name of a baseline, or id of the replacing token.

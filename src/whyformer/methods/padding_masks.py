@@ -45,7 +45,7 @@ def with_padding_mask(model: nn.Module, inputs: Inputs) -> Inputs:
 def _is_padding(
     model: nn.Module, inputs: Inputs, values: dict[str | int, Any], place: str | int, marked: Tensor
 ) -> bool:
-    """Return whether the outputs at other positions depend on the marks of an argument, and not on what is marked."""
+    """Return True if the outputs at other positions depend on the marks, but not on the values at marked positions."""
     tensor, mask = inputs.tensor, values[place]
     low, high = tensor.min(), tensor.max()
     other = 1 - 2 * tensor if tensor.is_floating_point() else torch.where(tensor == low, high, low)

@@ -70,14 +70,14 @@ class Layout:
         streams: groups of rows that attend together, in the order of their first attention.
         first_maps: number of each attention map among learned vectors before they attend to any input -> the sample of
             each of its entries along the first axis.
-        is_whole: False if there is attention over vectors of a second table, in which the same ids are looked up.
+        is_complete: False if there is attention over vectors of a second table, in which the same ids are looked up.
     """
 
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
     first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    is_whole: bool = True
+    is_complete: bool = True
 
     @property
     def roots(self) -> list[int]:
@@ -225,7 +225,7 @@ class ForwardPass:
             return layout
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
         maps_of_all = {n for a in find_attentions(every, tape, rows) for n in a.maps}
-        return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
+        return replace(layout, is_complete=maps_of_all <= {n for a in attentions for n in a.maps})
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""

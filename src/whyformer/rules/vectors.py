@@ -77,7 +77,7 @@ class VectorRules(ShareRules):
             start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), rest, is_late=True)
         return start
 
-    def is_whole(self, program: Program, value: int) -> bool:
+    def is_complete(self, program: Program, value: int) -> bool:
         """Return True if no unit on the paths to a value was left out."""
         reached = set(self._left_out)
         for unit in program.units:

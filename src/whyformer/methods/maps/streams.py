@@ -187,10 +187,8 @@ class StreamTask:
             self.task.layer(number, "aggregation")
         self.task.layer(start)
         counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
-        needed = [
-            number for number, a in self.attentions.items()
-            if how.wants(a.layer, counts.get(a.queries, structure.layers), start)
-        ]  # fmt: skip
+        blocks = {n: counts.get(a.queries, structure.layers) for n, a in self.attentions.items()}
+        needed = [n for n, a in self.attentions.items() if how.wants(a.layer, blocks[n], start)]
         followed = [number for number in needed if not self.attentions[number].is_merged]
         # maps before and after a merge cannot be multiplied, but a single block needs no product
         if len(followed) < len(needed) and not (followed and isinstance(how.layers, int)):
