@@ -100,8 +100,8 @@ def test_cached_explanations_are_reused() -> None:
         return cache[cache_key] if cache_key in cache else cache.setdefault(cache_key, make())
 
     methods = [comparing.read_method(m) for m in ("raw_attention", "gae")]
-    first = list(comparing.each(ready, methods, [2], once=once))
-    second = list(comparing.each(ready, methods, [2, 4], once=once))
+    first = list(comparing.explain_each(ready, methods, [2], once=once))
+    second = list(comparing.explain_each(ready, methods, [2, 4], once=once))
     assert torch.equal(second[0].scores, first[0].scores)
     assert [e.target.tolist() for e in second] == [[2, 2], [4, 4]] * 2
     assert sorted(cache) == ["gae 2", "gae 4", "raw_attention"]

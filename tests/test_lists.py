@@ -163,7 +163,7 @@ def test_list_of_sounds_equals_single_sounds(sizes: list[int]) -> None:
 def test_batch_size_is_halved_when_out_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient")
     batches_seen: list[int] = []
-    original = Prepared._whole
+    original = Prepared._explain_batch
 
     def whole(self: Prepared, *args: Any, **kwargs: Any) -> Any:
         batches_seen.append(self.inputs.batch)
@@ -171,7 +171,7 @@ def test_batch_size_is_halved_when_out_of_memory(error: Exception, monkeypatch: 
             raise error
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(Prepared, "_whole", whole)
+    monkeypatch.setattr(Prepared, "_explain_batch", whole)
     e = whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient")
     assert batches_seen == [32, 16, *[8] * 8, 6]
     assert torch.allclose(e.scores, expected.scores, atol=1e-6)
@@ -181,7 +181,7 @@ def test_out_of_memory_on_one_sample_raises(monkeypatch: pytest.MonkeyPatch) -> 
     def whole(self: Prepared, *args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Prepared, "_whole", whole)
+    monkeypatch.setattr(Prepared, "_explain_batch", whole)
     with pytest.raises(torch.OutOfMemoryError):
         whyformer.explain("bundled:sst2", TEXTS[:3], "input_x_gradient")
 

@@ -305,7 +305,7 @@ def test_batch_equals_single_samples(name: str, target: Any, method: str) -> Non
         options = {}
     both = whyformer.explain(model, inputs, method, target, **options)
     for i in range(2):
-        written = targets.Resolver(target, None, None, 2).written()
+        written = targets.Resolver(target, None, None, 2).as_text()
         alone = rows(inputs, i, crop=name not in ("siglip",))
         single = whyformer.explain(model, alone, method, written[i] if written else target, **options)
         n = single.scores.shape[1]

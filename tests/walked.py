@@ -20,4 +20,4 @@ def walked(function: Callable[[Tensor], Tensor], x: Tensor, composite: Composite
         seed = torch.randn(value.shape, generator=torch.Generator().manual_seed(20), dtype=value.dtype)
     root, end = tape.number(x), tape.number(value)
     program = read_program(tape, [root], end)
-    return value.detach(), walk_back(program, tape, [(composite, {end: seed})], wanted=[root])[0][root]
+    return value.detach(), walk_back(program, tape, [(composite, {end: seed})], observed=[root])[0][root]

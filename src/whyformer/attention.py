@@ -81,9 +81,9 @@ class AttentionMaps:
         shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
         sequences = len(self.readout)
         shares = [placement.shares for placement, _ in self._placements]
-        samples = sum(len(each[""].values) for each in shares) if all(shares) else sequences
-        of_each = f" with {sequences // samples} texts each" if sequences > samples else ""
-        lines = [f"AttentionMaps of {amount(samples, 'sample')}{of_each}: {self.blocks} blocks"]
+        samples = sum(len(share[""].values) for share in shares) if all(shares) else sequences
+        texts = f" with {sequences // samples} texts each" if sequences > samples else ""
+        lines = [f"AttentionMaps of {amount(samples, 'sample')}{texts}: {self.blocks} blocks"]
         lines += [f"  {shape}" for shape in shapes]
         if self.tokens is not None:
             first = self.tokens[0]
@@ -132,8 +132,8 @@ class AttentionMaps:
 
     def each_head(self, block: int | None = None) -> list[Explanation]:
         """Return one explanation per head of a block; of all blocks, in order, if ``block`` is None."""
-        chosen = range(self.blocks) if block is None else [block]
-        return [self.explanation(b, head) for b in chosen for head in range(self.maps[b].shape[1])]
+        blocks = range(self.blocks) if block is None else [block]
+        return [self.explanation(b, head) for b in blocks for head in range(self.maps[b].shape[1])]
 
     def _explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
         """Return the explanation of scores ``[B, N]`` of rows."""
@@ -178,35 +178,35 @@ def attention_maps(
     ready = prepared(model, inputs, processor, **options)
     if not ready.singles:
         return _maps(ready, target, gradient)
-    return _padded([_maps(single, goal, gradient) for single, goal in ready.each(target)], *ready.padding)
+    return _padded([_maps(single, goal, gradient) for single, goal in ready.batches(target)], *ready.padding)
 
 
-def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMaps:
+def _padded(singles: list[AttentionMaps], padding: str, pad_left: bool) -> AttentionMaps:
     """Join the maps of prompts that cannot be batched, padded with zeros to the length of the longest."""
-    if any(single.tokens is None or single.blocks != each[0].blocks for single in each):
+    if any(single.tokens is None or single.blocks != singles[0].blocks for single in singles):
         raise InputError(
             "the attention maps of these prompts cannot be joined: some are over the tokens of a picture, others over "
             "all tokens. Pass one prompt at a time"
         )
-    wide, count = max(single.readout.shape[1] for single in each), len(each)
-    heads = [maps.shape[1] for maps in each[0].maps]
+    wide, count = max(single.readout.shape[1] for single in singles), len(singles)
+    heads = [maps.shape[1] for maps in singles[0].maps]
     _refuse_many(count * sum(heads) * wide**2)
-    maps = [each[0].maps[0].new_zeros(count, h, wide, wide) for h in heads]
-    readout = each[0].readout.new_zeros(count, wide)
+    maps = [singles[0].maps[0].new_zeros(count, h, wide, wide) for h in heads]
+    readout = singles[0].readout.new_zeros(count, wide)
     tokens: list[list[str]] = []
     spans: list[slice] = []
-    for i, single in enumerate(each):
+    for i, single in enumerate(singles):
         length = single.readout.shape[1]
-        span = slice(wide - length, wide) if left else slice(length)
+        span = slice(wide - length, wide) if pad_left else slice(length)
         spans.append(span)
         readout[i, span] = single.readout[0]
-        for whole, part in zip(maps, single.maps, strict=True):
-            whole[i, :, span, span] = part[0]
+        for padded, part in zip(maps, single.maps, strict=True):
+            padded[i, :, span, span] = part[0]
         words, more = (single.tokens or [[]])[0], [padding] * (wide - length)
-        tokens.append([*more, *words] if left else [*words, *more])
+        tokens.append([*more, *words] if pad_left else [*words, *more])
 
-    placements = [(single._placements[0][0], span) for single, span in zip(each, spans, strict=True)]
-    return AttentionMaps(maps, readout, tokens, placements, (padding, left))
+    placements = [(single._placements[0][0], span) for single, span in zip(singles, spans, strict=True)]
+    return AttentionMaps(maps, readout, tokens, placements, (padding, pad_left))
 
 
 def _refuse_many(total: int) -> None:
@@ -248,7 +248,7 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
 
     def keep(index: int, maps: Tensor) -> None:
         observed[index] = maps.detach().cpu()
-        _refuse_many(sum(each.numel() for each in observed.values()))
+        _refuse_many(sum(maps.numel() for maps in observed.values()))
 
     if gradient:
         on_map = lambda index, weights, flow: keep(index, (weights * flow).clamp(min=0))  # noqa: E731

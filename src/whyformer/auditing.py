@@ -249,9 +249,9 @@ def _rules(program: Program, recording: ForwardPass, composite: Composite) -> li
     steps = plan(program, recording.tape, composite, frozenset(program.roots))
     titles, arrives = list[str | None](), set(program.outputs)
     for step in reversed(steps):
-        held = any(step.carry) and not any(step.live)
+        is_constant = any(step.carry) and not any(step.live)
         reached = any(r in arrives for r in step.unit.exits)
-        titles.append(step.rule.title if held or reached else "")
+        titles.append(step.rule.title if is_constant or reached else "")
         if reached:
             arrives.update(e for e, live in zip(step.unit.entries, step.live, strict=True) if live)
     return titles[::-1]

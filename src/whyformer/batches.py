@@ -77,8 +77,8 @@ def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
     """Raise if the explanations of all samples, extrapolated from the first batch, exceed the free memory."""
     parts = [first, *first.parts.values()]
     tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
-    passed = {id(sample) for sample in inputs}
-    pictures = [p for e in parts for p in e.originals or () if p is not None and id(p) not in passed]
+    own_ids = {id(sample) for sample in inputs}
+    pictures = [p for e in parts for p in e.originals or () if p is not None and id(p) not in own_ids]
     # tensors count twice, for the parts and their concatenation; Pillow stores 4 bytes per pixel
     size = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
     needed, free = size / len(first) * count, free_memory(torch.device("cpu"))

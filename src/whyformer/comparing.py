@@ -109,14 +109,14 @@ def compare(
     """
     for name, value in (("methods", methods), ("targets", targets)):
         check_type(name, value, Iterable | None, "a list")
-    chosen = None if methods is None else [read_method(m) for m in methods]
+    selected = None if methods is None else [read_method(m) for m in methods]
     ready = prepared(model, inputs, processor, **options)
-    listed = ready.likeliest(likeliest) if targets is None else list(targets)
-    if chosen is None:
-        chosen = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
-    if not chosen or not listed:
-        raise InputError(f"there are no {'methods' if not chosen else 'targets'} to compare")
-    results = list(each(ready, chosen, listed, progress=progress))
+    goals = ready.likeliest(likeliest) if targets is None else list(targets)
+    if selected is None:
+        selected = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
+    if not selected or not goals:
+        raise InputError(f"there are no {'methods' if not selected else 'targets'} to compare")
+    results = list(explain_each(ready, selected, goals, progress=progress))
     refusals = [r for r in results if isinstance(r, Refusal)]
     explanations = [r for r in results if isinstance(r, Explanation)]
     if not explanations:
@@ -147,7 +147,7 @@ def read_method(spec: MethodSpec, kinds: str = "a method is a name") -> tuple[Me
 
 
 def read_methods(names: Sequence[str] | None, settings: Mapping[str, Any]) -> list[tuple[Method, dict[str, Any]]]:
-    """Methods by name, each with those of the settings that it has, checked.
+    """Return methods by name, each with those of the settings that it has, after validating them.
 
     Args:
         names: by default those of :data:`whyformer.defaults.COMPARED`.
@@ -155,23 +155,23 @@ def read_methods(names: Sequence[str] | None, settings: Mapping[str, Any]) -> li
     Raises:
         InputError: there is no method, none of them has one of the settings, or a value is out of range.
     """
-    chosen = [find(name) for name in dict.fromkeys(COMPARED if names is None else names)]
-    if not chosen:
+    selected = [find(name) for name in dict.fromkeys(COMPARED if names is None else names)]
+    if not selected:
         raise InputError("no method was named; whyformer.list_methods lists them")
     for name, value in settings.items():
-        if not any(name in m.settings for m in chosen):
-            chosen[0].complete({name: value})
-    return [read_method((m.name, {k: v for k, v in settings.items() if k in m.settings})) for m in chosen]
+        if not any(name in m.settings for m in selected):
+            selected[0].complete({name: value})
+    return [read_method((m.name, {k: v for k, v in settings.items() if k in m.settings})) for m in selected]
 
 
-def each(
+def explain_each(
     ready: Prepared, methods: Sequence[tuple[Method, dict[str, Any]]], targets: Sequence[Target], *,
     progress: bool | Track = False, once: Callable[[Any, Callable[[], Explanation]], Explanation] | None = None,
 ) -> Iterator[Explanation | Refusal]:  # fmt: skip
     """Yield the explanation of each method for each target, or one refusal per method that fails.
 
-    Methods share the recorded forward pass. With one target, results are yielded as soon as they
-    are computed; with several, after all of them, because they are computed target by target and yielded by method.
+    Methods share the recorded forward pass. With one target, results are yielded as soon as they are computed; with
+    several, after all of them, because they are computed target by target and yielded by method.
 
     Args:
         methods: with settings, as returned by :func:`read_method`.
@@ -187,13 +187,12 @@ def each(
             for (name, settings), results in zip(completed, by_method, strict=True):
                 if results and isinstance(results[-1], Refusal):
                     continue
-                make = partial(ready.explain, name, target, progress=progress, **settings)
-                make = partial(shared.run, make)
+                compute = partial(shared.run, partial(ready.explain, name, target, progress=progress, **settings))
                 if once is not None:
-                    make = partial(once, (name, settings, target), make)
+                    compute = partial(once, (name, settings, target), compute)
                 earlier = [(e, r) for e, (_, r) in zip(results, resolvers, strict=False) if isinstance(e, Explanation)]
                 try:
-                    results.append(_explanation(make, ready, resolver, earlier))
+                    results.append(_explanation(compute, ready, resolver, earlier))
                 except WhyformerError as error:
                     results.append(Refusal(name, settings, without_frames(error)))
                 if len(resolvers) == 1:
@@ -204,7 +203,7 @@ def each(
 
 
 def _explanation(
-    make: Callable[[], Explanation],
+    compute: Callable[[], Explanation],
     ready: Prepared,
     resolver: Resolver,
     earlier: Sequence[tuple[Explanation, Resolver]],
@@ -213,7 +212,7 @@ def _explanation(
     same = (e for e, r in earlier if e.diagnostics.get("class_specific") is False and r.reading == resolver.reading)
     reused = next(same, None)
     if reused is None:
-        return make()
+        return compute()
     logits = reused.logits
     if reused.classes is not None:  # only some logits are stored, perhaps not this target's
         logits = ready.task(resolver, reused.method).forward()

@@ -112,10 +112,10 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise InputError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
-def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
+def unknown(start: str, name: str, valid: Iterable[str], listing: str) -> InputError:
     """Return the error for an unknown name: "<start> '<name>'. Did you mean '...'? <listing>"."""
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # matching a long text takes minutes
-    spelt = {candidate.lower(): candidate for candidate in known}
+    spelt = {candidate.lower(): candidate for candidate in valid}
     close = difflib.get_close_matches(name.lower(), list(spelt), 1)
     hint = f" Did you mean '{spelt[close[0]]}'?" if close else ""
     return InputError(f"{start} '{name}'.{hint} {listing}")

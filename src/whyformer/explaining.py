@@ -80,9 +80,9 @@ def explain(
     find(method).complete(settings)  # validate settings before loading the model
     opened_model = open_model(model, processor, **options)
 
-    def explained(ready: Prepared, target: Target, whole: bool = True) -> Explanation:
-        shown = progress if whole or callable(progress) else False
-        return ready.explain(method, target, progress=shown, **settings)
+    def explained(ready: Prepared, target: Target, is_all: bool = True) -> Explanation:
+        bar = progress if is_all or callable(progress) else False
+        return ready.explain(method, target, progress=bar, **settings)
 
     count, read = count_of(inputs, opened_model.processor), partial(read_inputs, opened_model)
     if count is None or count == 1:
@@ -176,27 +176,28 @@ def read_inputs(opened_model: OpenedModel, inputs: Any) -> Prepared:
     inputs = normalized(inputs, processor)
     facts, samples = (class_names(model)[0], class_count(model)), samples_in(inputs, processor)
 
-    def whole(inputs: Any) -> Prepared:
+    def prepare(inputs: Any) -> Prepared:
         ready = prepare_normalized(model, inputs, processor, truncate=truncate)
         return Prepared(opened_model, _measured(model, ready), *facts)
 
-    single = cache(lambda number: whole(samples[number]))
+    single = cache(lambda number: prepare(samples[number]))
 
     def copies() -> Any:
-        return (one := single(0).inputs).with_tensor(one.tensor.repeat_interleave(2, 0)).feed
+        sample = single(0).inputs
+        return sample.with_tensor(sample.tensor.repeat_interleave(2, 0)).feed
 
     if not samples or (are_stackable(model, samples, processor) and accepts_batches(model, copies)):
-        batch = whole(inputs)
+        batch = prepare(inputs)
         padded, alone = partial(padded_samples, batch.inputs, samples, processor), lambda number: single(number).inputs
         if not samples or not depends_on_padding(model, batch.inputs, padded, alone, batch.padding[1]):
             return batch
         return replace(batch, singles=tuple(map(single, range(len(samples)))))
-    each = tuple(map(single, range(len(samples))))
-    kinds = {single.inputs.modality for single in each}
-    ids = torch.zeros(len(each), 1, dtype=torch.long)
+    singles = tuple(map(single, range(len(samples))))
+    kinds = {single.inputs.modality for single in singles}
+    ids = torch.zeros(len(singles), 1, dtype=torch.long)
     kind = "text" if "text" in kinds else kinds.pop()
     placeholder = Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids")
-    return Prepared(opened_model, placeholder, *facts, each)
+    return Prepared(opened_model, placeholder, *facts, singles)
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -108,11 +108,11 @@ def shows_options(function: Function) -> Function:
         raise TypeError(f"{function.__qualname__} has a parameter of the same name as an option: {', '.join(clash)}")
     kinds = Options.__annotations__
     keyword = inspect.Parameter.KEYWORD_ONLY
-    shown = [inspect.Parameter(n, keyword, default=_DEFAULTS[n], annotation=kinds[n]) for n in NAMES]
+    expanded = [inspect.Parameter(n, keyword, default=_DEFAULTS[n], annotation=kinds[n]) for n in NAMES]
     rest = [p.replace(name=p.name.removeprefix("options_and_")) for p in parameters if p.kind is p.VAR_KEYWORD]
     rest = [p for p in rest if p.name != "options"]
     others = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    function.__signature__ = signature.replace(parameters=[*others, *shown, *rest])  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=[*others, *expanded, *rest])  # type: ignore[attr-defined]
     return function
 
 

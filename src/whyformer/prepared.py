@@ -105,8 +105,8 @@ class Prepared:
         """Return the texts that are the classes of each sample: the choices of multiple choice, or the texts that each
         picture is compared with; None for other classes, or without a tokenizer."""
         if self.singles:
-            each = [single.texts() for single in self.singles]
-            return None if None in each else [texts[0] for texts in each if texts]
+            by_sample = [single.texts() for single in self.singles]
+            return None if None in by_sample else [texts[0] for texts in by_sample if texts]
         inputs, tokenizer = self.inputs, self.opened.tokenizer
         sides = inputs.sides.values()
         text = next((side for side in sides if side.modality == "text" and side.special is not None), None)
@@ -138,8 +138,8 @@ class Prepared:
                 "the model takes one sample at a time, or padding would change its prediction; pass one sample"
             )
 
-    def each(self, target: Target) -> list[tuple[Prepared, Target]]:
-        """Return what is explained in one batch, with its target: each of :attr:`singles`, or all samples together.
+    def batches(self, target: Target) -> list[tuple[Prepared, Target]]:
+        """Return the inputs of each batch with its target: each of :attr:`singles` alone, or all samples together.
 
         Raises:
             InputError: the target does not fit the model or the samples.
@@ -225,8 +225,8 @@ class Prepared:
     ) -> Explanation:
         """Explain as :func:`whyformer.explain` does; ``shared`` shares work with other methods of the same target."""
         if not self.singles:
-            return self._whole(method, target, progress, shared, settings)
-        results = [one.explain(method, goal, progress=progress, **settings) for one, goal in self.each(target)]
+            return self._explain_batch(method, target, progress, shared, settings)
+        results = [single.explain(method, goal, progress=progress, **settings) for single, goal in self.batches(target)]
         return joined(results, *self.padding)
 
     @property
@@ -235,7 +235,7 @@ class Prepared:
         tokenizer = self.opened.tokenizer
         return getattr(tokenizer, "pad_token", None) or "", getattr(tokenizer, "padding_side", "right") == "left"
 
-    def _whole(
+    def _explain_batch(
         self,
         method: str,
         target: Target,
@@ -247,24 +247,24 @@ class Prepared:
         if span is not None and self._is_language_model():
             target = Span(-len(span[1]), -1)
             return self._with_appended(*span).explain(method, target, progress=progress, **settings)
-        chosen = find(method)
-        full = chosen.complete(settings)
-        if chosen.modality != "both" and self.inputs.modality != chosen.modality:
+        definition = find(method)
+        full = definition.complete(settings)
+        if definition.modality != "both" and self.inputs.modality != definition.modality:
             raise InputError(
-                f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and "
+                f"{method} explains {'pictures' if definition.modality == 'image' else 'text'}, and "
                 f"this input is of kind {self.inputs.modality!r}"
             )
         resolver = self.resolver(target)
 
         def explained(task: Task) -> Explanation:
             states = random_states(self.model)
-            scores = chosen.run(task, full)
+            scores = definition.run(task, full)
             check_samples(task, scores.logits)
             scores = with_unscored(task, with_randomness(task, scores, states))
             return self.finishing(resolver, scores.logits)(scores, method, full)
 
         explanation = self.work(replace(self.task(resolver, method, progress), shared=shared), explained)
-        note_claims(explanation, chosen, full)
+        note_claims(explanation, definition, full)
         return explanation
 
     def _is_language_model(self) -> bool:
@@ -322,12 +322,12 @@ class Prepared:
 
 def out_of_memory(task: Task) -> TooLarge:
     """Return the error for running out of memory: the method that ran, and ways to use less memory."""
-    batch, chosen = task.inputs.batch, METHODS.get(task.method)  # None for attention_maps and audit
+    batch, method = task.inputs.batch, METHODS.get(task.method)  # None for attention_maps and audit
     ways = ["fewer inputs at once"] if batch > 1 else []
-    if chosen is not None:
-        ways += ["checkpoint=True"] if chosen.checkpoint and not task.options.checkpoint else []
-        ways += [] if chosen.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
-        ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
+    if method is not None:
+        ways += ["checkpoint=True"] if method.checkpoint and not task.options.checkpoint else []
+        ways += [] if method.checkpoint else ["a method that stores no attention maps (attnlrp, input_x_gradient)"]
+        ways += ["batch_size=1"] if method.settings.get("batch_size", 1) > 1 else []
     ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
     many = f" of {batch} inputs" if batch > 1 else ""
     return TooLarge(f"memory ran out in {task.method}{many}: try {', '.join(ways)}")

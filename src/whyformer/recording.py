@@ -272,7 +272,7 @@ class Record:
         # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
         samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
         numbers = [v.number for v in values]
-        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=numbers, samples=samples)
+        (flows,) = walk_back(program, self.tape, [(rules, seeds)], observed=numbers, samples=samples)
         self.tape.release()
         return {v: flows[v.number] for v in values}
 
@@ -428,7 +428,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
 
 
 def _leaves(tape: Tape, model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return {what it is: tensor} of the tensors that a pass read and that others can write to."""
+    """Return {description: tensor} of the tensors that a pass read and that other code can write to."""
     names = {id(argument): f"the input '{name}'" for name, argument in arguments.items()}
     names |= {id(p): f"the parameter '{n}'" for n, p in model.named_parameters()}
     names |= {id(b): f"the buffer '{n}'" for n, b in model.named_buffers()}

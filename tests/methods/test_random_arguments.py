@@ -51,7 +51,7 @@ def inputs_of(draw: Any, name: str, dtype: torch.dtype) -> tuple[Any, list[int] 
 
 def bounded_value(check: Bounds) -> st.SearchStrategy[Any]:
     low, high = check.low, min(check.high, check.low + 5)
-    inside = st.integers(int(low), int(high)) if check.whole else st.floats(low, high, allow_subnormal=False)
+    inside = st.integers(int(low), int(high)) if check.integer else st.floats(low, high, allow_subnormal=False)
     return inside | st.sampled_from([low - 1, check.high + 1])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from snapshot import assert_unchanged, snapshot
-from whyformer.comparing import Refusal, compare, each, read_method
+from whyformer.comparing import Refusal, compare, explain_each, read_method
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
 from whyformer.methods import METHODS
@@ -160,7 +160,7 @@ def test_nine_methods_need_one_forward_pass():
     model.register_forward_pre_hook(lambda *_: forwards.append(1))
     ready.explain("gae")  # caches what is measured once per model
     forwards.clear()
-    results = list(each(ready, [read_method(m) for m in NINE], [1]))
+    results = list(explain_each(ready, [read_method(m) for m in NINE], [1]))
     assert [e.method for e in results] == NINE
     assert len(forwards) == 1
 
@@ -172,7 +172,7 @@ def test_targets_keep_their_order_and_refusal_is_reported_once():
         [("gae", {}), ("vit_cx", {}), ("rollout", {}), ("transformer_attribution", {})],
     )
     requests = [(METHODS[m], s) for m, s in methods]
-    results = list(each(ready, requests, [0, 2, 4]))
+    results = list(explain_each(ready, requests, [0, 2, 4]))
     summary = [(result.method, isinstance(result, Refusal) or result.target.tolist()) for result in results]
     assert summary == [
         *[("gae", [c, c]) for c in (0, 2, 4)], ("vit_cx", True), *[("rollout", [c, c]) for c in (0, 2, 4)],
@@ -234,7 +234,7 @@ def test_shared_passes_are_freed_when_iteration_stops(monkeypatch):
     instances = []
     monkeypatch.setattr(sharing_module, "SharedPasses", lambda *a, **k: instances.append(SharedPasses(*a, **k)) or instances[-1])
     model, inputs = to_double(MODELS["vit sdpa"])
-    stream = each(open_model(model).prepare(inputs), [read_method(m) for m in NINE], [1])
+    stream = explain_each(open_model(model).prepare(inputs), [read_method(m) for m in NINE], [1])
     next(stream)
     recorded = weakref.ref(instances[0]._passes[False][2])
     assert recorded() is not None

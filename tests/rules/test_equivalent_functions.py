@@ -179,7 +179,7 @@ def test_expert_and_its_weight_receive_half_each() -> None:
         tape, value = record(FunctionBetweenLayers(experts_by_loop), random_tensor(B, N, D, seed=6))
         program = read_program(tape, tape.inputs, tape.number(value))
         seed = {program.output: random_tensor(*value.shape, seed=7)}
-        walk_back(program, tape, [(replace(COMPOSITES[composite], by_sign=False), seed)], wanted=program.roots, on_unit=on_unit)
+        walk_back(program, tape, [(replace(COMPOSITES[composite], by_sign=False), seed)], observed=program.roots, on_unit=on_unit)
         assert len(records) == E
         for gate_relevance, parts in records:
             assert torch.allclose(parts[0].sum(), gate_relevance.sum() / 2)

@@ -44,7 +44,7 @@ def relevance(function: Function, x: Tensor, composite: Composite, seed: Tensor 
     program = read_program(tape, [root], tape.number(y))
     seed = random_tensor(*y.shape, seed=9).to(y.dtype) if seed is None else seed
     runs = [(replace(composite, by_sign=False), {program.output: seed})]
-    return walk_back(program, tape, runs, wanted=[root])[0][root]
+    return walk_back(program, tape, runs, observed=[root])[0][root]
 
 
 def assert_equal(result: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
@@ -270,7 +270,7 @@ def test_weighted_sum_with_input_as_weights() -> None:
         tape, y = record(lambda x, m, f=function: f(x * 1, m), x, matrix)
         program = read_program(tape, [tape.calls[0].results[0]], tape.number(y))
         assert [u.kind for u in program.units] == ["weighted sum"]
-        result = walk_back(program, tape, [(deep_taylor(), {program.output: r})], wanted=program.roots)[0][program.roots[0]]
+        result = walk_back(program, tape, [(deep_taylor(), {program.output: r})], observed=program.roots)[0][program.roots[0]]
         assert_equal(result, x * (matrix.T @ ratio(r, matrix @ x)))
 
 
@@ -466,7 +466,7 @@ def test_complex_weighted_sum_distributes_by_real_and_imaginary_parts() -> None:
     x, r, w = random_tensor(B, N), random_tensor(B, N, 2, seed=3), torch.view_as_complex(random_tensor(N, N, 2, seed=1))
     tape, y = record(lambda x, w: torch.view_as_real((x * 1).to(w.dtype) @ w), x, w)
     program = read_program(tape, [tape.calls[0].results[0]], tape.number(y))
-    result = walk_back(program, tape, [(layerwise(), {program.output: r})], wanted=program.roots)[0][program.roots[0]]
+    result = walk_back(program, tape, [(layerwise(), {program.output: r})], observed=program.roots)[0][program.roots[0]]
     z = torch.view_as_real(x[:, :, None] * w)
     assert_equal(result, (z / z.sum(1, keepdim=True) * r[:, None]).sum((2, 3)))
 
@@ -524,7 +524,7 @@ def test_vmap_over_seeds_equals_single_seeds(name: str) -> None:
     seeds = random_tensor(3, *tape.shapes[program.output])
 
     def walk(seed: Tensor) -> Tensor:
-        return walk_back(program, tape, [(LAYERS[name][0], {program.output: seed})], wanted=program.roots)[0][program.roots[0]]
+        return walk_back(program, tape, [(LAYERS[name][0], {program.output: seed})], observed=program.roots)[0][program.roots[0]]
 
     assert_equal(torch.vmap(walk)(seeds), torch.stack([walk(seed) for seed in seeds]))
 
@@ -590,7 +590,7 @@ def test_lrp_method_equals_walk(name: str, rule: str) -> None:
     seed = torch.zeros_like(tape[program.output])
     seed[[0, 1], [1, 3]] = 1
     composite = deep_taylor() if rule == "shared" else layerwise(rule)  # type: ignore[arg-type]
-    result = walk_back(program, tape, [(composite, {program.output: seed})], wanted=program.roots)[0][program.roots[0]]
+    result = walk_back(program, tape, [(composite, {program.output: seed})], observed=program.roots)[0][program.roots[0]]
     expected = whyformer.explain(model, inputs, "lrp", target=[1, 3], rule=rule).scores
     assert_equal(result.sum(1 if name in IMAGES else -1), expected, TOLERANCE.get(name, 1e-8))
 
@@ -684,7 +684,7 @@ def test_full_lrp_equals_published_code(shared: Path, request: pytest.FixtureReq
     tape, program = request.getfixturevalue(family.split("_")[0])
     (root,) = program.roots
     seed = golden_seed(folder, tape, program, target)
-    result = walk_back(program, tape, [(composite, {program.output: seed})], wanted=[root])[0][root]
+    result = walk_back(program, tape, [(composite, {program.output: seed})], observed=[root])[0][root]
     expected = load(folder / "stabilizer_1e-15" / f"{file}.npy")[:, target]
     if family == "vit_tiny_32":
         assert_equal(result.sum(1), expected, 1e-8)

@@ -89,7 +89,7 @@ def multipliers(model: Any, x: Tensor, composite: str) -> Tensor:
     tape, out = record(model, x)
     end, root = tape.number(out), tape.number(x)
     program = read_program(tape, [root], end)
-    return walk_back(program, tape, [(TABLES[composite], {end: torch.ones_like(out)})], wanted=[root])[0][root]
+    return walk_back(program, tape, [(TABLES[composite], {end: torch.ones_like(out)})], observed=[root])[0][root]
 
 
 @pytest.mark.part(times=2)
@@ -165,8 +165,8 @@ def test_composites_with_same_name_keep_their_rules() -> None:
     end, root = tape.number(out), tape.number(x)
     program, seed = read_program(tape, [root], end), {end: torch.ones_like(out)}
     constant, plain = Composite("mine", {"activation": Rule(hold=(0,))}), Composite("mine", {})
-    assert not walk_back(program, tape, [(constant, seed)], wanted=[root])[0][root].any()
-    assert walk_back(program, tape, [(plain, seed)], wanted=[root])[0][root].all()
+    assert not walk_back(program, tape, [(constant, seed)], observed=[root])[0][root].any()
+    assert walk_back(program, tape, [(plain, seed)], observed=[root])[0][root].all()
 
 
 def test_cache_evicts_least_recently_used() -> None:

@@ -131,4 +131,4 @@ def test_positions_of_special_tokens_are_preserved(tmp_path: Any) -> None:
     assert Explanation.from_dict(older).special is None
     singles = [whyformer.explain("bundled:sst2", text, "attnlrp") for text in TEXTS]
     assert joined(singles, "[PAD]").special == e.special
-    assert joined(singles, "[PAD]", left=True).special == [[0, 7], [4, 7]]
+    assert joined(singles, "[PAD]", pad_left=True).special == [[0, 7], [4, 7]]

@@ -66,7 +66,7 @@ def assert_gradient_equals_autograd(architecture: Architecture) -> None:
     end, roots = tape.number(output), roots_of(tape)
     seed = torch.zeros_like(output)
     seed[(slice(None), *[0] * (output.dim() - 2), -1)] = 1
-    gradients = walk_back(read_program(tape, roots, end), tape, [(GRADIENT, {end: seed})], wanted=roots)[0]
+    gradients = walk_back(read_program(tape, roots, end), tape, [(GRADIENT, {end: seed})], observed=roots)[0]
     assert all(gradients[n].shape == tape.shapes[n] for n in roots)
     if architecture.family in OTHER_BACKWARD:
         return

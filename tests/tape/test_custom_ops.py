@@ -40,7 +40,7 @@ def gradient(model: nn.Module, custom_ops: dict[Any, str]) -> tuple[Tape, list[t
     tape, output = record_call(model, (X,), custom_ops=custom_ops)
     out, root = tape.number(output), tape.number(X)
     program = read_program(tape, [root], out)
-    (gradients,) = walk_back(program, tape, [(GRADIENT, {out: torch.eye(2)[[0, 0]].double()})], wanted=[root])
+    (gradients,) = walk_back(program, tape, [(GRADIENT, {out: torch.eye(2)[[0, 0]].double()})], observed=[root])
     return tape, [(u.kind, u.name) for u in program.units], gradients[root]
 
 

@@ -49,7 +49,7 @@ def test_composite_call_equals_its_decomposition(variant: str) -> None:
         root, end = tape.number(x), tape.number(y)
         program, seed = read_program(tape, [root], end), torch.ones_like(y)
         runs = [(composite, {end: seed}) for composite in (GRADIENT, COMPOSITES["attnlrp"], COMPOSITES["cp_lrp"])]
-        gradients = walk_back(program, tape, runs, wanted=[root])
+        gradients = walk_back(program, tape, runs, observed=[root])
         assert kind in {u.kind for u in program.units}
         results.append((y, *(gradients_[root] for gradients_ in gradients)))
     for actual, expected in zip(*results, strict=True):
@@ -62,7 +62,7 @@ def test_gradient_of_product_over_axis() -> None:
     x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tape, y = record(lambda x: x.prod(1), x)
     root, end = tape.number(x), tape.number(y)
-    (gradients,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], wanted=[root])
+    (gradients,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], observed=[root])
     torch.testing.assert_close(gradients[root], y[:, None] / x)
 
 

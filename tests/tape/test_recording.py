@@ -38,7 +38,7 @@ def gradient(function: Callable[[Tensor], Tensor], x: Tensor, seed: Tensor | Non
     root, end = tape.number(x), tape.number(out)
     seed = torch.ones_like(out) if seed is None else seed
     program = read_program(tape, [root], end)
-    return out, walk_back(program, tape, [(GRADIENT, {end: seed})], wanted=[root])[0][root]
+    return out, walk_back(program, tape, [(GRADIENT, {end: seed})], observed=[root])[0][root]
 
 
 def autograd_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def test_random_views_and_in_place_writes(seed: int) -> None:
     root, end = tape.number(x), tape.number(value)
     (replayed,) = replay(tape, {root: x.clone()}, [end])
     assert torch.allclose(replayed, value, atol=1e-12)
-    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(value)})], wanted=[root])[0][root]
+    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(value)})], observed=[root])[0][root]
     assert result.isfinite().all()
     if expected is not None:
         assert torch.allclose(value, out)
@@ -230,7 +230,7 @@ def test_tape_is_freed_when_unreferenced(name: str) -> None:
         held = [weakref.ref(tape[n]) for n in range(len(tape)) if n not in tape.leaves and tape.holds(n)]
         end = tape.number(logits_of(output))
         root = next(iter(c.results[0] for c in tape.calls if tape.floating(c.results[0])))
-        walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(logits_of(output))})], wanted=[root])
+        walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(logits_of(output))})], observed=[root])
         assert len(held) > 5
         del tape, output
         assert not [r for r in held if r() is not None]
@@ -327,7 +327,7 @@ def test_flex_attention_gradient_equals_sdpa() -> None:
     plain = F.scaled_dot_product_attention(q, k, v)
     assert torch.allclose(out, plain, atol=1e-6)
     end, root = tape.number(out), tape.number(q)
-    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(out)})], wanted=[root])[0][root]
+    result = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(out)})], observed=[root])[0][root]
     assert torch.allclose(result, autograd_gradient(lambda q: F.scaled_dot_product_attention(q, k, v), q)[1], atol=1e-6)
 
 
@@ -443,5 +443,5 @@ def test_batch_norm_gradient_with_mixed_memory_layouts(samples: int) -> None:
     root, end = tape.number(pixels), tape.number(output)
     seed = torch.zeros_like(output)
     seed[:, 1] = 1
-    (result,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: seed})], wanted=[root])
+    (result,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: seed})], observed=[root])
     torch.testing.assert_close(result[root], expected)

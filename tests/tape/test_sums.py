@@ -43,7 +43,7 @@ def kinds_and_relevance(variant: Callable[[Tensor, Tensor], Tensor]) -> tuple[li
     tape, output = record(model, x)
     program = read_program(tape, [tape.number(x)], tape.number(output))
     runs = [(c, {program.output: torch.ones_like(output)}) for c in (GRADIENT, deep_taylor(), layerwise())]
-    return [u.kind for u in program.units], [f[tape.number(x)] for f in walk_back(program, tape, runs, wanted=[tape.number(x)])]
+    return [u.kind for u in program.units], [f[tape.number(x)] for f in walk_back(program, tape, runs, observed=[tape.number(x)])]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -145,7 +145,7 @@ def test_norm_with_constant_statistics_is_linear(form: Form) -> None:
         if unit.kind == "norm" and not unit.places:
             unit_program = read_program(tape, unit.entries, unit.exit)
             seed = torch.randn_like(tape[unit.exit])
-            (flows,) = walk_back(unit_program, tape, [(HELD_STATISTICS, {unit.exit: seed})], wanted=unit.entries)
+            (flows,) = walk_back(unit_program, tape, [(HELD_STATISTICS, {unit.exit: seed})], observed=unit.entries)
             x, y = tape[unit.entries[0]], tape[unit.exit]
             torch.testing.assert_close((x * flows[unit.entries[0]]).sum(), (y * seed).sum())
 

@@ -71,8 +71,8 @@ def summarize(study: Study, results: Results) -> Report:
     columns = partial(
         method_table, "ablation", title, "Variant", study.configurations, published=PUBLISHED["ablation"], down=True
     )
-    left, right = columns(masked, MASKED), columns(perturbed, PERTURBED)
-    table = replace(left, columns=left.columns + right.columns, cells=left.cells | right.cells)
+    masks, curves = columns(masked, MASKED), columns(perturbed, PERTURBED)
+    table = replace(masks, columns=masks.columns + curves.columns, cells=masks.cells | curves.cells)
     inner = perturbation.summarize(study, perturbed)
     return Report((table,), inner.curves, {**inner.conventions, **conventions("ablation")})
 

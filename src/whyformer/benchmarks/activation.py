@@ -53,10 +53,10 @@ def summarize(study: Study, results: Results) -> Report:
         {titles[0]: mean(lambda v: auac(v["probability"])), titles[1]: mean(lambda v: au_mse(v["change"]))},
         published={titles[0]: PUBLISHED["activation"].get(column, {})}, digits=3, down=True,
     )  # fmt: skip
-    shown = mean_lines(results, STEPS, lambda v: v["probability"])
+    revealed = mean_lines(results, STEPS, lambda v: v["probability"])
     pruned = mean_lines(results, STEPS, lambda v: v["change"])
     curves = (
-        Curves("activation", "activation", "fraction revealed", "probability of the true class", shown),
+        Curves("activation", "activation", "fraction revealed", "probability of the true class", revealed),
         Curves("pruning", "pruning", "fraction pruned", "Σ (change of the logits)²", pruned),
     )
     baseline = study.options["baseline"] or ("unk" if study.modality == "text" else "black")

@@ -107,9 +107,9 @@ class PictureBatch(Batch):
 
     def some(self, which: Sequence[int]) -> PictureBatch:
         """Return a batch of some of the pictures."""
-        chosen = list(which)
-        samples = [self.samples[i] for i in chosen]
-        return replace(self, samples=samples, logits=self.logits[chosen], pixels=self.pixels[chosen])
+        indices = list(which)
+        samples = [self.samples[i] for i in indices]
+        return replace(self, samples=samples, logits=self.logits[indices], pixels=self.pixels[indices])
 
     def inputs(self, which: Sequence[int]) -> Tensor:
         return self.pixels[list(which)]

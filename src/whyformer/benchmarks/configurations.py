@@ -67,15 +67,15 @@ def parse_methods(
         label, name, settings = _split(item) if isinstance(item, str) else ("", item[0], dict(item[1]))
         if name in (RANDOM, TRUTH):
             continue  # part of every table
-        chosen = find(name)
-        full = chosen.complete(settings)
+        method = find(name)
+        full = method.complete(settings)
         summary = ", ".join(f"{k}={v}" for k, v in settings.items())
         title = label or (f"{name} ({summary})" if summary and settings != published.get(name) else name)
         source = label if label in published else name
         reference = dict(published.get(source, {"method": None}))
-        matches = reference.pop("method", source) == name and chosen.complete(reference) == full
+        matches = reference.pop("method", source) == name and method.complete(reference) == full
         key = source if matches else None
-        configurations.append(Configuration(title, "method", name, full, key, chosen.class_specific))
+        configurations.append(Configuration(title, "method", name, full, key, method.class_specific))
     if not configurations:
         raise InputError("there are no methods: name at least one")
     if repeated := {c.label for c in configurations if sum(c.label == d.label for d in configurations) > 1}:

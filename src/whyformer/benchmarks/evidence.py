@@ -73,13 +73,13 @@ def prepare(study: Study) -> None:
     study.limit()
 
 
-def _write_stories(study: Study, wanted: int) -> None:
+def _write_stories(study: Study, most: int) -> None:
     """Sample 16 continuations of each opening, and collect pronouns of different texts."""
     tokenizer, device, pronouns, count = study.processor, study.forwards.place["device"], dict[str, Planted](), 0
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(study.options["draw"]))
         for opening in study.samples:
-            if len(pronouns) >= wanted:
+            if len(pronouns) >= most:
                 break
             ids = torch.from_numpy(_ids(tokenizer, opening.text))[None].to(device)
             stories = study.model.generate(  # type: ignore[operator]
@@ -88,15 +88,15 @@ def _write_stories(study: Study, wanted: int) -> None:
             )  # fmt: skip
             count += len(stories)
             for number, row in enumerate(stories.tolist()):
-                pronouns |= _meant(opening, row, number, tokenizer)
-    study.samples = list(pronouns.values())[:wanted]
+                pronouns |= _pronouns(opening, row, number, tokenizer)
+    study.samples = list(pronouns.values())[:most]
     if not study.samples:
         raise InputError("the stories that the model generates contain no unambiguous pronoun")
     study.remarks.append(f"{len(study.samples)} pronouns, of {count} stories that the model generated")
     study.limit()
 
 
-def _meant(opening: Opening, row: list[int], number: int, tokenizer: Any) -> dict[str, Planted]:
+def _pronouns(opening: Opening, row: list[int], number: int, tokenizer: Any) -> dict[str, Planted]:
     """Return text before the pronoun -> prompt; empty if retokenizing the text changes the tokens."""
     prompt = pronoun(opening, tokenizer.decode(row, skip_special_tokens=True), number)
     if prompt is None:

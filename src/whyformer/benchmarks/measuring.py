@@ -88,8 +88,8 @@ class Measurer:
     def records(self, piece: Piece, read: Sequence[Read]) -> list[Record]:
         """Return a record for each sample and configuration: its figures, or the reason for having none."""
         samples = [self.study.samples[i] for i in piece.samples]
-        known = {c.label: c for c in self.study.configurations}
-        configurations = [known[label] for label in piece.labels]
+        by_label = {c.label: c for c in self.study.configurations}
+        configurations = [by_label[label] for label in piece.labels]
         good = [(s, data) for s, data in zip(samples, read, strict=True) if not isinstance(data, Exception)]
         results = self._measured([s for s, _ in good], configurations, [data for _, data in good]) if good else []
         for sample, data in zip(samples, read, strict=True):

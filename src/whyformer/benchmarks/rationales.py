@@ -35,9 +35,9 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
         """Yield inputs without, and with only, the words of the highest scores among those that the model read."""
         for (c, i), scores in words.items() if options["erasure"] else ():
             scored = ~np.isnan(scores)
-            chosen = np.zeros((len(SHARES), scores.size), dtype=bool)
-            chosen[:, scored] = rationale_masks(scores[scored])
-            tokens = chosen[:, [word for word in batch.encoded[i].words if word is not None]]
+            rationales = np.zeros((len(SHARES), scores.size), dtype=bool)
+            rationales[:, scored] = rationale_masks(scores[scored])
+            tokens = rationales[:, [word for word in batch.encoded[i].words if word is not None]]
             yield (c, i, "comprehensiveness"), i, batch.covered(i, tokens), "delete"
             yield (c, i, "sufficiency"), i, batch.covered(i, ~tokens), "delete"
 
@@ -56,8 +56,8 @@ def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterat
             "correct_class": int(top == sample.label),
         }
         for kind in KINDS if options["erasure"] else ():
-            left = batch.study.probabilities(logits[c, i, kind])[:, top]
-            values[kind] = (batch.probabilities[i, top] - left).tolist()
+            remaining = batch.study.probabilities(logits[c, i, kind])[:, top]
+            values[kind] = (batch.probabilities[i, top] - remaining).tolist()
         yield sample.id, c, values
 
 

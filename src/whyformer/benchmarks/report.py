@@ -77,8 +77,8 @@ class Table:
         entries = []
         for row, column in ((r, c) for r in self.rows for c in self.columns):
             cell = self._cell(row, column)
-            known = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
-            numbers = {"measured": known.value, "low": known.low, "high": known.high, "samples": known.count}
+            result = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
+            numbers = {"measured": result.value, "low": result.low, "high": result.high, "samples": result.count}
             place = {"table": self.name, "row": row, "column": column}
             entries.append(plain({**place, **numbers, "published": cell.published}))
         return entries

@@ -105,8 +105,8 @@ def run_benchmark(
     benchmark = find_benchmark(name)
     for option in options:
         if option not in benchmark.options:
-            known = ", ".join(f"{k}={v!r}" for k, v in benchmark.options.items())
-            raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
+            listing = ", ".join(f"{k}={v!r}" for k, v in benchmark.options.items())
+            raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {listing}")
     check_count("the batch size", batch_size)
     check_count("samples_per_batch", samples_per_batch)
     place = Engine(engine, workers, address, actors)
@@ -139,8 +139,8 @@ def run_benchmark(
         missing = sum(map(len, todo.values()))
         if store.dropped:
             lines = amount(store.dropped, "damaged line")
-            together = ", and records measured with them," if store.torn else ""
-            say(f"{lines} of {store.path.name} ignored: these records{together} are measured again")
+            others = ", and records measured with them," if store.torn else ""
+            say(f"{lines} of {store.path.name} ignored: these records{others} are measured again")
         if missing < total:
             say(f"{total - missing} of {total} records of an earlier run found")
         if todo:

@@ -104,7 +104,7 @@ class Study:
     def check(self, option: str, valid: Sequence[str | None], several: bool = False) -> None:
         """Check that an option is valid; with ``several``, a sequence or comma-separated values become a tuple."""
         value = self.options[option]
-        choices = _listed(value) if several else (value,)
+        choices = _as_tuple(value) if several else (value,)
         if not choices or not set(choices) <= set(valid):
             listing = ", ".join(v for v in valid if v is not None)
             raise InputError(f"{option} must be {'some' if several else 'one'} of {listing}, not {value!r}")
@@ -112,7 +112,7 @@ class Study:
 
     def limit(self) -> None:
         """Apply the options ``files`` (comma-separated ids of samples) and ``count`` (so many, evenly spaced)."""
-        names, count = set(_listed(self.options.get("files") or ())), self.options.get("count")
+        names, count = set(_as_tuple(self.options.get("files") or ())), self.options.get("count")
         if names:
             self.samples = [s for s in self.samples if s.id in names]
             if absent := sorted(names - {s.id for s in self.samples}):
@@ -169,7 +169,7 @@ class Study:
         return False
 
 
-def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(names.split(",") if isinstance(names, str) else names)
 
 

@@ -118,12 +118,12 @@ def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int
     for part in (folder / "images", notes / "trimaps"):
         if not part.is_dir():
             raise wrong_layout(folder, expected, f"no {part.relative_to(folder)}/")
-    listed = next((f for f in (notes / f"{split}.txt", notes / "list.txt") if f.is_file()), None)
-    if listed is None:
+    list_file = next((f for f in (notes / f"{split}.txt", notes / "list.txt") if f.is_file()), None)
+    if list_file is None:
         raise wrong_layout(notes, expected)
-    expected_files = f"the files that {listed.name} names"
+    expected_files = f"the files that {list_file.name} names"
     pictures = []
-    for line in listed.read_text().splitlines():
+    for line in list_file.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             name = line.split()[0]
             image = require_file(folder / "images" / f"{name}.jpg", expected_files)

@@ -108,11 +108,11 @@ def _question(rng: random.Random, kind: str) -> dict[str, Any]:
     """Return two to twelve facts with different answers, and a question about one of them."""
     answers, sentence, question = _FACTS[kind]
     count = min(rng.choice(_COUNTS), len(answers))
-    names, things, values = rng.sample(_NAMES, count), rng.sample(_THINGS, min(count, 12)), rng.sample(answers, count)
+    names, items, values = rng.sample(_NAMES, count), rng.sample(_THINGS, min(count, 12)), rng.sample(answers, count)
     queried = rng.randrange(count)
-    facts = [sentence(n, t, a) for n, t, a in zip(names, things, values, strict=True)]
+    facts = [sentence(n, t, a) for n, t, a in zip(names, items, values, strict=True)]
     fields = _document(rng, facts, queried, values[queried])
-    return {**fields, "kind": kind, "text": f"{fields['text']} {question(names[queried], things[queried])}"}
+    return {**fields, "kind": kind, "text": f"{fields['text']} {question(names[queried], items[queried])}"}
 
 
 def _document(rng: random.Random, facts: list[str], queried: int, answer: str) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def _document(rng: random.Random, facts: list[str], queried: int, answer: str) -
 def _chat(rng: random.Random, kind: str) -> dict[str, Any]:
     """Return a question in a conversation, with the beginning of the reply."""
     count = rng.choice(_COUNTS[:6])
-    things, values = rng.sample(_THINGS, count), rng.sample(_COLOURS, count)
+    items, values = rng.sample(_THINGS, count), rng.sample(_COLOURS, count)
     queried = rng.randrange(count)
-    fields = _document(rng, [f"The {t} is {a}." for t, a in zip(things, values, strict=True)], queried, values[queried])
-    message = f"{fields['text']} What color is the {things[queried]}?"
-    return {**fields, "kind": kind, "text": f"{message}The {things[queried]} is", "message": len(message)}
+    fields = _document(rng, [f"The {t} is {a}." for t, a in zip(items, values, strict=True)], queried, values[queried])
+    message = f"{fields['text']} What color is the {items[queried]}?"
+    return {**fields, "kind": kind, "text": f"{message}The {items[queried]} is", "message": len(message)}
 
 
 def _twins(rng: random.Random, kind: str) -> dict[str, Any]:
@@ -144,24 +144,24 @@ def _twins(rng: random.Random, kind: str) -> dict[str, Any]:
     source = rng.choice(["colour", "place", "work", "home", "food"])
     answers, sentence, question = _FACTS[source]
     count = rng.choice((2, 3, 4))
-    names, things, values = rng.sample(_NAMES, count), rng.sample(_THINGS, count), rng.sample(answers, count + 1)
+    names, items, values = rng.sample(_NAMES, count), rng.sample(_THINGS, count), rng.sample(answers, count + 1)
     queried, other = rng.sample(range(count), 2)
     values, another = values[:count], values[count]
     values[other] = values[queried]
     state = rng.getstate()
 
-    def written(changed: int | None = None) -> dict[str, Any]:
+    def document(changed: int | None = None) -> dict[str, Any]:
         rng.setstate(state)  # the same unrelated sentences
         current = [another if i == changed else a for i, a in enumerate(values)]
-        facts = [sentence(n, t, a) for n, t, a in zip(names, things, current, strict=True)]
+        facts = [sentence(n, t, a) for n, t, a in zip(names, items, current, strict=True)]
         fields = _document(rng, facts, queried, current[queried])
-        fields["text"] = f"{fields['text']} {question(names[queried], things[queried])}"
+        fields["text"] = f"{fields['text']} {question(names[queried], items[queried])}"
         return fields
 
-    fields = written()
-    twin = sentence(names[other], things[other], values[other])
+    fields = document()
+    twin = sentence(names[other], items[other], values[other])
     start = str(fields["text"]).index(twin) + twin.rindex(values[other])
-    changed = (str(written(queried)["text"]), str(written(other)["text"]))
+    changed = (str(document(queried)["text"]), str(document(other)["text"]))
     return {**fields, "kind": kind, "twin": (start, start + len(values[other])), "changed": changed}
 
 

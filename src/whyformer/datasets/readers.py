@@ -84,16 +84,16 @@ def _open(
     readers: dict[str, tuple[Any, Fits]], place: str | Path, kind: str | None, expected: str, options: dict[str, Any]
 ) -> tuple[str, Any]:
     path = Path(place)
-    chosen = kind or _reader_name(readers, path)
-    if chosen is None and not path.exists():
+    name = kind or _reader_name(readers, path)
+    if name is None and not path.exists():
         raise LayoutError(f"no such folder: {path}. Expected {expected}")
-    if chosen is None:
+    if name is None:
         unlabelled = path.is_dir() and pictures_in(path)
         raise wrong_layout(path, expected, "pictures without labels" if unlabelled else None)
-    if chosen not in readers:
-        raise InputError(f"there is no reader '{chosen}'; readers: {', '.join(readers)}")
-    read = readers[chosen][0]
-    return chosen, read(place, **_fitting(read, options))
+    if name not in readers:
+        raise InputError(f"there is no reader '{name}'; readers: {', '.join(readers)}")
+    read = readers[name][0]
+    return name, read(place, **_fitting(read, options))
 
 
 def _reader_name(readers: dict[str, tuple[Any, Fits]], place: Path) -> str | None:
@@ -102,8 +102,8 @@ def _reader_name(readers: dict[str, tuple[Any, Fits]], place: Path) -> str | Non
 
 def _fitting(read: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that are not None, after checking that the reader has them."""
-    chosen = {k: v for k, v in options.items() if v is not None}
-    for name in chosen:
+    passed_options = {k: v for k, v in options.items() if v is not None}
+    for name in passed_options:
         if name not in inspect.signature(read).parameters:
             raise InputError(f"{read.__name__} has no option {name}")
-    return chosen
+    return passed_options

@@ -73,10 +73,10 @@ def _rows(path: str | Path, split: str | None) -> Any:
         return data
     if split is None and len(data) > 1:
         raise InputError(f"{folder} has the splits {', '.join(data)}: choose one with split=")
-    chosen = split or next(iter(data))
-    if chosen not in data:
-        raise wrong_layout(folder, f"the split {chosen}", ", ".join(data))
-    return data[chosen]
+    name = split or next(iter(data))
+    if name not in data:
+        raise wrong_layout(folder, f"the split {name}", ", ".join(data))
+    return data[name]
 
 
 def _image(data: Any, index: int, column: str) -> Image.Image:

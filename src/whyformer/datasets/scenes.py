@@ -66,8 +66,8 @@ def split_indices() -> dict[str, np.ndarray]:
 def _images(split: Split) -> tuple[np.ndarray, ...]:
     """Return the images of a split, an array for each digit."""
     images, labels = _digits()
-    chosen = split_indices()[split]
-    return tuple(images[chosen[labels[chosen] == digit]] for digit in range(10))
+    indices = split_indices()[split]
+    return tuple(images[indices[labels[indices] == digit]] for digit in range(10))
 
 
 def _sprite(image: np.ndarray, size: float, generator: np.random.Generator, wobble: float) -> np.ndarray:
@@ -148,18 +148,18 @@ def _place(
     sprites: list[np.ndarray], generator: np.random.Generator, gap: int = 2
 ) -> list[tuple[int, int, np.ndarray]] | None:
     """Place sprites without overlap; return (top, left, sprite) of each, or None if they do not fit."""
-    taken = np.zeros((SIDE, SIDE), dtype=bool)
+    occupied = np.zeros((SIDE, SIDE), dtype=bool)
     placed = []
     for sprite in sprites:
         height, width = sprite.shape
         for _ in range(40):
             top = int(generator.integers(1, SIDE - height))
             left = int(generator.integers(1, SIDE - width))
-            if not taken[top : top + height, left : left + width].any():
+            if not occupied[top : top + height, left : left + width].any():
                 break
         else:
             return None
-        taken[max(0, top - gap) : top + height + gap, max(0, left - gap) : left + width + gap] = True
+        occupied[max(0, top - gap) : top + height + gap, max(0, left - gap) : left + width + gap] = True
         placed.append((top, left, sprite))
     return placed
 

@@ -46,10 +46,10 @@ def bace(path: str | Path, split: str | None = "Test") -> Texts:
     column = "smiles" if "smiles" in rows[0] else "mol"
     if column not in rows[0]:
         raise wrong_layout(file, "a column smiles or mol", ", ".join(rows[0]))
-    chosen = [r for r in rows if split is None or r["Model"].casefold() == split.casefold()]
-    if not chosen:
+    selected = [r for r in rows if split is None or r["Model"].casefold() == split.casefold()]
+    if not selected:
         raise wrong_layout(file, f"rows whose Model is {split}", "none")
-    items = tuple(Text(r["CID"], r[column], _label(r["Class"], 2, file)) for r in chosen)
+    items = tuple(Text(r["CID"], r[column], _label(r["Class"], 2, file)) for r in selected)
     return Texts(items, ("inactive", "active"))
 
 

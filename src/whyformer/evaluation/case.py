@@ -151,13 +151,13 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     text = ... if choice is None else (torch.arange(inputs.batch), choice)
     scores = _picture(scores, inputs) if image else _text(scores, inputs, text)
     content = None if image else content_of(inputs)[text].numpy()
-    chosen = resolver.indices(logits)
-    if int(chosen.min()) < 0:
+    indices = resolver.indices(logits)
+    if int(indices.min()) < 0:
         raise InputError("evaluate measures the probability of a class: the target must be a class, not a function")
-    if int(chosen.max()) >= logits.shape[1]:
+    if int(indices.max()) >= logits.shape[1]:
         last = logits.shape[1] - 1
         raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
-    classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
+    classes, values = indices.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
     return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
 
 

@@ -74,7 +74,7 @@ class Metric:
         Raises:
             InputError: a setting is unknown, or a required one is missing.
         """
-        known = {**self.settings, **dict.fromkeys(self.needs)}
+        valid = {**self.settings, **dict.fromkeys(self.needs)}
         earlier = [n for n in ("substrate", "replace") if n in settings and self.baselines]
         if len(earlier) + ("baseline" in settings) > 1:
             raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: pass baseline only")
@@ -83,9 +83,9 @@ class Metric:
             settings = {k: v for k, v in settings.items() if k != old}
             settings["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
         for name in settings:
-            if name not in known:
-                listing = f"Its settings: {', '.join(known) or 'none'}"
-                raise unknown(f"the metric {self.name} has no setting", name, known, listing)
+            if name not in valid:
+                listing = f"Its settings: {', '.join(valid) or 'none'}"
+                raise unknown(f"the metric {self.name} has no setting", name, valid, listing)
         if missing := [n for n in self.needs if settings.get(n) is None]:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
         return {**self.settings, **settings}

@@ -76,8 +76,8 @@ class Arbitration:
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each candidate: its mean score on both parts, and how often it was chosen."""
         means = [self.selection[:, self.choosing].mean((1, 2)), self.heldout[:, self.reported].mean((1, 2))]
-        chosen = [int((self.winners == m).sum()) for m in range(len(self.candidates))]
-        rows = zip(self.candidates, *(m.tolist() for m in means), chosen, strict=True)
+        wins = [int((self.winners == m).sum()) for m in range(len(self.candidates))]
+        rows = zip(self.candidates, *(m.tolist() for m in means), wins, strict=True)
         return [dict(zip(("candidate", "selection", "heldout", "chosen"), row, strict=True)) for row in rows]
 
     def __str__(self) -> str:
@@ -151,13 +151,13 @@ def arbitrate(
     if not entries:
         raise InputError("there are no candidates to choose from")
     ready = prepared(model, inputs, processor, **options)
-    chosen = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
+    choice = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
     removing = {"fill_id": fill_id, "patch": patch}
-    each = ready.each(target)
-    separate = [ready.separate(e) if isinstance(e, Explanation) else [e] * len(each) for e in entries]
+    batches = ready.batches(target)
+    separate = [ready.separate(e) if isinstance(e, Explanation) else [e] * len(batches) for e in entries]
     parts = [
-        _scored(one, listed, goal, chosen, baseline, **removing)
-        for (one, goal), *listed in zip(each, *separate, strict=True)
+        _scored(batch, maps, goal, choice, baseline, **removing)
+        for (batch, goal), *maps in zip(batches, *separate, strict=True)
     ]
     selection, heldout = (torch.cat([part.figures[k] for part in parts], 1) for k in (0, 1))
     classes = torch.cat([part.classes for part in parts])
@@ -220,7 +220,7 @@ def _scored(
     criterion.check_activation(resolver.activation(logits))
     classes, goals = _goals(resolver, logits, how.mode, how.labels)
     explained = _explained(entries, ready, task, target, classes, resolver)
-    scores = [[_on_features(e, removed) for e in listed] for listed in explained]
+    scores = [[_on_features(e, removed) for e in maps] for maps in explained]
     parts = [split(f.nonzero()[:, 0].tolist(), how.holdout, how.seed) for f in removed.features]
     _refuse_cancelling(how.mode, entries, explained, logits, resolver.activation(logits) != "softmax")
     figures, cost = measure(task, removed, PLANS[how.criterion], scores, goals, parts, logits, how.batch_size)
@@ -229,9 +229,9 @@ def _scored(
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
-    for name, value, known in (("criterion", criterion, sorted(PLANS)), ("mode", mode, MODES)):
-        if not isinstance(value, str) or value not in known:
-            raise InputError(f"arbitrate: {name} must be one of {', '.join(known)}, not {value!r}")
+    for name, value, valid in (("criterion", criterion, sorted(PLANS)), ("mode", mode, MODES)):
+        if not isinstance(value, str) or value not in valid:
+            raise InputError(f"arbitrate: {name} must be one of {', '.join(valid)}, not {value!r}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise InputError(f"arbitrate: holdout must be at least 0 and less than 1, not {holdout!r}")
     check_count("arbitrate: labels", labels)
@@ -292,7 +292,7 @@ def measure(
         part = np.array(parts[b][p])
         selected = scores[m][k][b][parts[b][p]].cpu().numpy()
         subsets = [tuple(part[mask].tolist()) for mask in plan.masks(selected)]
-        # -1 stands for the clean output, which is known
+        # -1 is the row of the clean output, which is known
         needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
         requests[p, m, b, k] = selected, needed
         unshared[m].update(row for row in needed if row >= 0)

@@ -91,52 +91,52 @@ def evaluate(
         InputError: the scores do not fit the inputs, are constant or not finite; a mask is empty; a setting is unknown.
     """
     options, settings = split(options_and_settings)
-    chosen = find_metric(metric)
-    full = chosen.complete(settings)
+    definition = find_metric(metric)
+    full = definition.complete(settings)
     check_count("batch_size", batch_size)
     ready = prepared(model, inputs, processor, **options)
     modality = "image" if ready.inputs.modality == "image" else "text"
-    if chosen.modality not in ("both", modality):
+    if definition.modality not in ("both", modality):
         raise InputError(
-            f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
+            f"the metric {metric} is for {'pictures' if definition.modality == 'image' else 'text'}, and this input "
             f"is {modality}: choose another metric"
         )
     if not ready.singles:
         case = read_case(ready, explanation, target, batch_size)
-        return _evaluated(chosen, case, full, range(len(case)))
-    return _each(chosen, ready, explanation, target, full, batch_size)
+        return _evaluated(definition, case, full, range(len(case)))
+    return _evaluate_singles(definition, ready, explanation, target, full, batch_size)
 
 
-def _evaluated(chosen: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
+def _evaluated(metric: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
     """Compute a metric for a case; ``samples`` are the user's indices of its samples, for error messages."""
-    chosen.check_activation(case.activation)
+    metric.check_activation(case.activation)
     full, kind = dict(settings), case.ready.inputs.modality
-    if chosen.baselines and full["baseline"] is None:
-        full["baseline"] = "zero" if kind == "tensor" else chosen.baselines[0 if kind == "image" else 1]
+    if metric.baselines and full["baseline"] is None:
+        full["baseline"] = "zero" if kind == "tensor" else metric.baselines[0 if kind == "image" else 1]
     for i, number in enumerate(samples):
         if case.constant(i):
             raise InputError(f"the map of sample {number} is constant, so it has no order and no region to evaluate")
-    result = chosen.function(case, **full)
+    result = metric.function(case, **full)
     values, curves = result if isinstance(result, tuple) else (result, None)
     plain = {k: v for k, v in full.items() if k not in _MARKS}
-    return Evaluation(chosen.name, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
+    return Evaluation(metric.name, metric.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
 
 
-def _each(
-    chosen: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
+def _evaluate_singles(
+    metric: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
     """Evaluate samples that cannot be batched one at a time, each without the scores of its padding."""
     explained = explanation if isinstance(explanation, Explanation) else None
     raw = explanation if explained is None else ready.main_part(explained).scores
     scores = score_tensor(raw)
     columns, results = ready.columns(scores), list[Evaluation]()
-    for i, (single, goal) in enumerate(ready.each(read_target(target, explained))):
+    for i, (single, goal) in enumerate(ready.batches(read_target(target, explained))):
         cut = {k: np.asarray(v)[[i]][:, columns[i]] for k, v in settings.items() if k in _MARKS and v is not None}
         case = read_case(single, scores[[i]][:, columns[i]], goal, batch_size)
         case.explanation = None if explained is None else [explained[i]]
-        results.append(_evaluated(chosen, case, {**settings, **cut}, [i]))
+        results.append(_evaluated(metric, case, {**settings, **cut}, [i]))
     values = np.concatenate([result.values for result in results])
     curves = [result.curves for result in results if result.curves is not None]
     all_curves = np.concatenate(curves) if len(curves) == len(results) else None
     forwards = sum(result.forwards for result in results)
-    return Evaluation(chosen.name, chosen.better, values, all_curves, results[-1].settings, forwards)
+    return Evaluation(metric.name, metric.better, values, all_curves, results[-1].settings, forwards)

@@ -209,8 +209,8 @@ def trust(
     setting = baseline, fractions, tuple(seeds), batch_size
     if not ready.singles:
         return _compare(ready, explanation, target, setting, known)
-    pairs = zip(ready.each(target), ready.separate(explanation), strict=True)
-    return _join([_compare(one, e, goal, setting) for (one, goal), e in pairs])
+    pairs = zip(ready.batches(target), ready.separate(explanation), strict=True)
+    return _join([_compare(single, e, goal, setting) for (single, goal), e in pairs])
 
 
 def _check_lists(seeds: Any, known: Any) -> None:
@@ -237,7 +237,7 @@ def _compare(
     filler = _default_baseline(ready.inputs) if baseline is None else baseline
     case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
-            tuple(case.resolver.written() or ()), filler, fractions, seeds)  # fmt: skip
+            tuple(case.resolver.as_text() or ()), filler, fractions, seeds)  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
     for i, sample in enumerate(explanation):

@@ -31,5 +31,5 @@ class Displayable:
 def actual_method(e: Explanation) -> str:
     """Return the method of the map; for ``auto`` the method that it chose."""
     choice = e.diagnostics.get("auto")
-    chosen = choice.get("method") if isinstance(choice, Mapping) else None
-    return chosen if isinstance(chosen, str) else e.method
+    name = choice.get("method") if isinstance(choice, Mapping) else None
+    return name if isinstance(name, str) else e.method

@@ -63,8 +63,8 @@ class Features:
     def sample(self, index: int) -> Features:
         """Return the features of one sample, with a batch axis of 1."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        chosen = {n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()}
-        return Features(**{n: None if isinstance(v, list) and v == [None] else v for n, v in chosen.items()})
+        selected = {n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()}
+        return Features(**{n: None if isinstance(v, list) and v == [None] else v for n, v in selected.items()})
 
     def of_texts(self, numbers: list[int]) -> Features:
         """Return the features of some texts by index; several texts of each sample are numbered consecutively."""

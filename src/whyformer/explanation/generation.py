@@ -189,8 +189,8 @@ class Generation(Displayable):
         special = frozenset(self.special or ())
         bounds = {self.source, self.start, *(i for _, a, b in self.turns for i in (a, b) if i < len(self.ids))}
         if unit == "turn":
-            listed = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
-            merged = _filled(listed, len(self.ids), bounds)
+            turns = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
+            merged = _filled(turns, len(self.ids), bounds)
         else:
             breaks = bounds | {i for n in special for i in (n, n + 1) if i < len(self.ids)}
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)

@@ -68,11 +68,11 @@ def _candidates(g: Generation, step: int) -> list[dict[str, Any]]:
     """Return the most likely tokens of a step and the generated token, in descending order of probability."""
     ranked = g.candidates(step, g.logits.shape[1])
     token = g.ids[g.start + step]
-    listed = [row for rank, row in enumerate(ranked) if rank < STORED or row[0] == token]
+    candidates = [row for rank, row in enumerate(ranked) if rank < STORED or row[0] == token]
     normalizer = float(g.logits[step].double().logsumexp(0) if g.normalizer is None else g.normalizer[step])
     return [
         {"id": i, "text": text, "logit": logit, "probability": share, "log_probability": logit - normalizer}
-        for i, text, logit, share in listed
+        for i, text, logit, share in candidates
     ]
 
 
@@ -131,25 +131,25 @@ def from_dict(kind: type[Generation], facts: Mapping[str, Any]) -> Generation:
 def _logits(facts: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the logits ``[T, K]`` of the candidates, their token ids and their normalizers."""
     steps = checked(list[list[GenerationCandidate]], facts["candidates"], "this answer's candidates")
-    listed: list[dict[int, float]] = []
+    logits_by_id: list[dict[int, float]] = []
     normalizers = []
     for step in steps:
         best = max(step, key=lambda candidate: candidate.logit)
         normalizers.append(best.logit - best.log_probability)
-        listed.append({candidate.id: candidate.logit for candidate in step})
+        logits_by_id.append({candidate.id: candidate.logit for candidate in step})
         if any(abs(math.exp(c.logit - normalizers[-1]) - c.probability) > 1e-6 for c in step):
             raise ValueError("its probabilities do not fit its logits")
     # rows of equal length: without the least likely tokens, but with the generated one
-    count = min(map(len, listed))
+    count = min(map(len, logits_by_id))
     classes = []
     tokens, shares = facts["ids"][facts["start"] :], facts["probabilities"]
-    for token, share, logits, normalizer in zip(tokens, shares, listed, normalizers, strict=True):
+    for token, share, logits, normalizer in zip(tokens, shares, logits_by_id, normalizers, strict=True):
         if abs(math.exp(logits[token] - normalizer) - share) > 1e-6:
             raise ValueError("its probabilities do not fit its candidates")
         others = sorted(logits.keys() - {token}, key=lambda n: -logits[n])[: count - 1]
         classes.append(sorted([token, *others], key=lambda n: -logits[n]))
     return {
-        "logits": torch.tensor([[logits[n] for n in row] for logits, row in zip(listed, classes, strict=True)]),
+        "logits": torch.tensor([[logits[n] for n in row] for logits, row in zip(logits_by_id, classes, strict=True)]),
         "classes": torch.tensor(classes),
         "normalizer": torch.tensor(normalizers, dtype=torch.float64),
     }
@@ -159,8 +159,8 @@ def _restored(
     kind: type[Generation], facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, PictureScores]
 ) -> Generation:
     """Return a generation after checking the types of its values and their consistency."""
-    known = {name: facts[name] for name in schema(kind).model_fields if name in facts}
-    values: dict[str, Any] = vars(checked(schema(kind), known, "this answer"))
+    stored = {name: facts[name] for name in schema(kind).model_fields if name in facts}
+    values: dict[str, Any] = vars(checked(schema(kind), stored, "this answer"))
     values |= {name: tensors[name] for name in _TENSORS} | {name: tensors.get(name) for name in _OPTIONAL}
     g = kind(**values, seen=seen)
     _check_fit(g)
@@ -186,8 +186,8 @@ def _check_fit(g: Generation) -> None:
     if g.unit not in units.UNITS:
         raise ValueError(f"its unit must be one of {', '.join(units.UNITS)}")
     generated = torch.tensor(g.ids[g.start :])
-    listed = generated < g.logits.shape[1] if g.classes is None else (g.classes == generated[:, None]).any(1)
-    if g.unit == "token" and not bool(((generated >= 0) & listed).all()):
+    is_candidate = generated < g.logits.shape[1] if g.classes is None else (g.classes == generated[:, None]).any(1)
+    if g.unit == "token" and not bool(((generated >= 0) & is_candidate).all()):
         raise ValueError("the generated tokens are not in its vocabulary")
     ranges = {"turns": [(a, b, tokens) for _, a, b in g.turns], "groups": [(a, b, _MOST) for a, b in g.groups or ()]}
     for name, bounds in ranges.items():

@@ -20,7 +20,7 @@ from whyformer.explanation.per_sample import of_batch
 from whyformer.explanation.result import Explanation
 
 
-def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False) -> Explanation:
+def joined(samples: Sequence[Explanation], padding: str = "", pad_left: bool = False) -> Explanation:
     """Join explanations of one sample each into one explanation.
 
     Texts are padded to the longest. Maps are distributed over the finest of their grids, which preserves their sums. A
@@ -29,7 +29,7 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
     Args:
         samples: explanations, each with a batch axis of 1.
         padding: the padding token of texts.
-        left: pad texts on the left instead of the right.
+        pad_left: pad texts on the left instead of the right.
 
     Raises:
         InputError: maps of different shapes have no known position on a picture, or the outputs have different sizes.
@@ -40,7 +40,7 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
     batches: dict[str, Explanation] = {}
     for name in dict.fromkeys(order):
         parts = [inputs.get(name) for inputs in named]
-        batches[name] = _texts(parts, padding, left) if _first(parts).level == "token" else _maps(parts)
+        batches[name] = _texts(parts, padding, pad_left) if _first(parts).level == "token" else _maps(parts)
     try:
         facts: dict[str, Any] = {
             n: None if any(getattr(e, n) is None for e in samples) else torch.cat([getattr(e, n) for e in samples])
@@ -92,12 +92,12 @@ def _first(parts: Sequence[Explanation | None]) -> Explanation:
     return next(part for part in parts if part is not None)
 
 
-def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Explanation:
+def _texts(parts: Sequence[Explanation | None], padding: str, pad_left: bool) -> Explanation:
     """Join the scores of texts of different lengths; a sample without this text has scores of 0 only."""
     first, wide = _first(parts), max(part.scores.shape[1] for part in parts if part is not None)
     none = Features(tokens=[[]], offsets=[[]])
     absent = replace(first, scores=first.scores.new_zeros(1, 0), features=none)
-    samples = [_padded(absent if part is None else part, wide, padding, left) for part in parts]
+    samples = [_padded(absent if part is None else part, wide, padding, pad_left) for part in parts]
     values = {f.name: [getattr(sample.features, f.name) for sample in samples] for f in fields(Features)}
     if any(values["extent"]):  # some texts are truncated
         texts = ["" if sample.texts is None else sample.texts[0] for sample in samples]
@@ -116,18 +116,18 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
     return replace(first, scores=scores, features=features, diagnostics=_diagnostics(parts))
 
 
-def _padded(e: Explanation, wide: int, padding: str, left: bool) -> Explanation:
+def _padded(e: Explanation, wide: int, padding: str, pad_left: bool) -> Explanation:
     """Return the explanation of one text, padded to ``wide`` tokens."""
     more = wide - e.scores.shape[1]
 
     def filled(entries: list[Any] | None, filler: Any) -> list[Any] | None:
         fill = [filler] * more
-        return None if entries is None else [[*fill, *row] if left else [*row, *fill] for row in entries]
+        return None if entries is None else [[*fill, *row] if pad_left else [*row, *fill] for row in entries]
 
     def moved(places: list[list[int]] | None) -> list[list[int]] | None:
-        return None if places is None else [[i + more * left for i in row] for row in places]
+        return None if places is None else [[i + more * pad_left for i in row] for row in places]
 
-    scores = torch.nn.functional.pad(e.scores, (more, 0) if left else (0, more))
+    scores = torch.nn.functional.pad(e.scores, (more, 0) if pad_left else (0, more))
     lists = {"tokens": filled(e.tokens, padding), "offsets": filled(e.offsets, (0, 0))}
     return replace(e, scores=scores).with_features(**lists, unknown=moved(e.unknown), special=moved(e.special))
 

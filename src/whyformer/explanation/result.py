@@ -96,9 +96,9 @@ class Explanation(Displayable):
     normalizer: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
+        for name, valid in (("level", LEVELS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in valid:
+                raise InputError(f"{name} must be one of {valid}, not {getattr(self, name)!r}")
         if any(isinstance(sentences, str) for sentences in self.diagnostics.get("warnings") or ()):
             raise InputError("diagnostics['warnings'] must hold a list of sentences for each sample")
         # aminmax propagates NaN; isfinite over all scores would allocate a second tensor of their size

@@ -79,10 +79,10 @@ def restored(
         KeyError: a tensor is missing.
     """
     values: dict[str, Any] = vars(checked(schema(kind), facts, "this explanation"))
-    kept = {name: Image.fromarray(t.numpy()) for name, t in tensors.items() if name.startswith(_ORIGINAL)}
-    originals = [kept.pop(f"{_ORIGINAL}{i}", None) for i in range(len(tensors["scores"]))]
-    if kept:
-        raise InputError(f"it has {', '.join(kept)}, and scores for {len(originals)} samples")
+    pictures = {name: Image.fromarray(t.numpy()) for name, t in tensors.items() if name.startswith(_ORIGINAL)}
+    originals = [pictures.pop(f"{_ORIGINAL}{i}", None) for i in range(len(tensors["scores"]))]
+    if pictures:
+        raise InputError(f"it has {', '.join(pictures)}, and scores for {len(originals)} samples")
     values |= {name: tensors.get(name) for name in ("classes", "normalizer", "pictures", "sounds")}
     values["originals"] = originals if any(originals) else None
     features = Features(**{f.name: values.pop(f.name) for f in fields(Features)})

@@ -77,9 +77,9 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
     figure = diagnostics.get("completeness")
     if not isinstance(figure, Mapping):
         return []
-    whole, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
-    total = max(whole, size, 1e-12)
-    if error <= min(_MISSED * total, max(whole / 2, _LOST * total)):
+    difference, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
+    total = max(difference, size, 1e-12)
+    if error <= min(_MISSED * total, max(difference / 2, _LOST * total)):
         return []
     before = figure.get("error_of_half")
     helped = before is None or error < float(before[sample]) / 2
@@ -89,7 +89,7 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
     )
     return [
         f"the scores add up to f(x) − f(baseline) only within {_percent(error / total)} of Σ|score|, of which "
-        f"f(x) − f(baseline) is {_percent(whole / total)}: {way}"
+        f"f(x) − f(baseline) is {_percent(difference / total)}: {way}"
     ]
 
 
@@ -114,8 +114,8 @@ def unread(features: Features, sample: int) -> list[str]:
     if not missed:
         return []
     count, unit = _measured(missed, text)
-    whole, _ = _measured(text, text)
-    return [f"the model did not read {count:,} of {whole:,} {unit}: they were truncated and have no score"]
+    length, _ = _measured(text, text)
+    return [f"the model did not read {count:,} of {length:,} {unit}: they were truncated and have no score"]
 
 
 def unread_parts(text: str, begin: int, end: int) -> list[str]:
@@ -134,14 +134,14 @@ def unknown(features: Features, sample: int) -> list[str]:
     return [f"{count} of {tokens} tokens are unknown to the model ([UNK]): it cannot tell them apart"]
 
 
-def counted(text: str, whole: str | None = None) -> str:
-    """Return the length of a text in words, or in characters if ``whole`` is written without spaces."""
-    count, unit = _measured(text, whole or text)
+def counted(text: str, reference: str | None = None) -> str:
+    """Return the length of a text in words, or in characters if ``reference`` is written without spaces."""
+    count, unit = _measured(text, reference or text)
     return f"{count:,} {unit if count != 1 else unit[:-1]}"
 
 
-def _measured(text: str, whole: str) -> tuple[int, str]:
-    return (len(text), "characters") if len(whole) > 20 * len(whole.split()) else (len(text.split()), "words")
+def _measured(text: str, reference: str) -> tuple[int, str]:
+    return (len(text), "characters") if len(reference) > 20 * len(reference.split()) else (len(text.split()), "words")
 
 
 def _percent(share: float) -> str:

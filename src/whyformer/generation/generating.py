@@ -94,10 +94,10 @@ def explain_generation(
     if not isinstance(answers, list | tuple | Tensor) or len(answers) != len(prompts):
         raise InputError(f"several prompts need a list of as many continuations ({len(prompts)}), not {answers!r:.60}")
     generations = []
-    for each, answer in zip(prompts, answers, strict=True):
+    for parsed, answer in zip(prompts, answers, strict=True):
         quiet = progress is False or answer is not None
         streamer = None if quiet else Streamer(tracking(progress), tokenizer, max_new_tokens)
-        completion = complete(model, each, answer, tokenizer, max_new_tokens, streamer)
+        completion = complete(model, parsed, answer, tokenizer, max_new_tokens, streamer)
         generations.append(Steps(opened, completion).explain(method, target, progress, settings))
     return generations[0] if single else generations
 

@@ -123,19 +123,20 @@ def _rows(ids: Any, *, is_mask: bool = False) -> list[list[int]]:
     if isinstance(ids, list | tuple) and ids and all(isinstance(row, list | tuple) for row in ids):
         return [_rows(row, is_mask=is_mask)[0] for row in ids]
     try:
-        listed = torch.as_tensor(ids)
+        values = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):  # it holds other values
-        listed = torch.zeros(())
-    listed = (listed != 0).long() if is_mask or not listed.numel() else listed
-    if listed.is_floating_point() or listed.dtype == torch.bool or listed.dim() not in (1, 2):
+        values = torch.zeros(())
+    values = (values != 0).long() if is_mask or not values.numel() else values
+    if values.is_floating_point() or values.dtype == torch.bool or values.dim() not in (1, 2):
         raise InputError(f"{'a mask holds' if is_mask else 'token ids are'} whole numbers, [N] or [prompts, N]")
-    rows: list[list[int]] = (listed if listed.dim() == 2 else listed[None]).tolist()
+    rows: list[list[int]] = (values if values.dim() == 2 else values[None]).tolist()
     return rows
 
 
 def _is_ids(value: Any) -> bool:
-    whole = isinstance(value, list | tuple) and all(isinstance(i, Integral) and not isinstance(i, bool) for i in value)
-    return whole and bool(value)
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(i, Integral) and not isinstance(i, bool) for i in value)
 
 
 def _checked(prompts: list[Prompt]) -> list[Prompt]:
@@ -167,36 +168,36 @@ def _conversation(messages: list[Mapping[str, Any]], tokenizer: Any) -> Prompt:
     texts = [[part["text"] for part in parts_of(message)] for message in messages]
     if any(len(parts) > 1 for parts in texts):
         raise InputError("a message without pictures has one text: join the texts of its parts")
-    messages = [{**message, "content": text} for message, (text,) in zip(messages, texts, strict=True)]
-    whole = formatted(messages, tokenizer)
+    messages = [{**message, "content": part_text} for message, (part_text,) in zip(messages, texts, strict=True)]
+    text = formatted(messages, tokenizer)
     ends = [formatted(messages[: i + 1], tokenizer, answer=False) for i in range(len(messages))]
 
     def place(marked: list[Mapping[str, Any]]) -> tuple[int, int] | None:
         with suppress(InputError):  # a template may reject a system message, or the mark
-            return _differing(whole, formatted(marked, tokenizer))
+            return _differing(text, formatted(marked, tokenizer))
         return None
 
     turns, contents, cursor = list[Turn](), list[tuple[int, int]](), 0
     system: Mapping[str, Any] = {"role": "system", "content": _MARK}
     if (content := place([system, *messages])) is not None and content[0] < content[1]:  # the template's system message
         suffix = formatted([system], tokenizer, answer=False).partition(_MARK)[2]
-        cursor = content[1] + (len(suffix) if whole.startswith(suffix, content[1]) else 0)
+        cursor = content[1] + (len(suffix) if text.startswith(suffix, content[1]) else 0)
         turns, contents = [("system", 0, cursor)], [content]
     for i, (message, so_far) in enumerate(zip(messages, ends, strict=True)):
         content = place([*messages[:i], {**message, "content": _MARK}, *messages[i + 1 :]])
-        end = max(content[1] if content else 0, len(so_far) if whole.startswith(so_far) else 0)
+        end = max(content[1] if content else 0, len(so_far) if text.startswith(so_far) else 0)
         if end > cursor:
             turns.append((message["role"], cursor, end))
             contents.append(content or (cursor, end))
             cursor = end
-    return Prompt(_encoded(tokenizer, whole, False), whole, False, turns, contents)
+    return Prompt(_encoded(tokenizer, text, False), text, False, turns, contents)
 
 
-def _differing(whole: str, marked: str) -> tuple[int, int] | None:
-    """Return the (start, end) characters of ``whole`` in the place of the mark; None if the texts differ elsewhere."""
+def _differing(text: str, marked: str) -> tuple[int, int] | None:
+    """Return the (start, end) characters of a text in the place of the mark; None if the texts differ elsewhere."""
     before, mark, after = marked.partition(_MARK)
-    start, end = len(before), len(whole) - len(after)
-    return (start, end) if mark and start <= end and whole == before + whole[start:end] + after else None
+    start, end = len(before), len(text) - len(after)
+    return (start, end) if mark and start <= end and text == before + text[start:end] + after else None
 
 
 def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:

@@ -195,11 +195,11 @@ class Steps:
     def resolver(self, target: Target, step: int) -> Resolver:
         """Return the resolved target of a step."""
         token = self.completion.answer[step]
-        chosen: Any = "log_probability" if target is None else target
-        if isinstance(chosen, str) and chosen in _NAMED:
-            kind = _NAMED[chosen][1]
-            chosen = Contrast(token, self.others[step]) if kind is None else kind(token)
-        resolver = Resolver(chosen, None, None, 1, self.tokenizer)
+        quantity: Any = "log_probability" if target is None else target
+        if isinstance(quantity, str) and quantity in _NAMED:
+            kind = _NAMED[quantity][1]
+            quantity = Contrast(token, self.others[step]) if kind is None else kind(token)
+        resolver = Resolver(quantity, None, None, 1, self.tokenizer)
         if resolver.reading is not None and not callable(resolver.target):
             raise InputError(
                 "each step explains the next token: the target is log_probability, among_likeliest, logit, "
@@ -212,12 +212,13 @@ class Steps:
         self, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
     ) -> Generation:
         """Explain all steps; see :func:`whyformer.generation.explain_generation`."""
-        chosen, full = find(method), find(method).complete(settings)
-        if chosen.modality == "image":
+        registered = find(method)
+        full = registered.complete(settings)
+        if registered.modality == "image":
             raise InputError(f"{method} explains pictures, and this is text")
         self.resolver(target, 0)  # validate the target before any pass
         self.refuse()
-        steps = None if chosen.family == "perturbation" else self._shared_pass(method, target, progress, full)
+        steps = None if registered.family == "perturbation" else self._shared_pass(method, target, progress, full)
         if steps is None:
             steps = [self._single_step(t, method, target, progress, settings) for t in range(len(self))]
         explanations, values = [e for e, _ in steps], torch.cat([value for _, value in steps])
@@ -239,9 +240,9 @@ class Steps:
 
         None if the method or the model needs a separate pass for each step.
         """
-        whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
-        passes = SharedPasses(targets=whole.inputs)
-        task = whole.task(self.resolver(target, 0), method, progress)
+        prepared_text, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
+        passes = SharedPasses(targets=prepared_text.inputs)
+        task = prepared_text.task(self.resolver(target, 0), method, progress)
 
         def explained(task: Task) -> list[tuple[Explanation, Tensor]]:
             steps: list[tuple[Explanation, Tensor]] = []
@@ -249,7 +250,7 @@ class Steps:
                 resolver = self.resolver(target, t)
                 read = self.read(t, len(self) - 1)
                 scores = function(replace(task, read_logits=read, resolve=resolver.callable, shared=passes), **full)
-                if not passes.uses or scores.parts.keys() - whole.inputs.others.keys():
+                if not passes.uses or scores.parts.keys() - prepared_text.inputs.others.keys():
                     raise NotShared
                 if t == 0 < len(self) - 1 and self.depends_on_later(t, scores.logits):
                     raise NotShared
@@ -261,7 +262,7 @@ class Steps:
             return steps
 
         try:
-            return whole.work(task, explained)
+            return prepared_text.work(task, explained)
         except NotShared:
             return None
         finally:

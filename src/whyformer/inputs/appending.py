@@ -34,8 +34,8 @@ def with_appended(inputs: Inputs, ids: list[int], tokenizer: Any, note: str) -> 
     ]
     unpadded = mask is None or bool(mask[:, -1].all())
     if value.dim() != 2 or inputs.args or others or not unpadded or inputs.modality != "text":
-        listed = ", ".join(others) or "by position"
-        reason = f"has other arguments ({listed})" if unpadded else "is padded on the right"
+        names = ", ".join(others) or "by position"
+        reason = f"has other arguments ({names})" if unpadded else "is padded on the right"
         raise InputError(
             f"a target of several tokens must be appended to the text, and this input {reason}: explain one text at a "
             "time, or name one token"
@@ -57,16 +57,16 @@ def _with_features(side: Inputs, last: list[int], ids: list[int], tokenizer: Any
     def ones(values: Tensor | None, value: bool) -> Tensor | None:
         return None if values is None else torch.cat([values, values.new_full((len(values), len(ids)), value)], 1)
 
-    known, texts = side.features, pieces(tokenizer, [*last, *ids])[len(last) :]
+    features, texts = side.features, pieces(tokenizer, [*last, *ids])[len(last) :]
     more = tokenizer.convert_ids_to_tokens(ids)
-    tokens = None if known.tokens is None else [[*row, *more] for row in known.tokens]
+    tokens = None if features.tokens is None else [[*row, *more] for row in features.tokens]
     offsets, sentences = None, None
-    if known.offsets is not None and known.texts is not None:
+    if features.offsets is not None and features.texts is not None:
         added, places = joined(texts)
-        sentences = [text + added for text in known.texts]
+        sentences = [text + added for text in features.texts]
         offsets = [
             [*row, *((a + len(text), b + len(text)) for a, b in places)]
-            for row, text in zip(known.offsets, known.texts, strict=True)
+            for row, text in zip(features.offsets, features.texts, strict=True)
         ]
-    features = replace(known, tokens=tokens, offsets=offsets, texts=sentences)
+    features = replace(features, tokens=tokens, offsets=offsets, texts=sentences)
     return replace(side, mask=ones(side.mask, True), special=ones(side.special, False), features=features)

@@ -41,15 +41,15 @@ def _unknown_kind(inputs: Inputs, message: str) -> str | None:
 
 def _wrong_size(model: nn.Module, inputs: Inputs) -> str | None:
     """Return why a model may fail on pictures: their channels or size differ from those that it takes."""
-    shape, wanted = list(inputs.tensor.shape), channels(model)
-    if inputs.modality == "tensor" and wanted is not None and len(shape) == 3:
+    shape, expected = list(inputs.tensor.shape), channels(model)
+    if inputs.modality == "tensor" and expected is not None and len(shape) == 3:
         return (
-            f"the model takes pictures, [B, {wanted}, H, W], and this is {shape}: pass a picture as an array with "
+            f"the model takes pictures, [B, {expected}, H, W], and this is {shape}: pass a picture as an array with "
             "axes [H, W, C] and bytes from 0 to 255 (uint8), or fractions from 0 to 1"
         )
-    if inputs.modality == "image" and wanted is not None and shape[-3] != wanted:
-        last = "; the channels seem to come last: permute the axes" if shape[-1] == wanted else ""
-        return f"the model takes pictures of {wanted} channels, [B, {wanted}, H, W], and these are {shape}{last}"
+    if inputs.modality == "image" and expected is not None and shape[-3] != expected:
+        last = "; the channels seem to come last: permute the axes" if shape[-1] == expected else ""
+        return f"the model takes pictures of {expected} channels, [B, {expected}, H, W], and these are {shape}{last}"
     frames = getattr(getattr(model, "config", None), "num_frames", None)
     if inputs.modality == "image" and len(shape) == 5 and isinstance(frames, int) and shape[1] != frames:
         return f"the model fails on a video of {shape[1]} frames; it takes {frames}"
@@ -123,9 +123,9 @@ def _fails_on_batches(model: nn.Module, inputs: Inputs, message: str) -> str | N
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:
     """Return why a model may fail: its forward takes ``**kwargs``, and some names are not among its parameters."""
-    known = parameters(model)
-    odd = [name for name in kwargs if name not in known]
-    named = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if not odd or not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    accepted = parameters(model)
+    odd = [name for name in kwargs if name not in accepted]
+    named = [name for name, p in accepted.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if not odd or not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         return None
     return f"the model fails, and its forward has no parameter {', '.join(odd)}; it takes {', '.join(named[:12])}"

@@ -62,13 +62,13 @@ def as_arguments(
     ``main`` is the first positional argument of a custom module whose forward has no parameter of that name. What
     else its forward does not take, such as ``token_type_ids``, is left out.
     """
-    known, kwargs = parameters(model), dict(encoded)
-    first = next(iter(known.values()), None)
-    takes_any = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    accepted, kwargs = parameters(model), dict(encoded)
+    first = next(iter(accepted.values()), None)
+    takes_any = not accepted or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     if not takes_any:
-        kwargs = {name: value for name, value in encoded.items() if name in (main, *known)}
+        kwargs = {name: value for name, value in encoded.items() if name in (main, *accepted)}
     unnamed = first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD)
-    if main in known or (takes_any and unnamed) or hasattr(model, "main_input_name"):
+    if main in accepted or (takes_any and unnamed) or hasattr(model, "main_input_name"):
         return (), kwargs, main
     return (kwargs.pop(main),), kwargs, 0
 

@@ -71,8 +71,8 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> Places:
     before = _random_state()
     measured = _measured(process, sizes)
     if _random_state() != before:
-        again = [_measured(process, sizes) for _ in range(2)]
-        return [g if g == a == b else None for g, a, b in zip(measured, *again, strict=True)]
+        repeats = [_measured(process, sizes) for _ in range(2)]
+        return [g if g == a == b else None for g, a, b in zip(measured, *repeats, strict=True)]
     if settings is not None:
         _KNOWN[key] = measured
         while len(_KNOWN) > _MOST_KNOWN:
@@ -102,13 +102,13 @@ def _spans(process: Process, sizes: list[Size], lengths: NDArray[Any]) -> NDArra
     black, white = (
         _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in sizes]) for level in (0, 255)
     )
-    whole = np.stack([0 * lengths, lengths], -1)
+    full = np.stack([0 * lengths, lengths], -1)
     if black.ndim != 4 or white.shape != black.shape or len(black) != len(sizes):
-        return whole * np.nan
-    spans = fitted(process, black, white, sizes, whole)
+        return full * np.nan
+    spans = fitted(process, black, white, sizes, full)
     cropped = (((spans[..., 1] - spans[..., 0]) / lengths).min(1) < 0.75)[:, None, None]
     if cropped.any():
-        spans = np.where(cropped, fitted(process, black, white, sizes, np.where(cropped, spans, whole)), spans)
+        spans = np.where(cropped, fitted(process, black, white, sizes, np.where(cropped, spans, full)), spans)
     return spans
 
 
@@ -194,13 +194,13 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
     line[visible] = np.nanmean(shares[visible], 1)
     # resampling bends a ramp at the border of the picture, so rows there are left out
     even = visible & (line > 0.1) & (line < 0.9)
-    chosen = even if even.sum() > 3 else visible
-    if chosen.sum() < 2 or np.nanmean(np.abs(shares - line[:, None])) > 0.02:
+    fit_rows = even if even.sum() > 3 else visible
+    if fit_rows.sum() < 2 or np.nanmean(np.abs(shares - line[:, None])) > 0.02:
         return None
     level = (span[1] - span[0]) / 255
     at, places = np.arange(len(line)) + 0.5, span[0] + line * 255 * level
-    step, start = np.polyfit(at[chosen], places[chosen], 1)
-    if not step > 0 or np.abs(places - start - step * at)[chosen].max() > 1 + step + 1.5 * level:
+    step, start = np.polyfit(at[fit_rows], places[fit_rows], 1)
+    if not step > 0 or np.abs(places - start - step * at)[fit_rows].max() > 1 + step + 1.5 * level:
         return None
     fitted = (float(start), float(start + step * len(line)))
     # pictures are resized to whole pixels, and cropped and padded by whole pixels, before or after

@@ -32,10 +32,10 @@ class Inputs:
         black, white: ``[C]`` in the model's space; None if unknown.
         samples: ``[B]`` the sample of which each row is a perturbed copy; None if row i is sample i.
         shared: names of arguments that all samples share (the texts that each picture is compared with).
-        whole: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of several
-            samples.
+        unbatched: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of
+            several samples.
         name: name of the scored argument in the model's forward.
-        turned: whether its vectors are columns, ``[B, D, N]`` (a spectrogram with time last); None until measured on
+        transposed: whether vectors are columns, ``[B, D, N]`` (a spectrogram with time last); None until measured on
             the model.
         mosaic: the picture and place of each tile or packed patch, if a processor cut pictures into such.
         others: further inputs whose features get scores, by name; their args and kwargs are empty (see :attr:`sides`).
@@ -54,9 +54,9 @@ class Inputs:
     white: tuple[float, ...] | None = None
     samples: Tensor | None = None
     shared: frozenset[str] = frozenset()
-    whole: frozenset[str | int] = frozenset()
+    unbatched: frozenset[str | int] = frozenset()
     name: str = ""
-    turned: bool | None = None
+    transposed: bool | None = None
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Inputs:
     def with_sides(self, sides: Mapping[str, Inputs]) -> Inputs:
         """Return inputs with these facts about each scored input. The first becomes the main one."""
         main, *others = (replace(side, args=(), kwargs={}, others={}) for side in sides.values())
-        common = {name: getattr(self, name) for name in ("args", "kwargs", "samples", "shared", "whole")}
+        common = {name: getattr(self, name) for name in ("args", "kwargs", "samples", "shared", "unbatched")}
         return replace(main, **common, others={other.name: other for other in others})
 
     def with_main(self, name: str) -> Inputs:
@@ -92,8 +92,8 @@ class Inputs:
             return value.shape[1] == shape[1] and not value.is_floating_point()
         if not is_auxiliary(name) or (name.partition("_")[0] in other - {self.name.partition("_")[0]}):
             return False
-        own = name == self.mask_name and value.dim() == 2 and value.shape[1] > shape[1]
-        return own or value.shape[1] == shape[1] or ("mask" in name and value.shape[-1] == shape[1])
+        is_own_mask = name == self.mask_name and value.dim() == 2 and value.shape[1] > shape[1]
+        return is_own_mask or value.shape[1] == shape[1] or ("mask" in name and value.shape[-1] == shape[1])
 
     @property
     def tensor(self) -> Tensor:
@@ -105,7 +105,7 @@ class Inputs:
     @property
     def axis(self) -> int:
         """Axis of the tensor that indexes features, for inputs other than pictures."""
-        return 2 if self.turned else 1
+        return 2 if self.transposed else 1
 
     @property
     def extent(self) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ class Inputs:
         args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
         kwargs = {k: value if k == self.scored else v for k, v in more.kwargs.items()}
         masks = lambda rows: repeated(self.by_sample(rows)).reshape(-1, *rows.shape[1:])  # noqa: E731
-        others = {n: one if n in self.shared else one.with_masks(masks) for n, one in self.others.items()}
+        others = {n: side if n in self.shared else side.with_masks(masks) for n, side in self.others.items()}
         return replace(more, args=args, kwargs=kwargs, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
@@ -177,7 +177,7 @@ class Inputs:
             return change(value) if value.dim() > 1 and len(value) == self.batch else value
 
         def changed(place: str | int, value: Any) -> Any:
-            if place in self.whole or place in self.shared:
+            if place in self.unbatched or place in self.shared:
                 return value
             if not isinstance(value, Tensor):
                 return with_tensors(value, inside, deep=True)
@@ -217,7 +217,7 @@ class Inputs:
 
     def of_samples(self, numbers: list[int]) -> Inputs:
         """Select samples from all inputs, except those that all samples share. Drops data for display."""
-        others = {n: one if n in self.shared else one.select_features(numbers) for n, one in self.others.items()}
+        others = {n: side if n in self.shared else side.select_features(numbers) for n, side in self.others.items()}
         return replace(self.select(torch.tensor(numbers, device=self.tensor.device)), others=others)
 
     def select(self, rows: slice | Tensor) -> Inputs:

@@ -73,25 +73,25 @@ def _tiles(process_picture: Any, black: Any, white: Any, rows: Any, size: tuple[
 
 
 def _patches(
-    process: Any, black: Any, white: Any, chosen: Any, size: tuple[int, int]
+    process: Any, black: Any, white: Any, patches: Any, size: tuple[int, int]
 ) -> tuple[Tensor, Geometry | None]:
     """Measure the grid of the packed patches of a picture; the mean of a ramp over a patch is the patch's center.
     Return the patches in a line, and None, if they form no grid."""
-    unknown = torch.from_numpy(chosen)[None], None
-    gain = (white - black)[chosen]
+    unknown = torch.from_numpy(patches)[None], None
+    gain = (white - black)[patches]
     power = (gain**2).sum(1)
     centers = []
     for axis in (0, 1):
-        processed = process(ramp(size, axis, np.array([0.0, size[axis]])))[chosen]
-        centers.append(((processed - black[chosen]) * gain).sum(1) / power * size[axis])
+        processed = process(ramp(size, axis, np.array([0.0, size[axis]])))[patches]
+        centers.append(((processed - black[patches]) * gain).sum(1) / power * size[axis])
     lines = [_lines(values) for values in centers]
     if any(line is None for line in lines):
         return unknown
     (down, rows), (across, columns) = lines
-    if len(rows) * len(columns) != len(chosen):
+    if len(rows) * len(columns) != len(patches):
         return unknown
     places = np.full((len(rows), len(columns)), -1)
-    places[down, across] = chosen
+    places[down, across] = patches
     if (places < 0).any():
         return unknown
     (top, bottom), (left, right) = (_ends(line, length) for line, length in zip((rows, columns), size, strict=True))

@@ -87,8 +87,8 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
         prepared = with_pictures(prepared, pictures, processor)
     elif isinstance(inputs, Tensor | Mapping | tuple) or holds_tensors(inputs):
         inputs = stacked(model, inputs, processor) if isinstance(inputs, list) else inputs
-        listed = inputs if isinstance(inputs, tuple) else (inputs,) if isinstance(inputs, Tensor) else ()
-        args, kwargs, changes = corrected(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
+        positional = inputs if isinstance(inputs, tuple) else (inputs,) if isinstance(inputs, Tensor) else ()
+        args, kwargs, changes = corrected(model, positional, dict(inputs) if isinstance(inputs, Mapping) else {})
         prepared = _from_tensors(args, kwargs, model, processor)
         prepared = replace(prepared, notes=[changes] * prepared.batch if changes else None)
     else:
@@ -313,10 +313,10 @@ def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
     )
 
 
-def _fill_ids(known: Any) -> tuple[tuple[str, int], ...]:
+def _fill_ids(owner: Any) -> tuple[tuple[str, int], ...]:
     """Return (name, id) of the tokens of a tokenizer, or of a model's config, that can replace others as "nothing
     here" in perturbations."""
-    ids = {name: getattr(known, f"{token}_token_id", None) for name, token in TOKENS.items()}
+    ids = {name: getattr(owner, f"{token}_token_id", None) for name, token in TOKENS.items()}
     return tuple((name, i) for name, i in ids.items() if isinstance(i, int))
 
 

@@ -72,11 +72,11 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
     if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise InputError("the prompt of a picture must be a text that is not empty, or a list of such texts")
     token = _word(getattr(processor, "image_token", None))
-    listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+    picture_list = pictures if isinstance(pictures, list | tuple) else [pictures]
     nested = len(texts) > 1 and token is not None
-    if nested and len(listed) != len(texts):
-        raise InputError(f"{len(texts)} prompts need {len(texts)} pictures (or lists of them), not {len(listed)}")
-    groups = [list(g) if isinstance(g, list | tuple) else [g] for g in listed] if nested else [list(listed)]
+    if nested and len(picture_list) != len(texts):
+        raise InputError(f"{len(texts)} prompts need {len(texts)} pictures (or lists of them), not {len(picture_list)}")
+    groups = [list(g) if isinstance(g, list | tuple) else [g] for g in picture_list] if nested else [list(picture_list)]
     opened = [[_picture(p) for p in group] for group in groups]
     if token is not None:
         texts = [_with_places(t, token, len(group), processor) for t, group in zip(texts, opened, strict=True)]
@@ -127,8 +127,8 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
     for name, side in sides.items():
         process = None if side.modality == "text" else _process(processor, name, groups, side.tensor)
         if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
-            known = replace(side.features, **({} if process is None else picture_features(process, pictures)))
-            sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
+            features = replace(side.features, **({} if process is None else picture_features(process, pictures)))
+            sides[name] = replace(side, features=features, notes=[notes(p) for p in pictures])
         elif process is not None and "pixel" in name:
             packed = side.modality == "tensor"
             shape = side.tensor.flatten(1).shape if packed else side.tensor.shape
@@ -269,20 +269,20 @@ def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, lis
         InputError: the pictures do not fit the messages, or the template rejects these.
     """
     _refuse_without(processor)
-    listed = [] if pictures is None else list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+    others = [] if pictures is None else list(pictures) if isinstance(pictures, list | tuple) else [pictures]
     contents = [parts_of(message) for message in messages]
     places = [part for content in contents for part in content if part["type"] == "image"]
     user = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    if listed and not places:
-        places = [{"type": "image"} for _ in listed]
+    if others and not places:
+        places = [{"type": "image"} for _ in others]
         contents[user] = [*places, *contents[user]]
     missing = sum("image" not in part for part in places)
-    if missing != len(listed):
+    if missing != len(others):
         raise InputError(
-            f"the messages have {amount(missing, 'image part')} without a picture, and images= has {len(listed)}: give "
+            f"the messages have {amount(missing, 'image part')} without a picture, and images= has {len(others)}: give "
             "as many, or put each picture in its part, {'type': 'image', 'image': picture}"
         )
-    rest = iter(listed)
+    rest = iter(others)
     images = [part.get("image") if "image" in part else next(rest) for part in places]
     templated = [
         {**message, "content": [part if part["type"] == "text" else {"type": "image"} for part in content]}
@@ -305,9 +305,9 @@ def _refuse_without(processor: Any) -> None:
 def _refuse_blind(model: nn.Module) -> None:
     """Raise if the model's forward takes no pictures."""
     takes = parameters(model)
-    known = any(n.startswith(("pixel", "image")) for n in takes)
+    takes_pictures = any(n.startswith(("pixel", "image")) for n in takes)
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values()) and not hasattr(model, "config")
-    if takes and not known and not anything:
+    if takes and not takes_pictures and not anything:
         raise InputError(f"{type(model).__name__} reads no pictures: its forward takes {', '.join(list(takes)[:6])}")
 
 

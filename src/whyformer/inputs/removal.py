@@ -30,13 +30,13 @@ Job = tuple[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Removal:
-    """The way to remove features from an input.
+    """Removal of features from an input: replacement by a filler, or deletion.
 
     Attributes:
         inputs: the input.
         features: ``[B, P]`` True at features that may be removed (no special tokens, no padding).
         baseline: name of the baseline.
-        filler: replacement of the features: pixels ``[B, C, H, W]``, vectors ``[B, N, D]`` (turned ``[B, D, N]``), or a
+        filler: replacement of the features: pixels ``[B, C, H, W]``, vectors ``[B, N, D]`` (or ``[B, D, N]``), or a
             token id.
         grid: (rows, columns) of cells, for pictures.
         cell: (height, width) of a cell in pixels, for pictures.
@@ -62,48 +62,48 @@ class Removal:
     def without(self, jobs: Sequence[Job]) -> Inputs:
         """Return the input with one row per job (sample, features to remove)."""
         samples = torch.tensor([sample for sample, _ in jobs])
-        gone = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
+        removed = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
         for i, (_, features) in enumerate(jobs):
-            gone[i, torch.as_tensor(features, dtype=torch.long)] = True
-        samples, gone = (t.to(self.inputs.tensor.device) for t in (samples, gone))
-        chosen = self.inputs.select(samples)
-        x = chosen.tensor
+            removed[i, torch.as_tensor(features, dtype=torch.long)] = True
+        samples, removed = (t.to(self.inputs.tensor.device) for t in (samples, removed))
+        copies = self.inputs.select(samples)
+        x = copies.tensor
         if self.grid is not None and self.cell is not None:
-            area = gone.reshape(-1, *self.grid).repeat_interleave(self.cell[0], 1).repeat_interleave(self.cell[1], 2)
+            area = removed.reshape(-1, *self.grid).repeat_interleave(self.cell[0], 1).repeat_interleave(self.cell[1], 2)
             area = area[:, : x.shape[-2], : x.shape[-1]]
             area = area.reshape(len(jobs), *[1] * (x.dim() - 3), *area.shape[1:])
-            return chosen.with_tensor(torch.where(area, self.filler[samples], x))
+            return copies.with_tensor(torch.where(area, self.filler[samples], x))
         if self.choice is not None:
-            gone = torch.zeros_like(x, dtype=torch.bool).index_put(
-                (torch.arange(len(jobs), device=x.device), self.choice.to(x.device)[samples]), gone
+            removed = torch.zeros_like(x, dtype=torch.bool).index_put(
+                (torch.arange(len(jobs), device=x.device), self.choice.to(x.device)[samples]), removed
             )
         if self.baseline == "delete":
-            return self._delete(chosen, gone)
+            return self._delete(copies, removed)
         if isinstance(self.filler, Tensor):
-            at = gone if x.dim() == 2 else gone[:, None] if chosen.axis == 2 else gone[..., None]
-            return chosen.with_tensor(torch.where(at, self.filler[samples], x))
-        return chosen.with_tensor(x.masked_fill(gone, self.filler))
+            at = removed if x.dim() == 2 else removed[:, None] if copies.axis == 2 else removed[..., None]
+            return copies.with_tensor(torch.where(at, self.filler[samples], x))
+        return copies.with_tensor(x.masked_fill(removed, self.filler))
 
-    def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
+    def _delete(self, copies: Inputs, removed: Tensor) -> Inputs:
         """Delete tokens: shift the others, pad on the side that is padded already, and drop columns of padding only.
 
         Masks, types, boxes and positions of these tokens move with them; other inputs and their masks stay.
         """
-        mask = chosen.mask if chosen.mask is not None else torch.ones_like(gone)
-        left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
-        order = torch.argsort(~gone if left else gone, dim=1, stable=True)
-        real = (mask & ~gone).gather(1, order)
+        mask = copies.mask if copies.mask is not None else torch.ones_like(removed)
+        pads_left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
+        order = torch.argsort(~removed if pads_left else removed, dim=1, stable=True)
+        real = (mask & ~removed).gather(1, order)
         columns = real.any(0).nonzero()[:, 0]
         order, real = order[:, columns], real[:, columns]
-        gone = gone.gather(1, order)
-        # each token takes the position of the one before it that is gone
+        removed = removed.gather(1, order)
+        # each token takes the position of the removed one before it
         rank = mask.flip(1).cumsum(1).flip(1)
         last = mask & (rank <= mask.sum(1, keepdim=True) - real.sum(1, keepdim=True))
-        places = torch.argsort(~last if left else last, dim=1, stable=True)[:, columns]
+        places = torch.argsort(~last if pads_left else last, dim=1, stable=True)[:, columns]
 
         def move(name: str | int, value: Any) -> Any:
             if name == self.inputs.scored:
-                return _picked(value, order, 1).masked_fill(gone, self.filler)
+                return _picked(value, order, 1).masked_fill(removed, self.filler)
             if not isinstance(value, Tensor) or not self.inputs.is_per_token(name, value):
                 return value
             if name == self.inputs.mask_name and value.dim() == 2:  # it begins with the tokens of a cache
@@ -113,11 +113,11 @@ class Removal:
             for axis in range(1, value.dim()):
                 value = _picked(value, order, axis) if value.shape[axis] == mask.shape[1] else value
             nothing = torch.finfo(value.dtype).min if value.is_floating_point() else 0
-            return value.masked_fill(gone.view(len(gone), *[1] * (value.dim() - 2), -1), nothing)
+            return value.masked_fill(removed.view(len(removed), *[1] * (value.dim() - 2), -1), nothing)
 
-        args = tuple(move(i, v) for i, v in enumerate(chosen.args))
-        kwargs = {k: move(k, v) for k, v in chosen.kwargs.items()}
-        return replace(chosen, args=args, kwargs=kwargs, mask=real, special=None)
+        args = tuple(move(i, v) for i, v in enumerate(copies.args))
+        kwargs = {k: move(k, v) for k, v in copies.kwargs.items()}
+        return replace(copies, args=args, kwargs=kwargs, mask=real, special=None)
 
     def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
         """Raise if a job would delete every token of its text; ``who`` begins the message."""
@@ -145,7 +145,7 @@ def removal(
     blur: tuple[float, int | None] | None = None,
     choice: Tensor | None = None,
 ) -> Removal:
-    """Return the way to remove features from the task's input; settings as in :func:`occlusion`.
+    """Return the removal of features from the task's input; settings as in :func:`occlusion`.
 
     Args:
         baseline: name of a baseline, or id of the replacing token.
@@ -169,8 +169,8 @@ def removal(
         content = content_of(inputs) & ~_ends(task)
         if inputs.choices is None:
             return Removal(inputs, content & task.plain_tokens(), name, token)
-        chosen = task.value_index(task.forward()).cpu() if choice is None else choice
-        return Removal(inputs, content[torch.arange(inputs.batch), chosen], name, token, choice=chosen)
+        text_index = task.value_index(task.forward()).cpu() if choice is None else choice
+        return Removal(inputs, content[torch.arange(inputs.batch), text_index], name, token, choice=text_index)
     name = baseline or "zero"
     allowed = names_for(inputs.modality)
     if name not in allowed or fill_id is not None:
@@ -212,9 +212,9 @@ def _ends(task: Task) -> Tensor:
 def content_of(inputs: Inputs) -> Tensor:
     """Return ``[B, N]`` True at tokens that are neither special nor padding."""
     content = torch.ones(inputs.extent, dtype=torch.bool)
-    for known, wanted in ((inputs.mask, True), (inputs.special, False)):
-        if known is not None and known.shape == content.shape:
-            content &= (known if wanted else ~known).cpu()
+    for flags, keep in ((inputs.mask, True), (inputs.special, False)):
+        if flags is not None and flags.shape == content.shape:
+            content &= (flags if keep else ~flags).cpu()
     return content
 
 
@@ -222,13 +222,13 @@ def fill(name: str, filling: Filling) -> Tensor:
     """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors."""
     row = BASELINES.get(name)
     if row is None or row.fill is None:
-        known = (other for other, row in BASELINES.items() if row.fill is not None)
-        raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(known)}, not {name!r}")
+        names = (other for other, row in BASELINES.items() if row.fill is not None)
+        raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(names)}, not {name!r}")
     return row.fill(filling)
 
 
 def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
-    known, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
+    token_ids, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
     in_place = task.counted or task.inputs.choices is not None
     if fill_id is not None:
         size = vocabulary_size(task.model)
@@ -238,15 +238,15 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         return "fill_id", fill_id
     if baseline is None:
         masked = ["delete"] if task.inputs.mask_name in task.inputs.kwargs and not in_place else []
-        tokens = [name for name in prefer if name in known]
+        tokens = [name for name in prefer if name in token_ids]
         order = [*masked, *tokens] if task.inputs.special is None else [*tokens, *masked]
         baseline = next(iter(order), None)
     if baseline == "delete":
         if task.inputs.choices is not None:
             raise InputError(f"{method}: baseline 'delete' does not work for multiple choice: choose a token")
         pad = getattr(config, "pad_token_id", None)
-        return baseline, known.get("pad", pad if isinstance(pad, int) else 0)
-    available = ", ".join(known) or "none"
+        return baseline, token_ids.get("pad", pad if isinstance(pad, int) else 0)
+    available = ", ".join(token_ids) or "none"
     if baseline is None:
         raise InputError(
             f"{method}: no token is known that means 'nothing here'. There is no tokenizer with a mask, unknown or "
@@ -257,11 +257,11 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         raise InputError(
             f"{method}: baseline {baseline!r} is not for text; its baselines are {', '.join(names_for('text'))}"
         )
-    if baseline not in known:
+    if baseline not in token_ids:
         owner = "config" if task.inputs.special is None else "tokenizer"
-        reason = f"the {owner} has no {baseline} token (it has: {available})" if known else "there is no tokenizer"
+        reason = f"the {owner} has no {baseline} token (it has: {available})" if token_ids else "there is no tokenizer"
         raise InputError(f"{method}: {reason}: choose another baseline, or pass the token's id, baseline=...")
-    return baseline, known[baseline]
+    return baseline, token_ids[baseline]
 
 
 def patch_size(model: nn.Module) -> tuple[int, int]:

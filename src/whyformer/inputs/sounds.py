@@ -178,8 +178,8 @@ def with_sounds(inputs: Inputs, sounds: Sequence[Sound], processor: Any) -> Inpu
     seconds = [len(sound.wave) / sampling_rate for sound in sounds]
     features = replace(inputs.features, sounds=padded, sampling_rate=sampling_rate, durations=seconds, rate=rate)
     notes = [_notes(sound, sampling_rate) for sound in sounds]
-    turned = None if axis is None else axis == 2
-    return replace(inputs, features=features, notes=notes if any(notes) else None, turned=turned)
+    transposed = None if axis is None else axis == 2
+    return replace(inputs, features=features, notes=notes if any(notes) else None, transposed=transposed)
 
 
 def _notes(sound: Sound, rate: int) -> list[str]:

@@ -110,10 +110,10 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     texts = []
     for i in range(len(ids)):
         low = max(0, i - _BEFORE)
-        before, whole = _decoded(tokenizer, ids[low:i]).rstrip(UNFINISHED), _decoded(tokenizer, ids[low : i + 1])
-        whole = whole.rstrip(UNFINISHED) if i + 1 < len(ids) else whole
-        shared = next((k for k, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
-        texts.append(whole[min(shared, len(whole)) :])
+        before, after = _decoded(tokenizer, ids[low:i]).rstrip(UNFINISHED), _decoded(tokenizer, ids[low : i + 1])
+        after = after.rstrip(UNFINISHED) if i + 1 < len(ids) else after
+        shared = next((k for k, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        texts.append(after[min(shared, len(after)) :])
     return texts
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from whyformer.comparing import Refusal, each, read_method
+from whyformer.comparing import Refusal, explain_each, read_method
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.joining import without_padding
@@ -193,7 +193,7 @@ class Session:
         targets = self._targets(ready, rows)
         explanations: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
-        for result in each(ready, self.methods, targets, progress=self.progress):
+        for result in explain_each(ready, self.methods, targets, progress=self.progress):
             if isinstance(result, Refusal):
                 if not is_single or is_out_of_memory(result.error):
                     raise result.error

@@ -84,8 +84,8 @@ class Rows:
     def table(self) -> Any:
         """Return a pyarrow table with the columns of :func:`schema`."""
         pa = import_optional("pyarrow", "a table of explanations")
-        known = schema(self.scores)
-        return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in known}, schema=known)
+        fields = schema(self.scores)
+        return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in fields}, schema=fields)
 
     def _row(self, explained: RowResult, e: Explanation) -> dict[str, Any]:
         flat = e.scores[0].flatten().float().numpy()

@@ -78,8 +78,8 @@ class Cost:
             cost = f": about {_duration(self.seconds)} and {in_bytes(self.bytes or 0)} of disk space"
         memory = f"{in_bytes(self.memory)} of {in_bytes(self.available)} of memory"
         noun = "explanation" if self.explanations == 1 else "explanations"
-        each = f"{self.explanations:.3g} {noun} per row, batches of {self.batch_size}"
-        return f"{rows}{done}{cost} ({each}, which use {memory})"
+        details = f"{self.explanations:.3g} {noun} per row, batches of {self.batch_size}"
+        return f"{rows}{done}{cost} ({details}, which use {memory})"
 
 
 def estimate(job: Job) -> Cost:

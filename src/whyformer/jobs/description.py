@@ -186,10 +186,10 @@ def read_job(path: str | Path, **changes: Any) -> Job:
 
 def make_job(values: Mapping[str, Any], where: str = "a job") -> Job:
     """Return the job with these keys; ``where`` names it in error messages."""
-    known = {f.name for f in fields(Job) if f.name != "options"} | set(NAMES) - {"rules"}
+    valid = {f.name for f in fields(Job) if f.name != "options"} | set(NAMES) - {"rules"}
     for name in values:
-        if name not in known:
-            raise unknown(f"{where} has no key", name, known, f"Its keys: {', '.join(sorted(known))}")
+        if name not in valid:
+            raise unknown(f"{where} has no key", name, valid, f"Its keys: {', '.join(sorted(valid))}")
     for name in _EXAMPLES:
         if not values.get(name):
             raise InputError(f"{where} lacks the key {name}: {name} = {_EXAMPLES[name]}")

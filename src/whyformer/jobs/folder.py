@@ -95,8 +95,8 @@ class Folder(ExitStack):
     def finish(self, failures: Any, rows: int) -> dict[str, Any]:
         """Write the table of failures and the complete manifest."""
         self.write_failures(failures)
-        written = sum(part.written for part in self.parts.values())
-        self.manifest |= {"complete": True, "rows": rows, "written": written,
+        row_count = sum(part.written for part in self.parts.values())
+        self.manifest |= {"complete": True, "rows": rows, "written": row_count,
                           "failed": failures.num_rows, "failures_sha256": checksum(self.path / FAILURES),
                           "parts": self._entries()}  # fmt: skip
         self.write_manifest(self.manifest)

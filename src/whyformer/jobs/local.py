@@ -69,8 +69,8 @@ class OpenedJob:
     @property
     def count(self) -> int | None:
         """Number of rows; None if it is unknown."""
-        known, limit = self.source.count, self.job.limit
-        return known if limit is None else limit if known is None else min(known, limit)
+        available, limit = self.source.count, self.job.limit
+        return available if limit is None else limit if available is None else min(available, limit)
 
     def rows(self, start: int) -> Iterator[Row]:
         """Return the rows from ``start`` up to the limit of the job."""
@@ -102,10 +102,10 @@ class OpenedJob:
                 cursor.rest, row = self.rows(index + 1), skipped_row(index, str(index))
             else:
                 attempts.fetch(index)
-                taken = next(cursor.rest, None)
-                if taken is None:
+                fetched = next(cursor.rest, None)
+                if fetched is None:
                     return
-                row = taken
+                row = fetched
             cursor.index = index + 1
             yield row
 
@@ -292,8 +292,8 @@ class Run(ExitStack):
         self.monitor.begin(sum(part.rows for part in finished.values()))
         numbers = itertools.count() if parts is None else range(parts)
         missing = (number for number in numbers if part_name(number) not in finished)
-        left = None if parts is None else parts - len(finished)
-        yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
+        remaining = None if parts is None else parts - len(finished)
+        yield from track(missing, f"parts of {step:,} rows", remaining) if track is not None else missing
 
     def report(self, part: UnwrittenPart) -> bool:
         """Report a part; return False if the input ended with the previous part."""

@@ -52,12 +52,14 @@ class Monitor(ExitStack):
 
     def rate(self) -> dict[str, Any]:
         """Return the rows per second of this run, and the remaining seconds at this rate."""
-        finished, passed = self.done - self._before, time.monotonic() - self._start
-        if finished <= 0 or passed <= 0:
+        finished, elapsed = self.done - self._before, time.monotonic() - self._start
+        if finished <= 0 or elapsed <= 0:
             return {}
-        speed = finished / passed
-        left = {} if self.total is None else {"seconds_left": float(f"{max(0, self.total - self.done) / speed:.3g}")}
-        return {"rows_per_second": round(speed, 3), **left}
+        speed = finished / elapsed
+        rate = {"rows_per_second": round(speed, 3)}
+        if self.total is not None:
+            rate["seconds_left"] = float(f"{max(0, self.total - self.done) / speed:.3g}")
+        return rate
 
     def part(self, count: int, explanations: int, failures: int, warned: int) -> None:
         """Count a finished part.

@@ -76,10 +76,10 @@ def failures_of(table_schema: Any) -> list[Failure]:
     return [Failure(**failure) for failure in json.loads(facts)["failures"]]
 
 
-def entry_of(path: Path, facts: PartFacts, written: int) -> Part:
+def entry_of(path: Path, facts: PartFacts, row_count: int) -> Part:
     """Return the entry of a file in the manifest."""
     failed = len(facts.failures)
-    return Part(path.name, facts.first, facts.rows, written, failed, path.stat().st_size, checksum(path))
+    return Part(path.name, facts.first, facts.rows, row_count, failed, path.stat().st_size, checksum(path))
 
 
 def facts_of(path: Path) -> PartFacts:

@@ -117,14 +117,14 @@ class Maps:
             if not path.is_file() or expected not in (None, checksum(path)):
                 raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             return pq.read_table(path).replace_schema_metadata(None)
-        failures = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
+        failures = (failures_of(pq.read_schema(self._verified(p))) for p in self.parts if p.failed)
         return failures_table(list(itertools.chain.from_iterable(failures)))
 
     def _table(self, part: Part, columns: list[str] | None = None, filters: Any = None) -> Any:
         pq = import_optional("pyarrow.parquet", "a table of explanations")
-        return pq.read_table(self._whole(part), columns=columns, filters=filters)
+        return pq.read_table(self._verified(part), columns=columns, filters=filters)
 
-    def _whole(self, part: Part) -> Path:
+    def _verified(self, part: Part) -> Path:
         """Return the file of a part after verifying its checksum once."""
         path = self.path / part.file
         if part.file not in self._checked:

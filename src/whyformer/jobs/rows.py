@@ -160,15 +160,15 @@ def _from(data: Any, start: int) -> Iterator[Any]:
 def _samples_of(batch: Any) -> Iterator[Any]:
     """Yield the samples of one batch of a ``DataLoader``."""
     if isinstance(batch, Mapping):
-        names, columns = list(batch), [list(_each(v)) for v in batch.values()]
+        names, columns = list(batch), [list(_items(v)) for v in batch.values()]
         yield from (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     elif isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor | list | tuple):
-        yield from zip(*map(_each, batch), strict=True)
+        yield from zip(*map(_items, batch), strict=True)
     else:
-        yield from _each(batch)
+        yield from _items(batch)
 
 
-def _each(value: Any) -> Iterable[Any]:
+def _items(value: Any) -> Iterable[Any]:
     return value.unbind(0) if isinstance(value, Tensor) else value
 
 

@@ -79,10 +79,10 @@ def run_trial(
     _check_kind(session, usable[0].content)
     largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
     (explained,) = session.explain([largest], 1, on_start)
-    held = _pass_bytes(session, largest) if explained.explanations else 0
-    allowed = max(1, total_memory(place) // SHARE // max(held, 1))
+    pass_bytes = _pass_bytes(session, largest) if explained.explanations else 0
+    allowed = max(1, total_memory(place) // SHARE // max(pass_bytes, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
-    return Trial(explained, held, size)
+    return Trial(explained, pass_bytes, size)
 
 
 def _pass_bytes(session: Session, read: RowContent) -> int:

@@ -145,22 +145,22 @@ def maximize_activation(
         InputError: the model is a text model, or a unit, setting, shape or start is invalid.
         ModelError: the activation is not finite, or has no gradient with respect to the picture.
     """
-    chosen = _settings(recipe, settings)
+    full = _settings(recipe, settings)
     model, processor = resolve_model(model, processor, device=device, dtype=dtype)
     argument, goal = argument_of(model), unit_of(model, unit)
     if like is not None and not isinstance(like, Tensor):
         like = prepare(model, like, processor).tensor
     sizes = shape_of(model, start, shape, like)
-    if chosen["jitter"] is None:
-        chosen["jitter"] = max(1, min(sizes[-2:]) // 7)
+    if full["jitter"] is None:
+        full["jitter"] = max(1, min(sizes[-2:]) // 7)
     parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     ends = ends_of(model, processor, sizes[1])
-    free = chosen["parametrisation"] == "pixel" and not chosen["decorrelate"] and not chosen["bounded"]
+    free = full["parametrisation"] == "pixel" and not full["decorrelate"] and not full["bounded"]
     canvas = Canvas(
         torch.tensor([[-1.0], [1.0]]).expand(2, sizes[1])[..., None, None] if ends is None else ends,
-        chosen["parametrisation"] == "fourier", chosen["decorrelate"], chosen["bounded"],
+        full["parametrisation"] == "fourier", full["decorrelate"], full["bounded"],
     )  # fmt: skip
-    augmentation = Augmentation(*(chosen[name] for name in ("jitter", "scale", "rotate", "colour", "noise")))
+    augmentation = Augmentation(*(full[name] for name in ("jitter", "scale", "rotate", "colour", "noise")))
     draws = torch.Generator().manual_seed(seed)
     # the Fourier transform has no half precision
     wide = parameter.dtype if free else torch.promote_types(parameter.dtype, torch.float32)
@@ -168,7 +168,7 @@ def maximize_activation(
     with torch.inference_mode(False), torch.enable_grad():
         initial = _start(start, sizes, draws, canvas)
         variables = initial.to(parameter.device, wide).clone().requires_grad_()
-        optimizer = torch.optim.Adam([variables], lr=chosen["learning_rate"], maximize=True)
+        optimizer = torch.optim.Adam([variables], lr=full["learning_rate"], maximize=True)
 
         def measure(picture: Tensor) -> Tensor:
             batch = picture.to(parameter.dtype)
@@ -177,30 +177,30 @@ def maximize_activation(
                 return value
             raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
 
-        for step in tracking(progress)(range(chosen["steps"]), f"maximizing {goal.name}", chosen["steps"]):
+        for step in tracking(progress)(range(full["steps"]), f"maximizing {goal.name}", full["steps"]):
             picture = canvas.picture(variables)
             value = measure(augmentation.apply(picture, draws))
             history.append(value.item())
             if step == 0 and not bool(torch.autograd.grad(value, variables, retain_graph=True)[0].any()):
                 raise ModelError(f"{goal.name} has no gradient with respect to the initial picture: use another start")
-            if chosen["total_variation"]:
-                value = value - chosen["total_variation"] * total_variation(canvas.shares(picture))
-            if chosen["weight_decay"]:
-                value = value - chosen["weight_decay"] * picture.square().sum()
+            if full["total_variation"]:
+                value = value - full["total_variation"] * total_variation(canvas.shares(picture))
+            if full["weight_decay"]:
+                value = value - full["weight_decay"] * picture.square().sum()
             (variables.grad,) = torch.autograd.grad(value, variables)
             optimizer.step()
-            if chosen["blur"] > 0:
+            if full["blur"] > 0:
                 with torch.no_grad():
-                    variables.data = canvas.parameters(gaussian_blur(canvas.picture(variables), chosen["blur"]))
+                    variables.data = canvas.parameters(gaussian_blur(canvas.picture(variables), full["blur"]))
         with torch.no_grad():
             final = canvas.picture(variables)
             history.append(measure(final).item())
     image = final.detach().to(parameter.dtype).cpu()
     record = {
-        "recipe": recipe, **chosen, "seed": seed, "start": start if isinstance(start, str) else "given",
+        "recipe": recipe, **full, "seed": seed, "start": start if isinstance(start, str) else "given",
         "shape": list(image.shape[1:]), "range": "unknown" if ends is None else "known",
     }  # fmt: skip
-    shares = canvas.shares(image) if chosen["bounded"] or ends is not None else image
+    shares = canvas.shares(image) if full["bounded"] or ends is not None else image
     # without a processor, the picture is shown as it is, or scaled to its range if it exceeds 0..1
     shown = without_normalisation(shares.clamp(0, 1) if shares is not image else image, None)
     assert shown is not None
@@ -225,18 +225,18 @@ def _settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
     unknown = [name for name in changes if name not in RECIPES[recipe]]
     if unknown:
         raise InputError(f"there is no setting {unknown[0]!r}; the settings are {', '.join(RECIPES[recipe])}")
-    chosen = RECIPES[recipe] | changes
-    check_count("steps", chosen["steps"])
-    if chosen["jitter"] is not None:
-        check_count("jitter", chosen["jitter"], 0)
+    full = RECIPES[recipe] | changes
+    check_count("steps", full["steps"])
+    if full["jitter"] is not None:
+        check_count("jitter", full["jitter"], 0)
     for name in ("learning_rate", "weight_decay", "total_variation", "blur", "scale", "rotate", "colour", "noise"):
-        value = chosen[name]
+        value = full[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise InputError(f"{name} must be a number of at least 0, not {value!r}")
-    if chosen["scale"] >= 1:
-        raise InputError(f"scale must be less than 1, not {chosen['scale']}")
-    if chosen["parametrisation"] not in PARAMETRISATIONS:
-        raise InputError(f"parametrisation must be {' or '.join(PARAMETRISATIONS)}, not {chosen['parametrisation']!r}")
+    if full["scale"] >= 1:
+        raise InputError(f"scale must be less than 1, not {full['scale']}")
+    if full["parametrisation"] not in PARAMETRISATIONS:
+        raise InputError(f"parametrisation must be {' or '.join(PARAMETRISATIONS)}, not {full['parametrisation']!r}")
     for name in ("decorrelate", "bounded"):
-        check_type(name, chosen[name], bool, "True or False")
-    return chosen
+        check_type(name, full[name], bool, "True or False")
+    return full

@@ -45,9 +45,9 @@ def shape_of(model: nn.Module, start: Any, shape: Any, like: Tensor | None) -> t
 def ends_of(model: nn.Module, processor: Any, channels: int) -> Tensor | None:
     """Return black and white in the model's space ``[2, C, 1, 1]``; None if the normalization is unknown."""
     ends: Any = black_and_white(processor)
-    known = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    if ends[0] is None and "mean" in known and "std" in known:
-        mean, std = known["mean"], known["std"]
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    if ends[0] is None and "mean" in config and "std" in config:
+        mean, std = config["mean"], config["std"]
         ends = [-m / s for m, s in zip(mean, std, strict=True)], [(1 - m) / s for m, s in zip(mean, std, strict=True)]
     if ends[0] is None or len(ends[0]) not in (1, channels):
         return None

@@ -62,8 +62,8 @@ def _tried(task: Task) -> list[str]:
     fitting = {n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", task.inputs.modality)}
     same = {"input_x_gradient", "saliency"}
     names = [n for n in fitting - gradients - {"auto"} if n in same or _applies(task, n)]
-    chosen = not {"input_x_gradient", "occlusion"}.isdisjoint(names)  # the last choices of auto
-    return sorted([*names, "auto"] if chosen else names)
+    has_last_choice = not {"input_x_gradient", "occlusion"}.isdisjoint(names)  # the last choices of auto
+    return sorted([*names, "auto"] if has_last_choice else names)
 
 
 def _applies(task: Task, name: str) -> bool:

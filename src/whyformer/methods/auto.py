@@ -66,11 +66,11 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]
     for name, settings in choices:
-        chosen = METHODS[name]
+        candidate = METHODS[name]
         named = f"{name} ({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else name
-        full = chosen.complete(settings)
+        full = candidate.complete(settings)
         try:
-            scores = chosen.function(replace(task, method=name), **full)
+            scores = candidate.function(replace(task, method=name), **full)
         except (MethodNotApplicable, UnknownOperation, ModelError) as error:
             if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # an error of the model itself
                 raise
@@ -88,7 +88,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue
         choice = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
-        facts = {**chosen.claims(full), **scores.diagnostics, "auto": choice}
+        facts = {**candidate.claims(full), **scores.diagnostics, "auto": choice}
         ran = f"auto ran {named}, because the methods that measured better do not apply here"
         warnings = [f"{ran}: {_reasons(passed_over)}"] if passed_over else []
         return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *warnings])

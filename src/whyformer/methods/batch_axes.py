@@ -21,7 +21,7 @@ _MOST = 4
 
 
 def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Set ``whole`` of the inputs to the arguments without a batch axis.
+    """Set ``unbatched`` of the inputs to the arguments without a batch axis.
 
     An argument whose number of rows is a multiple of the number of samples has rows for each sample. If this may be a
     coincidence, it is tested: the model's output for one sample must equal that in the batch, with the argument
@@ -32,16 +32,16 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
     tensors = [(p, v) for p, v in arguments if isinstance(v, Tensor) and v.dim() and p not in scored]
     unbatched = {p for p, v in tensors if len(v) % inputs.batch}
     ambiguous = [p for p, v in tensors if p not in unbatched and _is_ambiguous(_name(model, p), v, inputs.batch)]
-    inputs = replace(inputs, whole=frozenset(unbatched))
+    inputs = replace(inputs, unbatched=frozenset(unbatched))
     if not ambiguous:
         return inputs
     # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
         outputs = plain_logits(model, *inputs.feed, any_tensor)
         for some in _choices(ambiguous):
-            tried = replace(inputs, whole=frozenset((*unbatched, *some)))
-            if _agrees(model, tried, outputs):
-                return tried
+            candidate = replace(inputs, unbatched=frozenset((*unbatched, *some)))
+            if _agrees(model, candidate, outputs):
+                return candidate
     return inputs
 
 
@@ -68,9 +68,9 @@ def _agrees(model: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     """Return whether the model's output for the first sample alone (or for two copies of the only one) equals that in
     the batch."""
     first = inputs.select(slice(0, 1))
-    tried = first if inputs.batch > 1 else first.with_tensor(first.tensor.repeat_interleave(2, 0))
+    candidate = first if inputs.batch > 1 else first.with_tensor(first.tensor.repeat_interleave(2, 0))
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        actual = plain_logits(model, *tried.feed, any_tensor)
+        actual = plain_logits(model, *candidate.feed, any_tensor)
         expected = outputs[:1].expand(len(actual), *outputs.shape[1:])
         tolerance = 1e-3 if outputs.dtype not in (torch.float16, torch.bfloat16) else 0.1
         return actual.shape == expected.shape and bool(

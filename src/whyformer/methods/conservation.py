@@ -59,7 +59,7 @@ class Sums:
     ) -> None:
         """Record the relevance that a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
         # a view of one value passes on all relevance; a view that joins it with constants may not
-        if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):
+        if run != self.run or (step.rule.back is None and len(step.needs[0][1]) < 2):
             return
         books = [(n, flow, 1) for n, flow in exit_flows.items()] + [(n, flow, -1) for n, flow in parts]
         for n, flow, sign in books:

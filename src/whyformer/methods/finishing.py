@@ -102,7 +102,7 @@ def finishing(
     logits = logits.detach()
     target, names = resolver.describe(logits)
     diagnostics: dict[str, Any] = {}
-    if (target_text := resolver.written()) is not None:
+    if (target_text := resolver.as_text()) is not None:
         diagnostics["target"] = target_text
     if end and not callable(resolver.reading):
         diagnostics["end_function"] = end

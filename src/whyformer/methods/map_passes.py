@@ -349,7 +349,7 @@ class MapPass:
 
     def holds(self, value: int, stream: Stream) -> bool:
         """Return True if a value holds exactly the rows of a stream."""
-        return Members(stream.rows, self.layout.rows).is_whole(value)
+        return Members(stream.rows, self.layout.rows).holds_all_rows(value)
 
     def features_of(self, stream: Stream, value: int, tensor: Tensor) -> Tensor:
         """Return the features ``[B, N, D]`` of each row of a stream.

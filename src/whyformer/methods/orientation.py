@@ -14,14 +14,14 @@ from whyformer.tape.sources import axis_of_rows
 
 
 def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Set ``turned`` of each sequence of vectors as measured on the model, except where the feature extractor has set
-    it.
+    """Set ``transposed`` of each sequence of vectors by measuring the model, unless the feature extractor has set it.
 
     Raises:
         InputError: it cannot be measured.
     """
     sides = inputs.sides
-    unknown = {n: s for n, s in sides.items() if s.turned is None and s.modality == "tensor" and s.tensor.dim() == 3}
+    vectors = {n: side for n, side in sides.items() if side.modality == "tensor" and side.tensor.dim() == 3}
+    unknown = {n: side for n, side in vectors.items() if side.transposed is None}
     if not unknown:
         return inputs
     axes = {}
@@ -37,4 +37,4 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
                 "this model: pass a sound itself with processor= (AutoFeatureExtractor), or wrap the model so that it "
                 "takes [B, N, D], one vector per feature"
             )
-    return inputs.with_sides(sides | {name: replace(sides[name], turned=axis == 2) for name, axis in axes.items()})
+    return inputs.with_sides(sides | {name: replace(sides[name], transposed=axis == 2) for name, axis in axes.items()})

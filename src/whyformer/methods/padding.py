@@ -52,20 +52,20 @@ def padded_samples(inputs: Inputs, samples: list[Any], processor: Any) -> list[i
     tokenizer = getattr(processor, "tokenizer", processor)
     pad = getattr(tokenizer, "pad_token_id", None)
     image_processor = getattr(processor, "image_processor", processor)
-    sizes, whole = list[float](), 0.0
+    sizes, padded_size = list[float](), 0.0
     if side.features.durations is not None:
-        sizes, whole = side.features.durations, max(side.features.durations)
+        sizes, padded_size = side.features.durations, max(side.features.durations)
     elif side.modality == "image" and hasattr(image_processor, "preprocess") and _are_pictures(samples):
         pictures = [as_rgb(picture) for (picture,) in samples]
         by_size = {p.size: p for p in pictures}
         if len(by_size) > 1:
             areas = {size: processed(image_processor, [p])[0].numel() for size, p in by_size.items()}
-            sizes, whole = [areas[p.size] for p in pictures], side.tensor[0].numel()
+            sizes, padded_size = [areas[p.size] for p in pictures], side.tensor[0].numel()
     elif side.mask is not None and side.mask.dim() == 2:
-        sizes, whole = side.mask.sum(1).tolist(), side.mask.shape[1]
+        sizes, padded_size = side.mask.sum(1).tolist(), side.mask.shape[1]
     elif side.modality == "text" and side.tensor.dim() == 2 and isinstance(pad, int):
-        sizes, whole = (side.tensor != pad).sum(1).tolist(), side.tensor.shape[1]
-    padded = sorted((i for i, size in enumerate(sizes) if size < whole), key=sizes.__getitem__)
+        sizes, padded_size = (side.tensor != pad).sum(1).tolist(), side.tensor.shape[1]
+    padded = sorted((i for i, size in enumerate(sizes) if size < padded_size), key=sizes.__getitem__)
     return list(dict.fromkeys([*padded[:1], *padded[-1:]]))
 
 

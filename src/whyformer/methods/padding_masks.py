@@ -45,7 +45,7 @@ def with_padding_mask(model: nn.Module, inputs: Inputs) -> Inputs:
 def _is_padding(
     model: nn.Module, inputs: Inputs, values: dict[str | int, Any], place: str | int, marked: Tensor
 ) -> bool:
-    """Return whether the outputs at other positions depend on the marks of an argument, and not on what is marked."""
+    """Return True if the outputs at other positions depend on the marks, but not on the values at marked positions."""
     tensor, mask = inputs.tensor, values[place]
     low, high = tensor.min(), tensor.max()
     other = 1 - 2 * tensor if tensor.is_floating_point() else torch.where(tensor == low, high, low)
@@ -58,8 +58,8 @@ def _is_padding(
         output = forward(model, args, {str(n): v for n, v in fed.items()})
         return [t[~marked] if t.shape[:2] == marked.shape else t for t in float_outputs(output).values()]
 
-    def same(one: list[Tensor], two: list[Tensor]) -> bool:
-        pairs = zip(one, two, strict=True)
+    def same(first: list[Tensor], second: list[Tensor]) -> bool:
+        pairs = zip(first, second, strict=True)
         return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(a.abs().max())) for a, b in pairs)
 
     try:

@@ -70,14 +70,14 @@ class Layout:
         streams: groups of rows that attend together, in the order of their first attention.
         first_maps: number of each attention map among learned vectors before they attend to any input -> the sample of
             each of its entries along the first axis.
-        is_whole: False if there is attention over vectors of a second table, in which the same ids are looked up.
+        is_complete: False if there is attention over vectors of a second table, in which the same ids are looked up.
     """
 
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
     first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    is_whole: bool = True
+    is_complete: bool = True
 
     @property
     def roots(self) -> list[int]:
@@ -215,9 +215,9 @@ class ForwardPass:
         several = [name for name, side in sources.items() if side.choices is not None]
         others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
         packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
-        turned = [n for n, side in sources.items() if side.turned]
+        transposed = [n for n, side in sources.items() if side.transposed]
         learned = [Source("", n, samples=samples, is_map=True) for n, samples in maps.items()]
-        rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
+        rows = find_rows(tape, [*find_sources(tape, fed, several, packed, transposed), *learned], outputs)
         program = read_program(tape, [*rows.roots.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
         layout = Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
@@ -225,7 +225,7 @@ class ForwardPass:
             return layout
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
         maps_of_all = {n for a in find_attentions(every, tape, rows) for n in a.maps}
-        return replace(layout, is_whole=maps_of_all <= {n for a in attentions for n in a.maps})
+        return replace(layout, is_complete=maps_of_all <= {n for a in attentions for n in a.maps})
 
     def _ends(self, read_logits: LogitsReader) -> tuple[int, ...]:
         """Return the numbers of the values that a target reads."""
@@ -316,7 +316,7 @@ class ForwardPass:
         seed: Tensor,
         layout: Layout | None = None,
         at: Mapping[int, Sequence[Callback]] | None = None,
-        wanted: Collection[int] = (),
+        observed: Collection[int] = (),
     ) -> tuple[list[dict[int, Tensor]], Sums | None]:
         """Walk back from the values that a target reads, and sum the relevance at the blocks on the way.
 
@@ -327,24 +327,24 @@ class ForwardPass:
             seed: ``[B, C]``, ∂target/∂logits.
             layout: the rows of the pass, needed by a composite that propagates relevance.
             at: value -> functions to call with the flow that arrives there under each composite.
-            wanted: values whose flows are returned.
+            observed: values whose flows are returned.
 
         Returns:
-            The flows of each run at the wanted values; the sums of relevance, None without such a composite.
+            The flows of each run at the observed values; the sums of relevance, None without such a composite.
         """
         program = read_program(self.tape, roots, starts)
         watchers = defaultdict[int, list[Callback]](list, {n: list(functions) for n, functions in (at or {}).items()})
         run, sums = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None), None
         if run is not None and layout is not None:
-            borders, first = layout.borders(program), min((*watchers, *wanted))  # the walk ends at the first
+            borders, first = layout.borders(program), min((*watchers, *observed))  # the walk ends at the first
             sums = Sums(layout.rows, starts, seed, run, bool(borders), self.precision)
             for number, block in borders.items():
                 if number >= first:
                     watchers[number].append(sums.entering(block, number))
         with self.naming_modules():
-            given: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
-            given["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
-            flows = walk_back(program, self.tape, [(c, starts) for c in composites], wanted=wanted, **given)
+            callbacks: Any = {} if sums is None else {"samples": sums.samples, "on_unit": sums.on_unit}
+            callbacks["at"] = {n: partial(_call_all, functions) for n, functions in watchers.items()}
+            flows = walk_back(program, self.tape, [(c, starts) for c in composites], observed=observed, **callbacks)
         self.tape.release()
         return flows, sums
 

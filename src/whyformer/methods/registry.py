@@ -26,11 +26,11 @@ class Bounds:
 
     low: float
     high: float
-    whole: bool = False
+    integer: bool = False
 
     def __call__(self, value: Any) -> bool:
         inside = not isinstance(value, bool) and self.low <= value <= self.high
-        return inside and (not self.whole or isinstance(value, int))
+        return inside and (not self.integer or isinstance(value, int))
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class NameOrToken(OneOf):
     """Check for one of some values or the id of a token."""
 
     def __call__(self, value: Any) -> bool:
-        return super().__call__(value) or (isinstance(value, int) and Bounds(0, 2**32 - 1, whole=True)(value))
+        return super().__call__(value) or (isinstance(value, int) and Bounds(0, 2**32 - 1, integer=True)(value))
 
 
-def between(low: float, high: float, *, whole: bool = False) -> Checked:
+def between(low: float, high: float, *, integer: bool = False) -> Checked:
     """Require a number from ``low`` to ``high``. Every setting is bounded, because the web page takes them from anyone.
     """
-    return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Bounds(low, high, whole)
+    return f"a {'whole ' if integer else ''}number of at least {low} and at most {high:,}", Bounds(low, high, integer)
 
 
 def one_of(*values: Any) -> Checked:
@@ -83,10 +83,10 @@ OPTIONAL_BLOCK = or_none(BLOCK)
 
 Block = Annotated[int, BLOCK]
 OptionalBlock = Annotated[int | None, OPTIONAL_BLOCK]
-Natural = Annotated[int, between(0, 2**32 - 1, whole=True)]
-OptionalNatural = Annotated[int | None, or_none(between(0, 2**32 - 1, whole=True))]
-Count = Annotated[int, between(1, 10_000, whole=True)]
-OptionalCount = Annotated[int | None, or_none(between(1, 10_000, whole=True))]
+Natural = Annotated[int, between(0, 2**32 - 1, integer=True)]
+OptionalNatural = Annotated[int | None, or_none(between(0, 2**32 - 1, integer=True))]
+Count = Annotated[int, between(1, 10_000, integer=True)]
+OptionalCount = Annotated[int | None, or_none(between(1, 10_000, integer=True))]
 Amount = Annotated[float, between(0, 1_000)]
 
 
@@ -220,12 +220,12 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
             settings["affinity"], checks["affinity"] = False, FLAG
 
         @functools.wraps(function)
-        def laid_out(task: Task, **chosen: Any) -> Scores:
+        def laid_out(task: Task, **values: Any) -> Scores:
             registered = METHODS[function.__name__]
             if task.options.checkpoint and not registered.checkpoint:
                 raise _no_checkpoint(registered.name)
-            affinity = patches and chosen.pop("affinity", False)
-            scores = task.lay_out(function(task, **chosen))
+            affinity = patches and values.pop("affinity", False)
+            scores = task.lay_out(function(task, **values))
             return spread(task, scores) if affinity else scores
 
         METHODS[function.__name__] = Method(function.__name__, summary, settings, checks, laid_out, **facts)

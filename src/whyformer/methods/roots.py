@@ -191,7 +191,7 @@ def _is_mixed(
         seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
         program = read_program(tape, [looked_up, *others], [value])
         runs = [(GRADIENT, {value: seed * is_inside}), (GRADIENT, {value: seed * ~is_inside})]
-        from_inside, from_outside = walk_back(program, tape, runs, wanted=[looked_up, *others])
+        from_inside, from_outside = walk_back(program, tape, runs, observed=[looked_up, *others])
         tape.release()
         return any(bool(from_inside[n].any()) for n in others) or bool(from_outside[looked_up].any())
 
@@ -318,7 +318,7 @@ class RootedPass:
         """
         recording, roots = self.recording, self.roots.every
         starts, rules = recording.starts(self.read_logits, seed), [self.composite]
-        (flows,), sums = recording.walk_back(roots, starts, rules, seed=seed, layout=self.layout, wanted=roots)
+        (flows,), sums = recording.walk_back(roots, starts, rules, seed=seed, layout=self.layout, observed=roots)
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in flows.values()):
             raise nothing_arrives(self.composite)
         return {name: self.roots.arranged(name, flows.__getitem__) for name in self.roots.numbers}, sums

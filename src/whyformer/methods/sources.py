@@ -85,8 +85,8 @@ class Sources:
                     reason = f"it looks up the tokens of '{name}' sample by sample: explain one sample at a time"
                     way = ", with batch_size=1" if "batch_size" in METHODS[self.method].settings else ""
                     raise self.refuse(reason + way, verdict=NOT_YET)
-                own = looked_up[source] - {-1}  # empty for a start token alone
-                if own and looked_up[name].isdisjoint(own):
+                elements = looked_up[source] - {-1}  # empty for a start token alone
+                if elements and looked_up[name].isdisjoint(elements):
                     raise self.refuse(f"it looks up the tokens of its input '{name}' in parts", verdict=NOT_YET)
                 decoder, count = f"decoder_{name}", len(source) - len(name) + 1
                 is_first = count == 2 and decoder in takes and decoder not in self.scored_inputs
@@ -274,22 +274,22 @@ class Sources:
         for name, side in self.sources.items():
             if name not in key or (side.mask is None and side.modality != "text"):
                 continue
-            known = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
+            content = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
             if side.mask is None:  # only padding that the model adds by itself
-                found = self.structure.map_pass.elements(name, key)
-                if found is None or found[0] != shape[1]:
+                elements_of_rows = self.structure.map_pass.elements(name, key)
+                if elements_of_rows is None or elements_of_rows[0] != shape[1]:
                     continue
             count, elements = self.located(name, key)
             if count != shape[1]:
                 raise self.refuse(f"it has {shape[1]} rows, but {count} enter its first block")
-            rows, mask = elements.rows.cpu().expand(len(real), -1), known.flatten(0, -2).cpu()
+            rows, mask = elements.rows.cpu().expand(len(real), -1), content.flatten(0, -2).cpu()
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)
             if len(key) == 1:  # if padding has no rows, as where the model sets it to 0, rows of no element are padding
                 real[((rows < 0) & ~mask).any(1)] = False
-            for chosen, value in ((~mask, False), (mask, True)):
-                sample, column = ((rows >= 0) & chosen).nonzero(as_tuple=True)
+            for selected, value in ((~mask, False), (mask, True)):
+                sample, column = ((rows >= 0) & selected).nonzero(as_tuple=True)
                 real[sample, rows[sample, column]] = value
         return real
 

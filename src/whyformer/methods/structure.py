@@ -118,7 +118,7 @@ class Structure:
     def without_maps(self) -> tuple[str, str] | None:
         """(reason why some attention maps are unknown, verdict for methods that need them); None if all are known."""
         layout = self.map_pass.layout
-        if not layout.is_whole:
+        if not layout.is_complete:
             return "it looks its tokens up in two tables, and attention of the second one is not followed", NOT_YET
         if not layout.attentions:
             return NO_ATTENTION, "has no meaning"

@@ -169,8 +169,8 @@ class Task(Sources):
         first_run = [GRADIENT] if gradient or composite.carrier == "relevance" else []
 
         def at_map(index: int, *flows: Tensor) -> None:
-            shown = map_pass.scores(index) if scores else map_pass.map(index)
-            on_map(index, shown, flows[-1], *(flows[:1] if gradient else ()))
+            attention_map = map_pass.scores(index) if scores else map_pass.map(index)
+            on_map(index, attention_map, flows[-1], *(flows[:1] if gradient else ()))
 
         walked = map_pass.walk(self.seed(map_pass.logits), [*first_run, composite], at_map, watched, at=at)
         if not walked.readouts:

@@ -148,8 +148,9 @@ def _joined(task: Task, groups: Sequence[list[int]], results: Sequence[Scores], 
         values = torch.cat([scores.values for scores in some])
         name = some[0].inputs.name if some[0].inputs is not None else task.inputs.name
         side = task.inputs.sides.get(name, some[0].inputs)
-        each = [of_sample(s.diagnostics, i) for s, group in zip(some, groups, strict=True) for i in range(len(group))]
-        diagnostics, values = of_batch([each[i] for i in order.tolist()]), values[order.to(values.device)]
+        pairs = zip(some, groups, strict=True)
+        by_sample = [of_sample(scores.diagnostics, i) for scores, group in pairs for i in range(len(group))]
+        diagnostics, values = of_batch([by_sample[i] for i in order.tolist()]), values[order.to(values.device)]
         return replace(some[0], values=values, logits=logits, inputs=side, diagnostics=diagnostics, parts={})
 
     names = [n for n in results[0].parts if all(n in scores.parts for scores in results)]

@@ -93,12 +93,12 @@ def find_adapter(place: str) -> Adapter | None:
 
     folder = Path(place)
     if folder.is_dir():
-        found = (folder / CONFIG).is_file() and {p.name for p in folder.glob("*.safetensors")} <= {_WEIGHTS}
+        is_adapter = (folder / CONFIG).is_file() and {p.name for p in folder.glob("*.safetensors")} <= {_WEIGHTS}
     else:
         file = find_adapter_config_file(place)
-        found = file is not None
+        is_adapter = file is not None
         folder = Path(file).parent if file is not None else folder
-    if not found:
+    if not is_adapter:
         return None
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     base, task = config.get("base_model_name_or_path"), config.get("task_type")

@@ -1,4 +1,4 @@
-"""The cache of what is measured once per model, such as its kind of output and its groups of blocks."""
+"""A cache of values that are measured once per model, such as its kind of output and its groups of blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MEASURED: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[Hashabl
 
 
 def refresh(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Forget what was measured for a model if these are not the modules that it had then."""
-    known = _MEASURED.get(model)
-    if known is None or [reference() for reference in known[0]] != [*modules]:
+    """Drop the values measured for a model if its modules have changed since."""
+    entry = _MEASURED.get(model)
+    if entry is None or [reference() for reference in entry[0]] != [*modules]:
         _MEASURED[model] = [ref(module) for module in modules], {}
 
 
@@ -30,7 +30,7 @@ def measured(model: nn.Module) -> dict[Hashable, Any]:
 
 
 def once(model: nn.Module, key: Hashable, measure: Callable[[], Value]) -> Value:
-    """Return the value of a key, which is measured unless it is known."""
+    """Return the value of a key, which is measured unless it is stored."""
     values = measured(model)
     if key not in values:
         values[key] = measure()

@@ -35,12 +35,12 @@ def forward(
     the model is run again to record it, once per model and kind of input.
     """
     kwargs = kwargs or {}
-    known = _known(model).get(kind_of_input(args, kwargs))
-    if not known:
+    name = _end_names(model).get(kind_of_input(args, kwargs))
+    if not name:
         fed_args, fed_kwargs = without_side_effects(args, kwargs)
         with torch.no_grad():
             plain = Output(model, model(*fed_args, **fed_kwargs), args, kwargs, samples)
-        if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
+        if name == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
             return plain
     tape, raw = record_call(model, args, kwargs)
     output = Output(model, raw, args, kwargs, samples)
@@ -51,7 +51,7 @@ def end_in(tape: Tape, output: Output) -> EndFunction | None:
     """Return the end function of a recorded pass, and store it for later passes; None if it has none."""
     returned = output.returned
     end = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
-    _known(output.model)[kind_of_input(output.args, output.kwargs)] = "" if end is None else end.name
+    _end_names(output.model)[kind_of_input(output.args, output.kwargs)] = "" if end is None else end.name
     return end
 
 
@@ -86,12 +86,12 @@ def runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the name of the model's end function for this kind of input; "" if it has none, or is unknown."""
-    return _known(model).get(kind_of_input(args, kwargs), "")
+    return _end_names(model).get(kind_of_input(args, kwargs), "")
 
 
 def known_end_function(model: nn.Module) -> str:
     """Return the name of the model's end function for any kind of input so far; "" for none."""
-    return next((name for name in _known(model).values() if name), "")
+    return next((name for name in _end_names(model).values() if name), "")
 
 
 def final_activation(model: nn.Module, end: str, outputs: int, comparison: str = "") -> str:
@@ -133,7 +133,7 @@ def _repeatable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return all(v is None or isinstance(v, Tensor | bool | int | float | str) for v in (*args, *kwargs.values()))
 
 
-def _known(model: nn.Module) -> dict[Any, str]:
+def _end_names(model: nn.Module) -> dict[Any, str]:
     """Return the names of the model's end functions found so far, by kind of input; "" for none."""
     return once(model, "end functions", dict[Any, str])
 

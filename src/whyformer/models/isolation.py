@@ -27,19 +27,19 @@ def refuse_changes(model: nn.Module) -> Iterator[None]:
         ModelError: training mode was switched on.
     """
     before, trained = parameters(model), {m for m in model.modules() if m.training}
-    written: ModelChanged | None = None
+    changed_by_pass: ModelChanged | None = None
     try:
         yield
     except ModelChanged as error:  # from a recorded pass, without the parameter's name
-        written = error
+        changed_by_pass = error
     changed = changes(model, before)
     if changed:
         raise ModelChanged(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
             f"two models. {WAIT}"
-        ) from written
-    if written is not None:
-        raise written
+        ) from changed_by_pass
+    if changed_by_pass is not None:
+        raise changed_by_pass
     training = next((n or type(m).__name__ for n, m in model.named_modules() if m.training and m not in trained), None)
     if training is not None:
         raise ModelError(

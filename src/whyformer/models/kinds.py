@@ -120,13 +120,13 @@ def comparison_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
     This is measured once per model and kind of input, by a plain forward pass.
     """
-    known, key = measured(model), ("comparison", kind_of_input(args, kwargs))
-    if key not in known:
+    results, key = measured(model), ("comparison", kind_of_input(args, kwargs))
+    if key not in results:
         output = forward_changed(Output(model, None, args, kwargs), lambda t: t)
         if output is None:  # the model fails again later, where the error is reported
             return ""
-        known[key] = "" if not output.compared else "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
-    activation: str = known[key]
+        results[key] = "" if not output.compared else "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
+    activation: str = results[key]
     return activation
 
 

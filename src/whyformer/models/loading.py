@@ -260,12 +260,12 @@ def _quietly() -> Iterator[None]:
     """Disable progress bars of transformers while weights are read."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
@@ -320,19 +320,19 @@ def _place(name: str) -> str:
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtypes = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype is None:
         return torch.float32
-    if dtype not in known:
-        raise InputError(f"dtype must be one of {', '.join(known)}, not {dtype!r}")
-    return known[dtype]
+    if dtype not in dtypes:
+        raise InputError(f"dtype must be one of {', '.join(dtypes)}, not {dtype!r}")
+    return dtypes[dtype]
 
 
 def _device(device: str | torch.device) -> torch.device:
     try:
-        chosen = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"there is no device {device!r}: use 'cpu' or 'cuda'") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available on this machine (or in this build of torch): use 'cpu'")
-    return chosen
+    return resolved

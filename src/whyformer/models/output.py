@@ -130,8 +130,8 @@ class Output:
         not classes."""
         if self.of_queries:
             return None
-        listed = {"logits": self.logits, **{n: t for n, t in self.named.items() if not n.endswith(("embeds", "state"))}}
-        dense = next((t for t in listed.values() if t is not None and t.dim() == 4 and t.is_floating_point()), None)
+        values = {"logits": self.logits, **{n: t for n, t in self.named.items() if not n.endswith(("embeds", "state"))}}
+        dense = next((t for t in values.values() if t is not None and t.dim() == 4 and t.is_floating_point()), None)
         return dense if dense is not None or "" in self.named or self.depth is None else self.depth[:, None]
 
     @cached_property
@@ -213,9 +213,9 @@ class Output:
             InputError: a sample has no such token.
         """
         real = self.real(count)
-        wanted, lengths = self.by_row(position), real.sum(1)
-        from_start = torch.where(wanted < 0, wanted + lengths, wanted)
-        for i, (at, length) in enumerate(zip(wanted.tolist(), lengths.tolist(), strict=True)):
+        positions, lengths = self.by_row(position), real.sum(1)
+        from_start = torch.where(positions < 0, positions + lengths, positions)
+        for i, (at, length) in enumerate(zip(positions.tolist(), lengths.tolist(), strict=True)):
             if not -length <= at < length:
                 raise InputError(
                     f"position {at} is outside sample {i}, which has {length} tokens: 0 to {length - 1}, or from -1 "
@@ -245,10 +245,10 @@ def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor], *, deep: bool 
         if isinstance(value, dict):
             return {n: replaced(v) for n, v in value.items()}
         if isinstance(value, list | tuple):
-            listed = [replaced(v) for v in value]
-            return type(value)(*listed) if hasattr(value, "_fields") else type(value)(listed)
-        own = value is raw or is_dataclass(value) or hasattr(value, "logits")
-        if (own or deep) and not isinstance(value, type) and next(every_tensor(value), None) is not None:
+            items = [replaced(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        is_output = value is raw or is_dataclass(value) or hasattr(value, "logits")
+        if (is_output or deep) and not isinstance(value, type) and next(every_tensor(value), None) is not None:
             value = copy.copy(value)
             for name, attribute in attributes(value).items():
                 object.__setattr__(value, name, replaced(attribute))

@@ -124,8 +124,8 @@ def refusal(output: Output, why: str = "") -> InputError:
         why: what is wrong with it, if not the missing row.
     """
     named = output.named
-    listed = [f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items()]
-    shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
+    tensors = [f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items()]
+    shapes = ", ".join(tensors or [f"a {type(output.raw).__name__}"])
     ways = [*_targets_that_fit(output)]
     if has_row(output):  # functions get the row
         ways += ["target=0 (the index of a class)"] if not output.compared else []

@@ -24,13 +24,13 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     outermost counts.
     """
     groups: dict[tuple[str, type], list[nn.Module]] = {}
-    taken: list[str] = []
+    containers: list[str] = []
     for name, module in model.named_modules():
-        blocks = [] if any(name.startswith(f"{outer}.") for outer in taken) else _repeated(module)
+        blocks = [] if any(name.startswith(f"{outer}.") for outer in containers) else _repeated(module)
         attending = [b for b in blocks if _attentions(b)]
         if not blocks or (attending and all(map(_is_stage, attending))):
             continue
-        taken.append(name)
+        containers.append(name)
         pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
         groups.setdefault((pattern, type(blocks[0])), []).extend(blocks)
 
@@ -151,5 +151,5 @@ def class_count(model: nn.Module) -> int | None:
     else:  # every config has num_labels, even that of a language model
         count = getattr(config, "num_labels", None) if "Classification" in type(model).__name__ else None
     weights = [p for p in model.parameters() if p.dim() > 1]
-    known = isinstance(count, int) and count > 0 and bool(weights) and count in weights[-1].shape
-    return count if known else None
+    is_count = isinstance(count, int) and count > 0 and bool(weights) and count in weights[-1].shape
+    return count if is_count else None

@@ -1,7 +1,7 @@
 """Rules that propagate relevance itself, and their composites.
 
     seed, samples = {program.output: relevance}, RowSamples(rows)
-    flows = walk_back(program, tape, [(deep_taylor(), seed)], wanted=program.roots, samples=samples)
+    flows = walk_back(program, tape, [(deep_taylor(), seed)], observed=program.roots, samples=samples)
 
 A rule distributes the relevance R of the exit of a unit over its entries. In formulas, ``a / b`` is 0 where b is 0:
 relevance to which no entry contributes is lost.
@@ -171,9 +171,9 @@ def _relevance_of_branches(
         result = walk.samples.sums(exit_, part)
         return result.real + result.imag if result.is_complex() else result
 
-    total, each = sums(flow), [sums(part) for part in parts]
-    magnitude = each[0].abs() + each[1].abs()
-    factors = [divide(divide(s.abs(), magnitude) * total, s) for s in each]
+    total, branch_sums = sums(flow), [sums(part) for part in parts]
+    magnitude = branch_sums[0].abs() + branch_sums[1].abs()
+    factors = [divide(divide(s.abs(), magnitude) * total, s) for s in branch_sums]
     return [part * walk.samples.spread(exit_, factor, part) for part, factor in zip(parts, factors, strict=True)]
 
 
@@ -245,12 +245,12 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
     }
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
     # the grid of a sampling and the matrix of a linear system are held constant
-    held = {
+    with_constants = {
         "sampling": Rule(hold=(1,), back=z_rule, name="z, places constant"),
         "solve": Rule(hold=(0,), back=z_rule, name="z, matrix constant"),
         UNNORMALIZED: LATE_SUM,
     }
-    return {kind: Rule(back=back, name=title) for kind, (back, title) in backs.items()} | refused | held
+    return {kind: Rule(back=back, name=title) for kind, (back, title) in backs.items()} | refused | with_constants
 
 
 @functools.cache  # plans of walks are cached by the identity of the composite

@@ -111,9 +111,9 @@ class ShareRules:
         source = torch.full((len(self.rows),), -1)
         source[queries.cpu()] = torch.arange(queries.shape[1])
         index = source[label].to(x.device)
-        each = torch.arange(queries.shape[1], device=x.device).reshape(-1, *[1] * x.dim())
+        sources = torch.arange(queries.shape[1], device=x.device).reshape(-1, *[1] * x.dim())
         rest = torch.where(index < 0, x, 0)
-        return Shares(torch.where(index == each, x, 0), rest if bool(rest.any()) else None, is_alone=True)
+        return Shares(torch.where(index == sources, x, 0), rest if bool(rest.any()) else None, is_alone=True)
 
     def __call__(self, unit: Unit, entries: dict[int, Shares]) -> dict[int, Shares]:
         """Return the shares of a unit's exits, from those of its entries."""
@@ -149,17 +149,17 @@ class ShareRules:
             products = parts * rest
             sizes.append(self._inner(products, axes).abs())
             bounds.append(self._inner(products.abs(), axes).sum(0))
-        each = torch.cat(sizes)
-        total, equal = each.sum(0), self._equal(value, each)
+        magnitudes = torch.cat(sizes)
+        total, equal = magnitudes.sum(0), self._equal(value, magnitudes)
         exact = total > 8 * torch.finfo(rest.dtype).eps * torch.stack(bounds).sum(0)
-        weights = torch.where(exact, each / torch.where(exact, total, 1), equal)
+        weights = torch.where(exact, magnitudes / torch.where(exact, total, 1), equal)
         return replace(shares, weights=weights, is_late=False)
 
     def total(self, value: int, shares: Shares, flow: Tensor, batch: int) -> Tensor:
         """Return ``[S, B]``, the inner product of each share of an output of B samples with ``flow``, the gradient of a
         target with respect to the output."""
-        each = (-1, batch, flow.numel() // batch)
-        return self._each(lambda part: (part * flow).reshape(each[1:]).sum(-1), self.distribute_rest(value, shares))
+        complete = self.distribute_rest(value, shares)
+        return self._by_source(lambda part: (part * flow).reshape(batch, -1).sum(-1), complete)
 
     # -- by kind of unit
     def _affine(self, unit: Unit, entry_shares: dict[int, Shares]) -> list[Shares]:
@@ -167,9 +167,10 @@ class ShareRules:
         their entries; other units distribute them first."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in entry_shares]
         shares = [entry_shares[e] for e in entries]
-        settle_each = [partial(self.distribute_rest, e, s) for e, s in zip(entries, shares, strict=True)]
-        is_view, keeps = unit.kind == "view", unit.kind in ("view", "scale")
-        shares = [s if s.is_late or keeps else settle() for s, settle in zip(shares, settle_each, strict=True)]
+        distributors = [partial(self.distribute_rest, e, s) for e, s in zip(entries, shares, strict=True)]
+        is_view, keeps_rest = unit.kind == "view", unit.kind in ("view", "scale")
+        pairs = zip(shares, distributors, strict=True)
+        shares = [s if s.is_late or keeps_rest else distribute() for s, distribute in pairs]
         function = lambda *x: repeat_unit(self.tape, unit, dict(zip(entries, x, strict=True)))  # noqa: E731
         if unit.kind == "layer" and self._is_of_rows(unit):
             return self._layer(unit, shares[0])
@@ -178,7 +179,7 @@ class ShareRules:
             return results
 
         def before_view(k: int) -> Tensor:
-            return self._each(lambda *x: function(*x)[k], *(settle() for settle in settle_each))
+            return self._by_source(lambda *x: function(*x)[k], *(distribute() for distribute in distributors))
 
         return [replace(s, before_view=partial(before_view, k)) for k, s in enumerate(results)]
 
@@ -227,8 +228,8 @@ class ShareRules:
         tape, (entry,) = self.tape, entries
         shares = self.distribute_rest(entry, entries[entry])
         if not unit.places:  # a norm of several calls divides by values inside it
-            held = {n: tape[n] for n in unit.statistics}
-            return self._linear(lambda x: repeat_unit(tape, unit, {entry: x, **held}), [entry], [shares])
+            statistics = {n: tape[n] for n in unit.statistics}
+            return self._linear(lambda x: repeat_unit(tape, unit, {entry: x, **statistics}), [entry], [shares])
         gain, shift = norm_operand(tape, unit, "weight"), norm_operand(tape, unit, "bias")
 
         def function(x: Tensor) -> Tensor:
@@ -238,7 +239,7 @@ class ShareRules:
         rest = None if shift is None or not bool(shift.any()) else shift.expand(tape.shapes[unit.exit])
         if shares.pending is not None:
             rest = function(shares.pending) if rest is None else function(shares.pending) + rest
-        return [Shares(self._each(function, shares), rest, shares.is_late, shares.is_alone)]
+        return [Shares(self._by_source(function, shares), rest, shares.is_late, shares.is_alone)]
 
     def _sloped(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return x_←j ⊙ (g(z) − g(0)) / z, where z is the recorded value; g(0) is the rest."""
@@ -249,7 +250,7 @@ class ShareRules:
             raise self._untraceable(unit)
         slope = torch.where(z != 0, (y - origin) / torch.where(z != 0, z, 1), 0)
         shares = self.distribute_rest(entry, entries[entry])
-        parts = self._each(lambda part: part * slope, shares)
+        parts = self._by_source(lambda part: part * slope, shares)
         return [Shares(parts, origin if bool(origin.any()) else None, is_alone=shares.is_alone)]
 
     # -- helpers
@@ -273,17 +274,17 @@ class ShareRules:
             def linear(*x: Tensor, k: int = k, shift: Tensor | None = shift, excluded: Tensor = excluded) -> Tensor:
                 return function(*x)[k] if shift is None else (function(*x)[k] - shift).masked_fill(excluded, 0)
 
-            parts, rest = self._each(linear, *shares, at_once=at_once), rest.masked_fill(excluded, 0)
+            parts, rest = self._by_source(linear, *shares, at_once=at_once), rest.masked_fill(excluded, 0)
             results.append(Shares(parts, rest if bool(rest.any()) else None, late, alone))
         return results
 
-    def _each(self, function: Callable[..., Tensor], *shares: Shares, at_once: int | None = None) -> Tensor:
+    def _by_source(self, function: Callable[..., Tensor], *shares: Shares, at_once: int | None = None) -> Tensor:
         """Return ``[S, ...]``, the function applied to the shares of each source."""
         stacked = [t for s in shares for t in (s.parts, s.weights) if t is not None]
 
         def of_source(*tensors: Tensor) -> Tensor:
-            each = iter(tensors)
-            return function(*(s.with_rest(next(each), None if s.weights is None else next(each)) for s in shares))
+            slices = iter(tensors)
+            return function(*(s.with_rest(next(slices), None if s.weights is None else next(slices)) for s in shares))
 
         return for_each(of_source, *stacked, at_once=at_once or self.at_once)
 

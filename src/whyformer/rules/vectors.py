@@ -77,7 +77,7 @@ class VectorRules(ShareRules):
             start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), rest, is_late=True)
         return start
 
-    def is_whole(self, program: Program, value: int) -> bool:
+    def is_complete(self, program: Program, value: int) -> bool:
         """Return True if no unit on the paths to a value was left out."""
         reached = set(self._left_out)
         for unit in program.units:
@@ -224,8 +224,8 @@ class KeyRules(VectorRules):
         key_of = self.source[label[0]].to(value.device)
 
         def mixed(key: int | None) -> Tensor:
-            chosen = torch.zeros_like(value) if key is None else torch.where(key_of == key, value, 0)
-            return call([chosen if o == piece.value else self.tape[o] for o in call.operands])[index]
+            masked = torch.zeros_like(value) if key is None else torch.where(key_of == key, value, 0)
+            return call([masked if o == piece.value else self.tape[o] for o in call.operands])[index]
 
         origin = mixed(None)
         return torch.stack([mixed(key) - origin for key in range(self.keys.shape[1])]), mixed(-1)

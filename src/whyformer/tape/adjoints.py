@@ -29,21 +29,21 @@ ADJOINTS: dict[str, Formula] = {}
 """Maps the name of a call to its formula, with the arguments and the result of :func:`adjoint_of_call`."""
 
 
-def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
+def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow]:
     """Return the flow to each operand of a call.
 
     Args:
         call: a call of the tape.
         tape: the recorded pass.
         flows: the flow at each of its results; None if nothing arrives.
-        want: for each operand, whether its flow is needed. Flows that are not needed may be None.
+        needs: for each operand, whether its flow is needed. Flows that are not needed may be None.
 
     Raises:
         ModelError: the call has no derivative.
     """
     formula = ADJOINTS.get(call.name)
     if formula is not None and not any(tape.dtypes[n].is_complex for n in (*call.operands, *call.results)):
-        result = formula(call, tape, flows, want)
+        result = formula(call, tape, flows, needs)
         if result is not None:
             return result
     if call.random:
@@ -52,15 +52,15 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bo
             "call model.eval(), or turn off the randomness in its forward"
         )
     # inside vmap, only functional transforms are possible
-    gradients = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, want))
-    return [next(gradients) if wanted else None for wanted in want]
+    gradients = iter((_by_vjp if in_transform() else _by_autograd)(call, tape, flows, needs))
+    return [next(gradients) if needed else None for needed in needs]
 
 
-def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
-    """Return the flow to each operand that is wanted."""
+def _by_autograd(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow]:
+    """Return the flow to each operand that whose flow is needed."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [t.clone() if t.is_inference() else t.detach() for t in (tape[o] for o in call.operands)]
-        inputs = [leaf.requires_grad_() for leaf, wanted in zip(leaves, want, strict=True) if wanted]
+        inputs = [leaf.requires_grad_() for leaf, needed in zip(leaves, needs, strict=True) if needed]
         try:
             outs = call(leaves)
         except RuntimeError as error:  # a custom operator that fails under autograd
@@ -80,17 +80,17 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
     return gradients
 
 
-def _by_vjp(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
+def _by_vjp(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow]:
     """Return what :func:`_by_autograd` returns, as a function that can be transformed."""
     arriving = [i for i, flow in enumerate(flows) if flow is not None]
     values = [tape[o] for o in call.operands]
 
     def function(*variables: Tensor) -> list[Tensor]:
         remaining = iter(variables)
-        outs = call([next(remaining) if wanted else t for t, wanted in zip(values, want, strict=True)])
+        outs = call([next(remaining) if needed else t for t, needed in zip(values, needs, strict=True)])
         return [outs[i] for i in arriving]
 
-    outs, pull, *_ = torch.func.vjp(function, *(t for t, wanted in zip(values, want, strict=True) if wanted))
+    outs, pull, *_ = torch.func.vjp(function, *(t for t, needed in zip(values, needs, strict=True) if needed))
     paired = zip(outs, (flow for flow in flows if flow is not None), strict=True)
     return pull([in_dtype(flow.reshape(out.shape), out.dtype) for out, flow in paired])
 
@@ -130,11 +130,11 @@ def _unary(names: str) -> Callable[[Callable[[Call, Tape, Tensor], Flow]], Any]:
     flow and only the flow of the first operand is needed."""
 
     def register(formula: Callable[[Call, Tape, Tensor], Flow]) -> Any:
-        def general(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
-            if not want[0] or any(want[1:]) or flows[0] is None or any(f is not None for f in flows[1:]):
+        def general(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
+            if not needs[0] or any(needs[1:]) or flows[0] is None or any(f is not None for f in flows[1:]):
                 return None
             result = formula(call, tape, flows[0])
-            return None if result is None else (result, *[None] * (len(want) - 1))
+            return None if result is None else (result, *[None] * (len(needs) - 1))
 
         _formula(names)(general)
         return formula
@@ -171,24 +171,24 @@ def matmul_of_rows(flow: Tensor, weight: Tensor) -> Tensor:
 
 # -- products --------------------------------------------------------------------------------------------------------
 @_formula("mm bmm matmul")
-def _matmul(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _matmul(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), (a, b) = flows, call.operands
     if flow is None or min(len(tape.shapes[a]), len(tape.shapes[b])) < 2:
         return None
-    first = unbroadcast(matmul_of_rows(flow, tape[b].mT), tape.shapes[a]) if want[0] else None
-    second = unbroadcast(tape[a].mT @ flow, tape.shapes[b]) if want[1] else None
+    first = unbroadcast(matmul_of_rows(flow, tape[b].mT), tape.shapes[a]) if needs[0] else None
+    second = unbroadcast(tape[a].mT @ flow, tape.shapes[b]) if needs[1] else None
     return first, second
 
 
 @_formula("addmm baddbmm")
-def _addmm(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _addmm(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), (s, a, b) = flows, call.operands
     if flow is None or call.kwargs or len(call.args) > 3:
         return None
     return (
-        unbroadcast(flow, tape.shapes[s]) if want[0] else None,
-        matmul_of_rows(flow, tape[b].mT) if want[1] else None,
-        tape[a].mT @ flow if want[2] else None,
+        unbroadcast(flow, tape.shapes[s]) if needs[0] else None,
+        matmul_of_rows(flow, tape[b].mT) if needs[1] else None,
+        tape[a].mT @ flow if needs[2] else None,
     )
 
 
@@ -236,7 +236,7 @@ def _slice(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 
 @_formula("split split_with_sizes unbind")
-def _split(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _split(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     axis = call.args[-1] if len(call.args) > (1 if call.name == "unbind" else 2) else 0
     like = next(f for f in flows if f is not None)
     parts = [like.new_zeros(tape.shapes[r]) if f is None else f for r, f in zip(call.results, flows, strict=True)]
@@ -244,20 +244,20 @@ def _split(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> S
 
 
 @_formula("cat")
-def _cat(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _cat(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), axis = flows, call.args[1] if len(call.args) > 1 else 0
     if flow is None:
         return None
     shapes = [tape.shapes[o] for o in call.operands]
     sizes = [s[axis] if len(s) == flow.dim() else 0 for s in shapes]  # an empty cache may have a single axis
-    parts = zip(flow.split(sizes, axis), shapes, call.operands, want, strict=True)
+    parts = zip(flow.split(sizes, axis), shapes, call.operands, needs, strict=True)
     return [p.reshape(s).to(tape.dtypes[o]) if w else None for p, s, o, w in parts]
 
 
 @_formula("stack")
-def _stack(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _stack(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), axis = flows, call.args[1] if len(call.args) > 1 else 0
-    return None if flow is None else [p if w else None for p, w in zip(flow.unbind(axis), want, strict=True)]
+    return None if flow is None else [p if w else None for p, w in zip(flow.unbind(axis), needs, strict=True)]
 
 
 @_unary("masked_fill")
@@ -266,12 +266,12 @@ def _masked_fill(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 
 @_formula("where")
-def _where(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _where(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), (mask, *parts) = flows, call.operands
     if flow is None or len(parts) != 2:
         return None
-    first = unbroadcast(torch.where(tape[mask], flow, 0), tape.shapes[parts[0]]) if want[1] else None
-    second = unbroadcast(torch.where(tape[mask], 0, flow), tape.shapes[parts[1]]) if want[2] else None
+    first = unbroadcast(torch.where(tape[mask], flow, 0), tape.shapes[parts[0]]) if needs[1] else None
+    second = unbroadcast(torch.where(tape[mask], 0, flow), tape.shapes[parts[1]]) if needs[2] else None
     return None, first, second
 
 
@@ -282,20 +282,20 @@ def _index(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 
 @_formula("copy")
-def _copy(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _copy(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     """Propagate no flow to the overwritten operand."""
-    (flow,) = flows
+    (flow,), (_, source) = flows, call.operands
     if flow is None:
         return None
-    return None, unbroadcast(flow, tape.shapes[call.operands[1]]).to(tape.dtypes[call.operands[1]]) if want[1] else None
+    return None, unbroadcast(flow, tape.shapes[source]).to(tape.dtypes[source]) if needs[1] else None
 
 
 @_formula("fill")
-def _fill(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _fill(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,) = flows
-    if flow is None or len(want) < 2:
-        return [None] * len(want)
-    return None, flow.sum().to(tape.dtypes[call.operands[1]]) if want[1] else None
+    if flow is None or len(needs) < 2:
+        return [None] * len(needs)
+    return None, flow.sum().to(tape.dtypes[call.operands[1]]) if needs[1] else None
 
 
 @_unary("native_dropout")
@@ -307,19 +307,19 @@ def _native_dropout(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 # -- sums and elementwise products -----------------------------------------------------------------------------------
 @_formula("add sub")
-def _add(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _add(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,) = flows
     if flow is None or call.kwargs or len(call.args) > 2:
         return None
     if type(call.args[0]) is not Slot:  # a number minus the operand
         return (-flow if call.name == "sub" else flow,)
     signs = (1, -1 if call.name == "sub" else 1)
-    rows = zip(call.operands, want, signs, strict=False)
+    rows = zip(call.operands, needs, signs, strict=False)
     return [unbroadcast(flow if s > 0 else -flow, tape.shapes[o]) if w else None for o, w, s in rows]
 
 
 @_formula("mul div")
-def _mul(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
+def _mul(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow] | None:
     (flow,), divides = flows, call.name == "div"
     if flow is None or call.kwargs or type(call.args[0]) is not Slot:
         return None
@@ -327,9 +327,9 @@ def _mul(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Seq
         return (flow / call.args[1] if divides else flow * call.args[1],)
     a, b = call.operands
     first = second = None
-    if want[0]:
+    if needs[0]:
         first = unbroadcast(flow / tape[b] if divides else flow * tape[b], tape.shapes[a])
-    if want[1]:
+    if needs[1]:
         second = unbroadcast(-flow * tape[a] / tape[b].square() if divides else flow * tape[a], tape.shapes[b])
     return first, second
 

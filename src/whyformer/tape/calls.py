@@ -84,8 +84,8 @@ class Call:
         output = operator(*fill(self.args, inputs), **{k: fill(a, inputs) for k, a in self.kwargs.items()})
         if inputs is operands:
             return list(tensors_in(output))
-        written = [inputs[i] for i in self.writes]
-        return [*written, *(t for t in tensors_in(output) if not any(t is w for w in written))]
+        overwritten = [inputs[i] for i in self.writes]
+        return [*overwritten, *(t for t in tensors_in(output) if not any(t is w for w in overwritten))]
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return the argument ``name`` of the operator's schema, a :class:`Slot` for a tensor."""

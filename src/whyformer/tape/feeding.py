@@ -171,7 +171,7 @@ def flows_between(
         composite: the rules. By default, the mixing of attentions is held constant.
     """
     program = read_program(tape, [before], seeds[0])
-    results = walk_back(program, tape, [(composite, seed) for seed in seeds], wanted=[before])
+    results = walk_back(program, tape, [(composite, seed) for seed in seeds], observed=[before])
     tape.release()
     return [flows[before] for flows in results]
 

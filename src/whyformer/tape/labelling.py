@@ -23,13 +23,13 @@ from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "label_rows"]
 
-_KEPT = name_set(
+_UNMOVED = name_set(
     "clone contiguous _to_copy to alias lift_fresh lift dropout native_dropout masked_fill nan_to_num tril triu cumsum"
 )
 _COMPLEX = name_set("real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg")
 _RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"convolution", "_convolution"}
 _JAGGED = name_set("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
-_VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
+_VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _UNMOVED - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
 _MOVED = _VIEWS | name_set("index_add scatter_add")
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
@@ -84,7 +84,7 @@ class _Labeller:
         self.fixed: set[int] = set()  # families of constants that have not been combined with other rows yet
         self.blends = False  # whether the current call combines several rows of a family in an element
         self.windows: dict[Any, int] = {}  # position of windows -> first row of the first result
-        self.twins: list[tuple[int, int, int]] = []  # (first row, last row, offset to the rows with the same windows)
+        self.offsets: list[tuple[int, int, int]] = []  # (first row, last row, offset to the rows with equal windows)
         for source in sources:
             self._begin(source)
         for call in calls:
@@ -106,11 +106,11 @@ class _Labeller:
         order = samples.flatten().argsort(stable=True)
         counts = samples.flatten().bincount()
         counts = counts[counts > 0]
-        listed = numbers.flatten()[order]
+        by_sample = numbers.flatten()[order]
         if len(counts) and bool((counts == counts[0]).all()):
-            listed = listed.view(len(counts), -1)
-        looked_up = None if elements is None else elements.flatten()[order].view(listed.shape)
-        rows.families.append(Family(source, value, listed, grid or (listed.shape[-1],), looked_up))
+            by_sample = by_sample.view(len(counts), -1)
+        looked_up = None if elements is None else elements.flatten()[order].view(by_sample.shape)
+        rows.families.append(Family(source, value, by_sample, grid or (by_sample.shape[-1],), looked_up))
         rows.sample = torch.cat([rows.sample, samples.flatten()])
         rows.family = torch.cat([rows.family, torch.full((count,), len(rows.families) - 1)])
         return numbers
@@ -122,8 +122,8 @@ class _Labeller:
         lead = 2 if len(samples) == shape[:2].numel() != shape[0] else 1
         samples = samples.view(*shape[:lead], *(1,) * (len(shape) - lead))
         if source.is_map:
-            each = torch.arange(int(samples.max()) + 1)[:, None].expand(-1, shape[-1])
-            queries = self._new(each, source.name, source.value)[samples.flatten()]
+            map_samples = torch.arange(int(samples.max()) + 1)[:, None].expand(-1, shape[-1])
+            queries = self._new(map_samples, source.name, source.value)[samples.flatten()]
             queries = queries.view(shape[0], *(1,) * (len(shape) - 3), shape[-1], 1)
             self.labels[source.value] = queries.expand(shape), queries.mT.expand(shape)
             return
@@ -169,20 +169,20 @@ class _Labeller:
         """Return the samples and the source of element numbers. A 0, such as a start token, gets the sample of its
         neighbours; without neighbours, that of the elements of the only input of ids in the same place along the first
         axis. Samples are None if unknown."""
-        listed = ids.flatten().tolist()
-        if not any(listed) and len(self.first) == 1:
+        numbers = ids.flatten().tolist()
+        if not any(numbers) and len(self.first) == 1:
             ((name, (first, shape)),) = self.first.items()
             if shape[0] == len(ids):
-                own = [self.elements[i][1] for i in range(first, first + shape.numel(), shape[1:].numel())]
-                return torch.tensor(own).view(-1, *(1,) * (ids.dim() - 1)).expand(ids.shape).contiguous(), name
-        names = [self.elements[i][0] for i in listed]
-        samples = torch.tensor([self.elements[i][1] if i else -1 for i in listed]).view(ids.shape)
+                samples = torch.tensor([s for _, s in self.elements[first : first + shape.numel() : shape[1:].numel()]])
+                return samples.view(-1, *(1,) * (ids.dim() - 1)).expand(ids.shape).contiguous(), name
+        names = [self.elements[i][0] for i in numbers]
+        samples = torch.tensor([self.elements[i][1] if i else -1 for i in numbers]).view(ids.shape)
         if bool((samples >= 0).all()):
             return samples, names[0]
         for axis in range(ids.dim() - 1, -1, -1):
             top = samples.amax(axis, keepdim=True).expand(samples.shape)
             if bool((top >= 0).all()) and bool(((samples == top) | (samples < 0)).all()):
-                return top.contiguous(), next(n for i, n in zip(listed, names, strict=True) if i)
+                return top.contiguous(), next(n for i, n in zip(numbers, names, strict=True) if i)
         return None, ""
 
     # -- propagation
@@ -251,7 +251,7 @@ class _Labeller:
             places = call.operands[:1] if call.name in _INDEXED else call.operands
             ids = [self.ids.get(o) if o in places else None for o in call.operands]
             numbers = rearranged(call, [self._unlabelled(call, i) if t is None else t for i, t in enumerate(ids)])
-        elif first is not None and (call.name in _KEPT or _is_pointwise(call)):
+        elif first is not None and (call.name in _UNMOVED or _is_pointwise(call)):
             numbers = [first] * len(call.results)
         else:
             return
@@ -272,7 +272,7 @@ class _Labeller:
     def _move(self, call: Call, labels: list[Label]) -> None:
         """Label the results of a call that rearranges elements."""
         if call.name == "cat" and along_features(call, labels):
-            labels = [tuple(map(self._first_twin, k)) for k in labels]
+            labels = [tuple(map(self._first_rows, k)) for k in labels]
         elif call.name == "cat" and self.fixed:
             labels = self._without_strays(call, labels)
         for part in range(max(map(len, labels))):
@@ -447,18 +447,18 @@ class _Labeller:
             return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
         source = self.rows.families[int(self.rows.family[first].max())].source
         # the largest along the grid, because padding has the sample 0
-        samples = self.rows.sample[first].amax(tuple(range(2, len(shape))), keepdim=True)
-        samples = samples.expand(shape[0], 1, *shape[2:])
+        samples = self.rows.sample[first].amax([*range(2, len(shape))], keepdim=True).expand(shape[0], 1, *shape[2:])
         numbers = self._new(samples, source, call.results[0], tuple(shape[2:]))
         start, key = int(numbers.min()), (call.operands[0], shape[2:], *window(self.tape, call))
-        self.twins.append((start, int(numbers.max()), self.windows.setdefault(key, start) - start))
+        if offset := self.windows.setdefault(key, start) - start:
+            self.offsets.append((start, int(numbers.max()), offset))
         return (numbers.expand(shape),)
 
-    def _first_twin(self, label: Tensor) -> Tensor:
+    def _first_rows(self, label: Tensor) -> Tensor:
         """Return a label in which rows that begin in a convolution have the numbers of the first rows with the same
         windows, such as those of another part of the channels."""
         numbers = thin(label)
-        for first, last, offset in self.twins if any(offset for *_, offset in self.twins) else ():
+        for first, last, offset in self.offsets:
             numbers = torch.where((numbers >= first) & (numbers <= last), numbers + offset, numbers)
         return numbers.expand(label.shape)
 
@@ -495,6 +495,6 @@ def _may_hold_rows(label: Tensor, axis: int) -> bool:
 
 def _is_pointwise(call: Call) -> bool:
     """Return True if each element of a result belongs to the row of the operands at the same position."""
-    listed = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
-    tags = getattr(call.operator, "tags", ())
-    return listed or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
+    by_name = call.name in _UNMOVED or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
+    by_kind = (call.kind or KINDS.get(call.name)) in _POINTWISE
+    return by_name or by_kind or torch.Tag.pointwise in getattr(call.operator, "tags", ())

@@ -33,25 +33,25 @@ class Members:
         """Return, for each value, whether it holds rows of the stream and is computed from all of them."""
         carry = [False] * len(tape)
         for n in program.roots:
-            carry[n] = self.is_whole(n)
+            carry[n] = self.holds_all_rows(n)
         for call in tape.calls:
             dependent = any(carry[o] for o in call.operands)
             for r in call.results:
-                carry[r] = program.carry[r] and (self.is_part(r) if dependent else self.is_whole(r))
+                carry[r] = program.carry[r] and (self.holds_only_rows(r) if dependent else self.holds_all_rows(r))
         return carry
 
-    def is_part(self, value: int) -> bool:
+    def holds_only_rows(self, value: int) -> bool:
         """Return True if all rows of a value, or of one side of a map, belong to the stream."""
         return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
 
-    def is_whole(self, value: int) -> bool:
+    def holds_all_rows(self, value: int) -> bool:
         """Return True if the value holds all rows of the stream and no others."""
         label = self.rows.labels.get(value, ())
         return len(label) == 1 and self._look(label[0])[1]
 
     def is_state(self, value: int) -> bool:
         """Return True if the value holds each row of the stream once, and no others."""
-        return self.is_whole(value) and self.stand_once(value)
+        return self.holds_all_rows(value) and self.stand_once(value)
 
     def stand_once(self, value: int) -> bool:
         """Return True if the value holds rows of the stream, each of them once."""
@@ -74,7 +74,7 @@ class Members:
         """
         values = [last]
         while (n := values[-1]) != first and n in makers:
-            before = [e for e in dict.fromkeys(makers[n].entries) if self.is_whole(e)]
+            before = [e for e in dict.fromkeys(makers[n].entries) if self.holds_all_rows(e)]
             if len(before) == 2 and makers[n].kind == "add" and leads(makers, min(before), max(before)):
                 before = [min(before)]
             if len(before) != 1:

@@ -46,8 +46,8 @@ def overlay(view: Geometry, writes: list[Geometry], size: int) -> Callable[..., 
     def written_over(old: Tensor, *new: Tensor) -> Tensor:
         storage = old.new_zeros(size)
         storage.as_strided(*view).copy_(old)
-        for place, written in zip(writes, new, strict=True):
-            storage.as_strided(*place).copy_(written.to(old.dtype))
+        for place, source in zip(writes, new, strict=True):
+            storage.as_strided(*place).copy_(source.to(old.dtype))
         return storage.as_strided(*view).clone()
 
     return written_over

@@ -82,7 +82,7 @@ def _may_mix(calls: Sequence[Call], program: Program, members: Members) -> bool:
     if members.queries.shape[1] == 1:
         return True
     results = [r for call in calls for r in call.results if program.carry[r]]
-    return not all(members.is_part(r) and len(members.rows.labels[r]) == 1 for r in results)
+    return not all(members.holds_only_rows(r) and len(members.rows.labels[r]) == 1 for r in results)
 
 
 def mixes(tape: Tape, rows: Rows, numbers: Tensor, first: int, last: int) -> bool | None:

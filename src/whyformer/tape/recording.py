@@ -67,8 +67,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the schema of an operator says about its calls."""
+class _OperatorInfo:
+    """Properties of an operator, from its schema."""
 
     name: str
     full_name: str  # with the namespace unless it is aten, without the trailing underscore of in-place operators
@@ -77,19 +77,19 @@ class _Facts:
     random: bool
 
 
-_FACTS: dict[Any, _Facts] = {}
+_INFO: dict[Any, _OperatorInfo] = {}
 
 
-def _facts(operator: Any) -> _Facts:
-    facts = _FACTS.get(operator)
-    if facts is None:
+def _info(operator: Any) -> _OperatorInfo:
+    info = _INFO.get(operator)
+    if info is None:
         schema = operator._schema
         composite = is_composite(operator)
         random = torch.Tag.nondeterministic_seeded in operator.tags
         name = schema.name.split("::")[1]
         name, full = name.rstrip("_") or name, schema.name.rstrip("_").removeprefix("aten::")
-        facts = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
-    return facts
+        info = _INFO[operator] = _OperatorInfo(name, full, schema.is_mutable, composite, random)
+    return info
 
 
 class _Forget:
@@ -163,9 +163,9 @@ class Recorder(TorchDispatchMode):
             return self.leaf(tensor)
         return self._refreshed(tensor, n) if self._stale and id(tensor) in self._stale else n
 
-    def _new(self, tensor: Tensor, held: bool, depth: int = 0) -> int:
-        n = self.tape._add(torch.Size() if tensor.is_nested else tensor.shape, tensor.dtype, tensor if held else None)
-        self._depth.append(0 if held else depth)
+    def _new(self, tensor: Tensor, store: bool, depth: int = 0) -> int:
+        n = self.tape._add(torch.Size() if tensor.is_nested else tensor.shape, tensor.dtype, tensor if store else None)
+        self._depth.append(0 if store else depth)
         self._assign(tensor, n)
         return n
 
@@ -243,8 +243,8 @@ class Recorder(TorchDispatchMode):
         if self.wide and kwargs.get("dtype") in _HALF:
             source = args[0].dtype if args and isinstance(args[0], Tensor) else None
             kwargs = {**kwargs, "dtype": torch.float64 if source == torch.float64 else torch.float32}
-        facts = _facts(func)
-        if facts.composite:  # in inference mode, composite operators are dispatched without being decomposed
+        info = _info(func)
+        if info.composite:  # in inference mode, composite operators are dispatched without being decomposed
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if func is _DETACH:
@@ -254,21 +254,23 @@ class Recorder(TorchDispatchMode):
             return out
         operands: list[int] = []
         slots = tuple([self.slots_of(a, operands) for a in args])
-        named = {k: self.slots_of(a, operands) for k, a in kwargs.items()} if kwargs else {}
-        if facts.mutable:
-            return self._in_place(func, facts, args, kwargs, slots, named, operands)
+        keywords = {k: self.slots_of(a, operands) for k, a in kwargs.items()} if kwargs else {}
+        if info.mutable:
+            return self._in_place(func, info, args, kwargs, slots, keywords, operands)
         out = func(*args, **kwargs)
-        operation = self.custom_ops.of_operator(facts.full_name)
+        operation = self.custom_ops.of_operator(info.full_name)
         if operation is not None:
-            return self.custom_ops.close(operation, func, slots, named, operands, out)
+            return self.custom_ops.close(operation, func, slots, keywords, operands, out)
         first, results = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
-        decompose = DECOMPOSED.get(facts.name)
-        if decompose is not None and decompose(self.step, self.tape, _named(func, slots, named), operands, results[0]):
-            return self.with_changes(first, out)
-        random = facts.random and facts.name not in FUSED_ATTENTION
-        operator = func if facts.name != "as_strided" else restride(args[0])
-        numbers = self.number_results(facts.name, operands, results, random)
-        self.note(facts.name, operator, slots, named, operands, numbers, random=random)
+        decompose = DECOMPOSED.get(info.name)
+        if decompose is not None:
+            arguments = _by_name(func, slots, keywords)
+            if decompose(self.step, self.tape, arguments, operands, results[0]):
+                return self.with_changes(first, out)
+        random = info.random and info.name not in FUSED_ATTENTION
+        operator = func if info.name != "as_strided" else restride(args[0])
+        numbers = self.number_results(info.name, operands, results, random)
+        self.note(info.name, operator, slots, keywords, operands, numbers, random=random)
         return self.with_changes(first, out)
 
     def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
@@ -276,16 +278,16 @@ class Recorder(TorchDispatchMode):
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
         if random or not operands or name in RAW:
-            held = True
+            store = True
         elif self.hold is not None:
-            held = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
+            store = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
         elif depth > _LONGEST:
-            held = True
+            store = True
         elif name in PRODUCTS:  # stored unless larger than the operands, as attention scores are
-            held = sum(t.numel() for t in results) <= sum(math.prod(tape.shapes[o]) for o in operands)
+            store = sum(t.numel() for t in results) <= sum(math.prod(tape.shapes[o]) for o in operands)
         else:
-            held = name not in _CHEAP
-        return [self._new(t, held, depth) for t in results]
+            store = name not in _CHEAP
+        return [self._new(t, store, depth) for t in results]
 
     # -- fused calls recorded as several calls
     def step(
@@ -332,32 +334,32 @@ class Recorder(TorchDispatchMode):
 
     # -- writes in place
     def _in_place(
-        self, func: Any, facts: _Facts, args: Any, kwargs: Any, slots: Any, named: dict[str, Any], operands: list[int]
+        self, func: Any, info: _OperatorInfo, args: Any, kwargs: Any, slots: Any, keywords: Any, operands: list[int]
     ) -> Any:
         tape = self.tape
         tensors = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
-        writes = tuple(_written(func, slots, named))
+        writes = tuple(_written_operands(func, slots, keywords))
         groups = [self._sharing(tensors[i]) for i in writes]
         for t in {id(t): t for group in groups for t in group}.values():  # recorded values must not change
             n = tape._numbers[id(t)]
-            held = tape._held[n]
-            if held is not None and any(held is other for group in groups for other in group):
-                tape._held[n] = held.clone()
-                if isinstance(held, torch.nn.Parameter):
+            stored = tape._stored[n]
+            if stored is not None and any(stored is other for group in groups for other in group):
+                tape._stored[n] = stored.clone()
+                if isinstance(stored, torch.nn.Parameter):
                     tape.changes_weights = True  # not restored: a model that rescales its weights (RWKV) does so once
                 elif n in tape.leaves and n not in self._restore:
-                    self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
-        operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
+                    self._restore[n] = (stored, tape._stored[n])  # type: ignore[assignment]
+        operator = restride(tensors[writes[0]]) if info.name == "as_strided" else func
         out = func(*args, **kwargs)
         if len(tape) in self.change:
             tensors[writes[0]].copy_(self.change[len(tape)](tensors[writes[0]].clone()))
         fresh = [t for t in tensors_in(out) if not any(t is other for other in tensors)]
         results = [self._new(tensors[i], True) for i in writes] + [self._new(t, True) for t in fresh]
         overwritten = writes if operator is func else ()
-        name, kind = facts.name, ""
-        if (operation := self.custom_ops.of_operator(facts.full_name)) is not None:
+        name, kind = info.name, ""
+        if (operation := self.custom_ops.of_operator(info.full_name)) is not None:
             name, kind = operation.name, operation.kind
-        self.note(name, operator, slots, named, operands, results, writes=overwritten, random=facts.random, kind=kind)
+        self.note(name, operator, slots, keywords, operands, results, writes=overwritten, random=info.random, kind=kind)
         for i, n, group in zip(writes, results, groups, strict=False):
             for view in group:
                 if not any(view is tensors[j] for j in writes):
@@ -372,8 +374,8 @@ class Recorder(TorchDispatchMode):
             tape.written.add(n)
             for t in self._sharing(tensor):  # values that still use that memory
                 m = tape._numbers[id(t)]
-                if tape._held[m] is t:
-                    tape._held[m] = t.clone()
+                if tape._stored[m] is t:
+                    tape._stored[m] = t.clone()
             tensor.copy_(before)
             self._assign(tensor, n)
         self._restore.clear()
@@ -386,19 +388,19 @@ def _in_layout_of(old: Tensor, new: Tensor) -> Tensor:
     return torch.empty_like(old).copy_(new)
 
 
-def _written(func: Any, slots: Any, named: Mapping[str, Any]) -> Iterator[int]:
+def _written_operands(func: Any, slots: Any, keywords: Mapping[str, Any]) -> Iterator[int]:
     """Yield the positions, among the operands, of the arguments that an operator writes into."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = slots[i] if i < len(slots) else named.get(argument.name)
+            value = slots[i] if i < len(slots) else keywords.get(argument.name)
             for slot in value if isinstance(value, list) else [value]:
                 if isinstance(slot, Slot):
                     yield slot.index
 
 
-def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(func: Any, slots: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
-    return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(named)
+    return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(keywords)
 
 
 def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:
@@ -446,10 +448,10 @@ def record_call(
     recorder = Recorder(change, hold, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)
-    named: Any = ModuleNames(model, recorder).watching() if names else contextlib.nullcontext()
+    module_names: Any = ModuleNames(model, recorder).watching() if names else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), SWITCHES:
         try:
-            with recorder, recorder.custom_ops.watching(), named:
+            with recorder, recorder.custom_ops.watching(), module_names:
                 output = model(*args, **kwargs)
             for tensor in every_tensor(output):
                 recorder.number(tensor)  # the last write to its memory may have been through another view

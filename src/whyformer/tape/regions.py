@@ -131,8 +131,8 @@ class Regions:
         if all(self.carry[o] for o in call.operands):  # allows the product of a row with itself, not of rows with rows
             shapes = self.tape.shapes
             return 2 * shapes[call.results[0]].numel() > shapes[call.operands[0]].numel()
-        known = scales(call, self.tape) or all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
-        return not known or call.name not in MIXING
+        constants = all(self.carry[o] or self.origins.fixed[o] for o in call.operands)
+        return not (constants or scales(call, self.tape)) or call.name not in MIXING
 
     def chain(self, end: int) -> Iterator[_Segment]:
         """Yield the dominators of a value, nearest first, each with all calls from it to the value."""

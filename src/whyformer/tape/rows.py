@@ -279,9 +279,9 @@ class RowSamples:
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest element of each sample of a value, in its shape."""
         samples = self.of(value).to(tensor.device)
-        each, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
+        index, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
         low, high = (
-            tensor.new_zeros(count).scatter_reduce_(0, each, tensor.flatten(), reduction, include_self=False)[samples]
+            tensor.new_zeros(count).scatter_reduce_(0, index, tensor.flatten(), reduction, include_self=False)[samples]
             for reduction in ("amin", "amax")
         )
         return low.expand_as(tensor), high.expand_as(tensor)

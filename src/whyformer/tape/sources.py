@@ -28,7 +28,7 @@ def find_sources(
     inputs: Mapping[str, Tensor],
     several: Container[str] = (),
     packed: Mapping[str, int] | None = None,
-    turned: Container[str] = (),
+    transposed: Container[str] = (),
 ) -> list[Source]:
     """Return sources for the inputs of a model.
 
@@ -44,7 +44,7 @@ def find_sources(
         several: names of inputs ``[B, C, N]`` that hold several texts for each sample.
         packed: maps the name of an input to the number of entries along its first axis that belong to each sample, such
             as pictures or patches.
-        turned: names of inputs ``[B, D, N]`` whose features lie along axis 1.
+        transposed: names of inputs ``[B, D, N]`` whose features lie along axis 1.
     """
     sources = []
     for name, tensor in inputs.items():
@@ -53,7 +53,7 @@ def find_sources(
         if tape.floating(n):
             vectors = tensor.dim() > 2 or name in (packed or ())
             default = -3 if tensor.dim() > 3 else -1 if vectors else None
-            measured = 1 if name in turned else find_features(tape, n)
+            measured = 1 if name in transposed else find_features(tape, n)
             features = default if measured is None else measured
         samples = tuple(range(tensor.shape[:2].numel())) if name in several else None
         if packed and name in packed:

@@ -308,8 +308,8 @@ def _spine_and_blocks(
     chain = path_to(above, _common_dominator(above, _last_read(program, paths)))
     blocks = _blocks(program, members, chain, [_last_before(chain, a.map, above) for a in attentions], attentions)
     if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
-        whole = [n for n in chain if members.is_whole(n)]
-        chain = members.trunk(program.makers, whole[0], whole[-1])
+        complete = [n for n in chain if members.holds_all_rows(n)]
+        chain = members.trunk(program.makers, complete[0], complete[-1])
         starts = [_last_leading(program, chain, a.map) for a in attentions]
         blocks = _blocks(program, members, chain, starts, attentions)
     return chain, blocks
@@ -341,9 +341,9 @@ def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
 
 def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int], products: set[int]) -> list[int]:
     """Return the entries of the blocks that mix rows without attention."""
-    added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
-    start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
-    states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
+    added, complete = _sums(program), [n for n in spine if members.holds_all_rows(n)]
+    start = sum(n < min(added.intersection(complete), default=-1) for n in complete)
+    states = [*complete[:start][-1:], *(n for n in complete[start:] if n in added)]
     if len(states) == 2:  # a path bypasses the sums between
         states = [n for n in members.trunk(program.makers, *states) if n in added or n == states[0]]
     return find_mixing(program, tape, members, states, products)
@@ -397,7 +397,7 @@ def _blocks(
         attentions: the attentions.
     """
     place = {n: i for i, n in enumerate(chain)}
-    states = [n for n in chain if members.is_whole(n)]
+    states = [n for n in chain if members.holds_all_rows(n)]
     added = _sums(program)
     sums = [place[n] for n in states if n in added]
     groups: list[tuple[int, list[Attention]]] = []
@@ -452,8 +452,8 @@ def _sums(program: Program) -> set[int]:
     """Return the sums of two branches, including ``torch.where`` over a sum and one of its branches."""
     sums: set[int] = set()
     for u in program.units:
-        chosen = u.name == "where" and any(e in sums for e in u.entries)
-        if len(set(u.entries)) > 1 and (u.kind == "add" or chosen):
+        selects_sum = u.name == "where" and any(e in sums for e in u.entries)
+        if len(set(u.entries)) > 1 and (u.kind == "add" or selects_sum):
             sums.add(u.exit)
     return sums
 

@@ -224,8 +224,8 @@ def weights(tape: Tape) -> list[bool]:
         for r in call.results:
             computed = (tape.floating(o) and not (weight[o] or constant[o]) for o in call.operands)
             decided[r] = not tape.floating(r) and (any(decided[o] for o in call.operands) or any(computed))
-        chosen = call.name in ("index", "index_select") and any(decided[o] for o in call.operands)
-        sources = call.operands[:1] if chosen else call.operands
+        selects_rows = call.name in ("index", "index_select") and any(decided[o] for o in call.operands)
+        sources = call.operands[:1] if selects_rows else call.operands
         if all(weight[o] or constant[o] for o in sources):
             flags = weight if any(weight[o] for o in sources) else constant
             for r in call.results:

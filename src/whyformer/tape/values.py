@@ -43,7 +43,7 @@ class Tape:
         self.outputs: dict[str, list[tuple[int, ...]]] = {}
         self.written: set[int] = set()
         self.changes_weights = False
-        self._held: list[Tensor | None] = []
+        self._stored: list[Tensor | None] = []
         self._recomputed: dict[int, Tensor] = {}
         self._numbers: dict[int, int] = {}
         self._signature = 0
@@ -52,7 +52,7 @@ class Tape:
         return len(self.shapes)
 
     def __getitem__(self, n: int) -> Tensor:
-        value = self._held[n]
+        value = self._stored[n]
         if value is None:
             value = self._recomputed.get(n)
         return self._compute(n) if value is None else value
@@ -63,7 +63,7 @@ class Tape:
         with bare():
             while todo:
                 call = self.maker[todo[-1]]
-                missing = [o for o in call.operands if self._held[o] is None and o not in self._recomputed]
+                missing = [o for o in call.operands if self._stored[o] is None and o not in self._recomputed]
                 if missing:
                     todo += missing
                     continue
@@ -96,7 +96,7 @@ class Tape:
 
     def holds(self, n: int) -> bool:
         """Return True if value ``n`` is stored, so that reading it does not recompute it."""
-        return self._held[n] is not None
+        return self._stored[n] is not None
 
     def floating(self, n: int) -> bool:
         """Return True if value ``n`` has a floating-point or complex dtype, so that relevance can flow through it."""
@@ -104,11 +104,11 @@ class Tape:
 
     def device(self, n: int) -> torch.device:
         """Return the device of value ``n``."""
-        held = self._held[n]
-        while held is None and n in self.maker and self.maker[n].operands:
+        tensor = self._stored[n]
+        while tensor is None and n in self.maker and self.maker[n].operands:
             n = self.maker[n].operands[0]
-            held = self._held[n]
-        return torch.device("cpu") if held is None else held.device
+            tensor = self._stored[n]
+        return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def signature(self) -> int:
@@ -119,13 +119,13 @@ class Tape:
     # used by the recorder
     def hold(self, n: int, tensor: Tensor) -> None:
         """Store a tensor as value ``n``, possibly of another shape."""
-        self._held[n], self.shapes[n], self.dtypes[n] = tensor, tensor.shape, tensor.dtype
+        self._stored[n], self.shapes[n], self.dtypes[n] = tensor, tensor.shape, tensor.dtype
         self._recomputed.pop(n, None)
 
-    def _add(self, shape: torch.Size, dtype: torch.dtype, held: Tensor | None) -> int:
+    def _add(self, shape: torch.Size, dtype: torch.dtype, tensor: Tensor | None) -> int:
         self.shapes.append(shape)
         self.dtypes.append(dtype)
-        self._held.append(held)
+        self._stored.append(tensor)
         return len(self.shapes) - 1
 
     def _note(self, call: Call) -> None:
@@ -133,8 +133,8 @@ class Tape:
         for r in call.results:
             self.maker[r] = call
         shape = self.shapes[call.results[0]] if call.results else ()
-        named = str(call.kwargs) if call.kwargs else ""
-        row = (call.name, call.kind, call.operands, call.results, shape, _constants(call.args), named)
+        kwargs = str(call.kwargs) if call.kwargs else ""
+        row = (call.name, call.kind, call.operands, call.results, shape, _constants(call.args), kwargs)
         self._signature = hash((self._signature, row))
 
 

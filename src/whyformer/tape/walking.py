@@ -1,6 +1,6 @@
 """Walk over a tape: backward with the rules of a composite, forward, or replay it with some values replaced.
 
-    flows = walk_back(program, tape, [(composite, {program.output: seed})], wanted=program.roots)
+    flows = walk_back(program, tape, [(composite, {program.output: seed})], observed=program.roots)
     shares = walk_forward(program, {entry: shares}, [program.output], rule)
     logits, = replay(tape, {n: zeros}, [program.output])
 
@@ -111,9 +111,9 @@ class Step:
         rule: the composite's rule for it.
         carry: for each entry, whether it depends on a root through entries that the composite does not hold constant.
         live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
-            a wanted value.
-        visited: True if an entry is live, or an exit is wanted.
-        wants: for each call, (its number, for each operand whether its flow is needed).
+            a observed value.
+        visited: True if an entry is live, or an exit is observed.
+        needs: for each call, (its number, for each operand whether its flow is needed).
     """
 
     unit: Unit
@@ -121,7 +121,7 @@ class Step:
     carry: tuple[bool, ...]
     live: tuple[bool, ...]
     visited: bool
-    wants: list[tuple[int, tuple[bool, ...]]]
+    needs: list[tuple[int, tuple[bool, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,17 +144,17 @@ def one_branch(kind: str) -> str:
     return _ONE_BRANCH.get(kind, kind)
 
 
-def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
-    """Return the steps of a walk to the wanted values, one for each unit.
+def plan(program: Program, tape: Tape, composite: Composite, observed: frozenset[int]) -> list[Step]:
+    """Return the steps of a walk to the observed values, one for each unit.
 
     Entries that a rule holds constant cut branches, which changes the kind of later units: if the composite
     holds attention maps constant, the product of map and values has one branch and counts as a weighted sum.
     """
-    return program.plans.once((composite, wanted), lambda: _plan(program, tape, composite, wanted))
+    return program.plans.once((composite, observed), lambda: _plan(program, tape, composite, observed))
 
 
-def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
-    carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
+def _plan(program: Program, tape: Tape, composite: Composite, observed: frozenset[int]) -> list[Step]:
+    carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), observed))
     steps: list[Step] = []
     for unit in program.units:
         branches = tuple(carry[e] for e in unit.entries)
@@ -165,25 +165,25 @@ def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[
         for r in unit.exits:
             carry[r] = carry[r] or any(p and b for p, b in zip(propagates, branches, strict=True))
             live[r] = live[r] or any(live_entries)
-        visited = any(live_entries) or any(r in wanted for r in unit.exits)
-        wants = _wants(unit, tape, rule, live_entries) if visited else []
-        steps.append(Step(unit, rule, branches, live_entries, visited, wants))
+        visited = any(live_entries) or any(r in observed for r in unit.exits)
+        needs = _needs(unit, tape, rule, live_entries) if visited else []
+        steps.append(Step(unit, rule, branches, live_entries, visited, needs))
     return steps
 
 
-def _wants(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
+def _needs(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
     if unit.places and len(unit.calls) == 1:
         number = unit.calls[0]
         needed = {p for p, live in zip(unit.places, live_entries, strict=True) if live}
         return [(number, tuple(i in needed for i in range(len(tape.calls[number].operands))))]
     inner = {e for e, live in zip(unit.entries, live_entries, strict=True) if live}
-    held, wants = unit.statistics if "statistics" in rule.hold else frozenset[int](), []
+    statistics, needs = unit.statistics if "statistics" in rule.hold else frozenset[int](), []
     for number in unit.calls:
         call = tape.calls[number]
-        want = tuple(o in inner for o in call.operands)
-        inner.update(r for r in call.results if any(want) and r not in held and tape.floating(r))
-        wants.append((number, want))
-    return wants
+        operands_needed = tuple(o in inner for o in call.operands)
+        inner.update(r for r in call.results if any(operands_needed) and r not in statistics and tape.floating(r))
+        needs.append((number, operands_needed))
+    return needs
 
 
 def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
@@ -191,12 +191,12 @@ def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
     tape, out = walk.tape, list[tuple[int, Tensor]]()
     entries = set(step.unit.entries)
     flows = dict(flows)
-    for number, want in reversed(step.wants):
+    for number, needs in reversed(step.needs):
         call = tape.calls[number]
         arrived = [flows.pop(r, None) for r in call.results]
-        if not any(want) or all(f is None for f in arrived):
+        if not any(needs) or all(f is None for f in arrived):
             continue
-        for o, flow in zip(call.operands, adjoint_of_call(call, tape, arrived, want), strict=False):
+        for o, flow in zip(call.operands, adjoint_of_call(call, tape, arrived, needs), strict=False):
             if flow is None:
                 continue
             flow = in_dtype(flow, tape.dtypes[o])
@@ -213,7 +213,7 @@ def walk_back(
     runs: Sequence[tuple[Composite, Mapping[int, Tensor]]],
     *,
     at: Mapping[int, Callable[..., None]] | None = None,
-    wanted: Iterable[int] = (),
+    observed: Iterable[int] = (),
     samples: RowSamples | None = None,
     on_unit: UnitCallback | None = None,
 ) -> list[Flows]:
@@ -225,30 +225,30 @@ def walk_back(
         runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
         at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
             flow is freed afterwards, so only one such flow is in memory at a time.
-        wanted: values whose flows are returned.
+        observed: values whose flows are returned.
         samples: the samples of the elements of each value; required by rules that distribute relevance within samples.
         on_unit: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
 
     Returns:
-        For each run, {wanted value: flow}; zeros where nothing arrives.
+        For each run, {observed value: flow}; zeros where nothing arrives.
 
     Raises:
         UnknownOperation: relevance arrives at a unit for which the composite has no rule.
         ModelError: relevance arrives at a call that has no derivative.
     """
-    at, wanted = dict(at or {}), frozenset(wanted)
+    at, observed = dict(at or {}), frozenset(observed)
     walk = Walk(program, tape, samples or RowSamples(Rows()))
-    results, left = [Flows() for _ in runs], {*wanted, *at}
+    results, remaining = [Flows() for _ in runs], {*observed, *at}
     parts = [(run, flows) for run, (composite, seeds) in enumerate(runs) for flows in _by_sign(composite, seeds)]
     owners, flows = [run for run, _ in parts], [flows for _, flows in parts]
-    plans = [plan(program, tape, runs[run][0], frozenset(left)) for run in owners]
+    plans = [plan(program, tape, runs[run][0], frozenset(remaining)) for run in owners]
 
     def arrive(n: int) -> None:
         """Store the flows at a value, which are complete, or call its function with them."""
-        left.discard(n)
+        remaining.discard(n)
         pairs = [*zip(owners, flows, strict=True)]
         arrived = [_sum(f.get(n) for owner, f in pairs if owner == run) for run in range(len(runs))]
-        if n in wanted:
+        if n in observed:
             for result, flow in zip(results, arrived, strict=True):
                 result[n] = _zeros(tape, n) if flow is None else flow
         if n in at:
@@ -256,14 +256,14 @@ def walk_back(
 
     with bare():
         for i in range(len(program.units) - 1, -1, -1):
-            if not left:
+            if not remaining:
                 break
             unit, steps = program.units[i], [steps[i] for steps in plans]
             if any(step.visited for step in steps):
-                for r in filter(left.__contains__, unit.exits):
+                for r in filter(remaining.__contains__, unit.exits):
                     arrive(r)
             _visit(walk, unit, steps, flows, owners, on_unit)
-        for n in sorted(left, reverse=True):
+        for n in sorted(remaining, reverse=True):
             arrive(n)
     return results
 
@@ -323,7 +323,7 @@ def _zeros(tape: Tape, n: int) -> Tensor:
 def walk_forward(
     program: Program,
     start: Mapping[int, _T],
-    wanted: Collection[int],
+    outputs: Collection[int],
     rule: Callable[[Unit, dict[int, _T]], dict[int, _T]],
     dropped: Collection[str] = (),
 ) -> dict[int, _T]:
@@ -332,14 +332,14 @@ def walk_forward(
     Args:
         program: the units of the pass.
         start: maps a value to its data.
-        wanted: values whose data is returned.
+        outputs: values whose data is returned.
         rule: ``rule(unit, {entry: data})`` returns ``{exit: data}``. It is called if at least one entry has data.
         dropped: kinds of units that propagate nothing.
 
     Returns:
-        {wanted value: data}, without the values that have none. Other data is freed after its last use.
+        {output: data}, without the outputs that have none. Other data is freed after its last use.
     """
-    path, needed = list[Unit](), set(wanted)
+    path, needed = list[Unit](), set(outputs)
     for unit in reversed(program.units):
         if unit.kind not in dropped and any(r in needed and r not in start for r in unit.exits):
             path.append(unit)
@@ -351,15 +351,15 @@ def walk_forward(
         for i, unit in enumerate(path):
             entries = {e: data[e] for e in unit.entries if e in data}
             for e in entries:
-                if last[e] == i and e not in wanted:
+                if last[e] == i and e not in outputs:
                     del data[e]
             if entries:
                 data |= rule(unit, entries)
-    return {n: data[n] for n in wanted if n in data}
+    return {n: data[n] for n in outputs if n in data}
 
 
 # -- replay ----------------------------------------------------------------------------------------------------------
-def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> list[Tensor]:
+def replay(tape: Tape, changes: Mapping[int, Tensor], outputs: Iterable[int]) -> list[Tensor]:
     """Return values of the pass with some values replaced. Only calls that depend on the changes are repeated.
 
     ``torch.vmap`` over this function computes a batch of interventions from one recording.
@@ -367,23 +367,23 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
     Args:
         tape: a recorded pass.
         changes: maps the number of a value to its replacement.
-        wanted: numbers of the values to return.
+        outputs: numbers of the values to return.
 
     Raises:
         ModelError: a Python number or a shape was computed from a value that depends on the changes, so that the model
             might take another path (see :func:`decisions`), or a call that depends on them draws random numbers.
     """
-    wanted = list(wanted)
-    last = max((tape.maker[w].number for w in wanted if w in tape.maker), default=-1)
-    taken = [call for call in decisions(tape, changes) if call.number <= last]
-    if taken:
+    outputs = list(outputs)
+    last = max((tape.maker[n].number for n in outputs if n in tape.maker), default=-1)
+    dependent = [call for call in decisions(tape, changes) if call.number <= last]
+    if dependent:
         raise ModelError(
-            f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass cannot "
-            "be replayed with it: run the model again with the change"
+            f"the model decides by a value that depends on the change ('{dependent[0].name}'), so the recorded pass "
+            "cannot be replayed with it: run the model again with the change"
         )
     with bare():
-        new = recomputed(tape, needed_calls(tape.calls, wanted, ends=changes), changes, refuse_random=True)
-        values = [new[w] if w in new else tape[w] for w in wanted]
+        new = recomputed(tape, needed_calls(tape.calls, outputs, ends=changes), changes, refuse_random=True)
+        values = [new[n] if n in new else tape[n] for n in outputs]
     tape.release()
     return values
 

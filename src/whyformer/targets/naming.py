@@ -38,13 +38,13 @@ def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | No
     return _matching_index(wanted, labels or {}, classes, lambda name: _named(name, labels or {}), _unknown_class)
 
 
-def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
+def text_index(target: str, texts: Sequence[str], tokenizer: Any) -> int:
     """Return the index of a text among the texts that are the classes of a sample.
 
     Numbers and quotes are read as in :func:`class_index`; any other text must have the tokens of one of the texts.
 
     Args:
-        wanted: index or text.
+        target: index or text.
         texts: as of :func:`distinct_texts`.
         tokenizer: the tokenizer that they were read by.
 
@@ -56,7 +56,7 @@ def text_index(wanted: str, texts: Sequence[str], tokenizer: Any) -> int:
         content = tokenizer.decode(tokenizer.encode(name, add_special_tokens=False)).strip()
         return [i for i, text in enumerate(texts) if text in (name, content)]
 
-    return _matching_index(wanted, dict(enumerate(texts)), len(texts), equal, _unknown_text)
+    return _matching_index(target, dict(enumerate(texts)), len(texts), equal, _unknown_text)
 
 
 def distinct_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
@@ -73,36 +73,36 @@ def distinct_texts(tokenizer: Any, ids: Tensor, special: Tensor) -> list[str]:
         parts.append([[number for number, _ in run] for is_special, run in runs if not is_special])
     if len(parts) > 1 and len(set(map(len, parts))) == 1:
         columns = list(zip(*parts, strict=True))
-        own = [column for column in columns if any(part != column[0] for part in column)] or columns[-1:]
-        parts = [list(row) for row in zip(*own, strict=True)]
+        differing = [column for column in columns if any(part != column[0] for part in column)] or columns[-1:]
+        parts = [list(row) for row in zip(*differing, strict=True)]
     return [" ".join(tokenizer.decode(part).strip() for part in row) for row in parts]
 
 
 def _matching_index(
-    wanted: str,
+    target: str,
     labels: Mapping[int, str],
     classes: int | None,
     named: Callable[[str], list[int]],
     unknown: Callable[[str, Mapping[int, str]], InputError],
 ) -> int:
     """Return the index that a text means: a number, or the name of the one class that ``named`` returns for it."""
-    text = wanted.strip()
+    text = target.strip()
     if text[:1] == "#" and _is_number(text[1:]):
         return in_range(int(text[1:]), classes)
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
     name = text[1:-1] if quoted else text
     matches = named(name)
-    listed = ", ".join(f"{i} ({labels[i]})" for i in matches)
+    listing = ", ".join(f"{i} ({labels[i]})" for i in matches)
     if _is_number(text):
         index = int(text)
         if any(other != index for other in matches):
             raise InputError(
-                f"'{text}' is ambiguous: it is the index of a class and the name of another, {listed}. "
+                f"'{text}' is ambiguous: it is the index of a class and the name of another, {listing}. "
                 f"Write #{index} for the index, or '\"{text}\"' with the inner quotes for the name"
             )
         return in_range(index, classes)
     if len(matches) > 1:
-        raise InputError(f"'{wanted}' names several classes: {listed}. Pass the index")
+        raise InputError(f"'{target}' names several classes: {listing}. Pass the index")
     if not matches:
         raise unknown(name, labels)
     return matches[0]
@@ -123,9 +123,9 @@ def in_range(index: int, classes: int | None, words: bool = False) -> int:
     if index < 0 or (classes is not None and index >= classes):
         if words and classes:
             raise InputError(f"token {index} is out of range: the vocabulary has {classes} tokens, 0 to {classes - 1}")
-        known = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
-        known = "there is a single output, 0" if classes == 1 else known
-        raise InputError(f"class {index} is out of range: {known}")
+        valid = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
+        valid = "there is a single output, 0" if classes == 1 else valid
+        raise InputError(f"class {index} is out of range: {valid}")
     return index
 
 
@@ -147,10 +147,10 @@ def _unknown_text(name: str, texts: Mapping[int, str]) -> InputError:
     def short(text: str) -> str:
         return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
 
-    listed = ", ".join(f"{i} ({short(text)})" for i, text in list(texts.items())[:_FEW])
+    listing = ", ".join(f"{i} ({short(text)})" for i, text in list(texts.items())[:_FEW])
     more = f" ... {len(texts) - 1} ({short(texts[len(texts) - 1])})" if len(texts) > _FEW else ""
     return InputError(
-        f"none of the texts that this model chooses from is {short(name)}. They are {listed}{more}: pass one of "
+        f"none of the texts that this model chooses from is {short(name)}. They are {listing}{more}: pass one of "
         "them (a list of one per sample where they differ), or its index"
     )
 
@@ -164,8 +164,8 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
     text = text[1:-1] if quoted else text
     ids = continuation_ids(tokenizer, text)
-    known = tokenizer.get_vocab() if len(ids) != 1 else {}
-    return [int(known[text])] if text in known else ids
+    vocabulary = tokenizer.get_vocab() if len(ids) != 1 else {}
+    return [int(vocabulary[text])] if text in vocabulary else ids
 
 
 def continuation_ids(tokenizer: Any, text: str) -> list[int]:
@@ -178,7 +178,7 @@ def continuation_ids(tokenizer: Any, text: str) -> list[int]:
         return [int(i) for i in tokenizer.encode(part, add_special_tokens=False)]
 
     for before in ("a", ".") if text[:1] == " " else ():
-        first, whole = encoded(before), encoded(before + text)
-        if whole[: len(first)] == first and len(whole) > len(first):
-            return whole[len(first) :]
+        first, joined = encoded(before), encoded(before + text)
+        if joined[: len(first)] == first and len(joined) > len(first):
+            return joined[len(first) :]
     return encoded(text)

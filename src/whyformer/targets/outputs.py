@@ -111,9 +111,9 @@ class Span(OutputTarget):
         start, end = (output.places(p, first.shape[1]).to(first.device) for p in (self.start, self.end))
         if bool((end < start).any()):
             raise InputError(f"the span ends at {self.end}, before its start at {self.start}")
-        each = torch.arange(len(first), device=first.device)
+        rows = torch.arange(len(first), device=first.device)
         if answers:
-            return (first[each, start] + output.named["end_logits"][each, end])[:, None]
+            return (first[rows, start] + output.named["end_logits"][rows, end])[:, None]
         ids = output.tokens[1] if output.tokens is not None else None
         if ids is None or ids.dim() != 2 or ids.shape[1] != first.shape[1]:
             raise refusal(output, "is not over the input's tokens, so a span has no probability")
@@ -156,14 +156,14 @@ class Query(OutputTarget):
         of_tokens = output.tokens is not None and not output.of_queries
         if logits is None or logits.dim() != 3 or of_tokens:
             raise refusal(output, "has no logits of queries")
-        each = torch.arange(len(logits), device=logits.device)
+        rows = torch.arange(len(logits), device=logits.device)
         if self.index is None:
             classes = output.by_row(self.label).to(logits.device)
             _check_range("class", classes, logits.shape[-1])
-            return logits[each, logits[each, :, classes].argmax(-1)]
+            return logits[rows, logits[rows, :, classes].argmax(-1)]
         at = output.by_row(self.index).to(logits.device)
         _check_range("query", at, logits.shape[1])
-        return logits[each, at]
+        return logits[rows, at]
 
     def where(self) -> str:
         return "at its best query" if self.index is None else f"at query {self.index}"

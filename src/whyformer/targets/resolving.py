@@ -74,8 +74,8 @@ class Resolver:
             self.reading, target = self._checked(target), target.target
         self.target = self._classes_of(target)
         if isinstance(self.reading, OutputTarget):  # targets with equal readings read the same row
-            chosen = self.target if isinstance(self.reading, Query) and self.reading.index is None else None
-            self.reading = self.reading.about(chosen)
+            index = self.target if isinstance(self.reading, Query) and self.reading.index is None else None
+            self.reading = self.reading.about(index)
         elif callable(self.target) and not _is_target(self.target) and self.reading is None:
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
@@ -112,7 +112,7 @@ class Resolver:
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
-            return self._in_each(target)
+            return self._indices_of(target)
         if isinstance(target, Sequence):
             return self._indices_of(list(target))
         raise InputError(
@@ -120,42 +120,39 @@ class Resolver:
             f"{target!r}"
         )
 
-    def _indices_of(self, value: Any) -> Any:
-        """Return the index of a class, or a list of one per sample."""
-        if not isinstance(value, list | tuple):
-            return self._in_each(value)
-        self._fit(len(value))
-        return [self._index(v, i) for i, v in enumerate(value)]
-
-    def _in_each(self, wanted: Any) -> int | list[int]:
-        """Return the index of a class or token; a list of one per sample if the classes are texts of their own."""
-        texts = self._texts() if isinstance(wanted, str) and self.reading is None else None
-        indices = [self._index(wanted, i) for i in range(1 if texts is None else self.batch)]
+    def _indices_of(self, value: Any) -> int | list[int]:
+        """Return the index of a class or token; a list of one per sample for a list, and for a text that has different
+        indices among the texts of each sample."""
+        if isinstance(value, list | tuple):
+            self._fit(len(value))
+            return [self._index(v, i) for i, v in enumerate(value)]
+        texts = self._texts() if isinstance(value, str) and self.reading is None else None
+        indices = [self._index(value, i) for i in range(1 if texts is None else self.batch)]
         return indices[0] if len(set(indices)) == 1 else indices
 
-    def _index(self, wanted: Any, sample: int) -> int:
+    def _index(self, name: Any, sample: int) -> int:
         read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)
-        if not isinstance(wanted, str) or not read_off or self.classes is not None:
+        if not isinstance(name, str) or not read_off or self.classes is not None:
             classes = None if isinstance(self.reading, Query | Pixel) else self.classes
             try:
-                return class_index(wanted, self.labels, classes)
+                return class_index(name, self.labels, classes)
             except InputError as error:
                 if not isinstance(self.reading, Token):
                     raise
                 raise InputError(f"{str(error).removesuffix('.')}. {_OF_TOKENS}") from None
         texts = self._texts() if self.reading is None else None
         if texts is not None:
-            return text_index(wanted, texts[sample], self.tokenizer)
-        if _is_index(wanted):
-            return class_index(wanted, None)
+            return text_index(name, texts[sample], self.tokenizer)
+        if _is_index(name):
+            return class_index(name, None)
         if self.tokenizer is None:
-            raise InputError(f"the token {wanted!r} needs a tokenizer: pass processor=, or the token's id")
-        ids = token_ids(self.tokenizer, wanted)
+            raise InputError(f"the token {name!r} needs a tokenizer: pass processor=, or the token's id")
+        ids = token_ids(self.tokenizer, name)
         if len(ids) == 1:
-            self._word = wanted
+            self._word = name
             return ids[0]
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
-        raise InputError(f"{wanted!r} is {len(ids)} tokens ({parts}), not one: name one token")
+        raise InputError(f"{name!r} is {len(ids)} tokens ({parts}), not one: name one token")
 
     def _check_named(self, classes: int, words: bool) -> None:
         """Raise if a target over the row names a class outside of it, of a row of ``classes``."""
@@ -213,8 +210,8 @@ class Resolver:
             return self._with_activation(function, logits)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
-        of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
-        target: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
+        of, index = getattr(self.reading, "of", "logit"), indices.tolist()
+        target: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(index)
         return self._with_activation(target, logits)
 
     def activation(self, logits: Tensor) -> str:
@@ -269,7 +266,7 @@ class Resolver:
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
         return index, names
 
-    def written(self) -> list[str] | None:
+    def as_text(self) -> list[str] | None:
         """Return the target of each sample as text; None if it is a plain class or cannot be expressed as text."""
         if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
             return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
@@ -285,19 +282,19 @@ class Resolver:
         """Return class index -> name for the row; for a vocabulary only the likeliest tokens and the target."""
         if not self._is_vocabulary(logits):
             return self._labels(logits)
-        shown = logits.topk(min(_NAMED_TOKENS, logits.shape[-1])).indices.flatten().tolist()
-        shown += [i for indices in self.named(logits) for i in indices.tolist() if i >= 0]
+        classes = logits.topk(min(_NAMED_TOKENS, logits.shape[-1])).indices.flatten().tolist()
+        classes += [i for indices in self.named(logits) for i in indices.tolist() if i >= 0]
         name = self._namer(logits)
-        return {i: name(i) for i in sorted(set(shown))}
+        return {i: name(i) for i in sorted(set(classes))}
 
     def _labels(self, logits: Tensor) -> dict[int, str] | None:
         """Return the names of a row's classes; regression outputs are named by the config, or "output 0" and so on."""
-        known, outputs = self.labels or {}, logits.shape[-1]
+        labels, outputs = self.labels or {}, logits.shape[-1]
         if self.activation(logits) == "identity":
-            named = {} if self.raw or self.numeric else known
+            named = {} if self.raw or self.numeric else labels
             return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | named
-        if outputs == 1 and len(known) == 2:  # the sigmoid of a single logit is the probability of the second class
-            return {0: known.get(1, OUTPUT)}
+        if outputs == 1 and len(labels) == 2:  # the sigmoid of a single logit is the probability of the second class
+            return {0: labels.get(1, OUTPUT)}
         return self.labels
 
     def _is_vocabulary(self, logits: Tensor) -> bool:
@@ -348,7 +345,7 @@ def written_target(target: Any) -> Any:
     Raises:
         InputError: the text cannot be read.
     """
-    target = _parsed(target) if isinstance(target, str) and _is_written(target) else target
+    target = _parsed(target) if isinstance(target, str) and _is_expression(target) else target
     if not _is_target(target):
         return target
     plain = replace(target, **{f.name: _plain(getattr(target, f.name)) for f in fields(target)})
@@ -419,9 +416,9 @@ def _read(target: Any) -> Any:
     """Return a target with text parsed, arrays as lists, and a list of targets of single samples joined."""
     target = _plain(target)
     if isinstance(target, list | tuple):
-        listed = [_read(one) for one in target]
-        return _joined(listed) if any(map(_is_target, listed)) else listed
-    return _parsed(target) if isinstance(target, str) and _is_written(target) else target
+        targets = [_read(t) for t in target]
+        return _joined(targets) if any(map(_is_target, targets)) else targets
+    return _parsed(target) if isinstance(target, str) and _is_expression(target) else target
 
 
 def _plain(value: Any) -> Any:
@@ -459,8 +456,8 @@ def _joined(targets: Sequence[Any]) -> Any:
     if any(type(t) is not kind for t in targets):
         kinds = ", ".join(type(t).__name__ for t in targets)
         raise InputError(f"the targets of a batch must be of one kind, not {kinds}")
-    listed = {f.name: [getattr(t, f.name) for t in targets] for f in fields(kind)}
-    return kind(**{n: v[0] if all(x == v[0] for x in v) else _joined_values(v) for n, v in listed.items()})
+    values = {f.name: [getattr(t, f.name) for t in targets] for f in fields(kind)}
+    return kind(**{n: v[0] if all(x == v[0] for x in v) else _joined_values(v) for n, v in values.items()})
 
 
 def _joined_values(values: list[Any]) -> Any:
@@ -472,7 +469,7 @@ def _kinds() -> dict[str, Any]:
     return {kind.__name__: kind for kind in (*OutputTarget.__subclasses__(), *RowTarget.__subclasses__())}
 
 
-def _is_written(text: str) -> bool:
+def _is_expression(text: str) -> bool:
     return text.strip().endswith(")") and text.strip().partition("(")[0] in _kinds()
 
 

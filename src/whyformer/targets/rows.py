@@ -50,8 +50,8 @@ class RowTarget:
 
 
 def _pick(values: Tensor, index: int | str | Sequence[int | str] | Tensor) -> Tensor:
-    chosen = torch.as_tensor(index, device=values.device).expand(values.shape[0])
-    return values.gather(-1, chosen[:, None])[:, 0]
+    indices = torch.as_tensor(index, device=values.device).expand(values.shape[0])
+    return values.gather(-1, indices[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: in
     """Set all logits to −∞ but those of the ``among`` likeliest classes and of class ``index``."""
     counts = torch.as_tensor(among, device=logits.device).expand(len(logits)).clamp(max=logits.shape[-1])
     least = logits.detach().sort(descending=True).values.gather(-1, counts[:, None] - 1)
-    chosen = torch.as_tensor(index, device=logits.device).expand(len(logits))
-    keep = (logits.detach() >= least).scatter(-1, chosen[:, None], True)
+    indices = torch.as_tensor(index, device=logits.device).expand(len(logits))
+    keep = (logits.detach() >= least).scatter(-1, indices[:, None], True)
     return logits.masked_fill(~keep, float("-inf"))
 
 

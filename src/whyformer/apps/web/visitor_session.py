@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.apps.web.page_input import PageInput
-from whyformer.comparing import Refusal, each
+from whyformer.comparing import Refusal, explain_each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.trust import Trust
 from whyformer.explainer import Explainer
@@ -248,7 +248,7 @@ def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -
         return e
 
     methods = [(find(name), settings) for name, settings in view.methods]
-    results = each(ready(session, loaded, view), methods, view.targets, progress=track, once=once)
+    results = explain_each(ready(session, loaded, view), methods, view.targets, progress=track, once=once)
     yield from track(results, "explaining", len(methods) * len(view.targets))
 
 

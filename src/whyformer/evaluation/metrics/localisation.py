@@ -63,21 +63,21 @@ def counts(scores: ArrayLike, mask: ArrayLike, labelled: ArrayLike | None = None
     """
     scaled = minmax(scores)
     truth = np.asarray(mask, dtype=bool)
-    known = np.ones_like(truth) if labelled is None else np.asarray(labelled, dtype=bool)
-    if scaled.shape != truth.shape or known.shape != truth.shape:
+    is_labelled = np.ones_like(truth) if labelled is None else np.asarray(labelled, dtype=bool)
+    if scaled.shape != truth.shape or is_labelled.shape != truth.shape:
         raise ValueError(f"the map is {scaled.shape} and the mask {truth.shape}")
-    if not (truth & known).any():
+    if not (truth & is_labelled).any():
         raise ValueError("the mask is empty: there is no object in this picture")
     predicted = scaled > scaled.mean()
     return SegmentationCounts(
-        correct=int(((predicted == truth) & known).sum()),
-        labelled=int(known.sum()),
-        intersection=(int((~predicted & ~truth & known).sum()), int((predicted & truth & known).sum())),
-        union=(int((~(predicted & truth) & known).sum()), int(((predicted | truth) & known).sum())),
-        average_precision=two_channel_average_precision(scaled[known], truth[known]),
-        hit=pointing_hit(np.where(known, scaled, -1), truth),
-        energy=energy_in_mask(np.where(known, np.asarray(scores, dtype=np.float64), 0), truth & known),
-        foreground=float(truth[known].mean()),
+        correct=int(((predicted == truth) & is_labelled).sum()),
+        labelled=int(is_labelled.sum()),
+        intersection=(int((~predicted & ~truth & is_labelled).sum()), int((predicted & truth & is_labelled).sum())),
+        union=(int((~(predicted & truth) & is_labelled).sum()), int(((predicted | truth) & is_labelled).sum())),
+        average_precision=two_channel_average_precision(scaled[is_labelled], truth[is_labelled]),
+        hit=pointing_hit(np.where(is_labelled, scaled, -1), truth),
+        energy=energy_in_mask(np.where(is_labelled, np.asarray(scores, dtype=np.float64), 0), truth & is_labelled),
+        foreground=float(truth[is_labelled].mean()),
     )
 
 

@@ -45,8 +45,8 @@ def top_words(scores: ArrayLike, k: int) -> NDArray[np.int64]:
 
 def token_counts(predicted: ArrayLike, truth: ArrayLike) -> tuple[int, int, int]:
     """Return the numbers of words in both, predicted, and in the rationale; ``truth`` has a flag for each word."""
-    flags, chosen = np.asarray(truth, dtype=bool), np.asarray(predicted, dtype=np.int64)
-    return int(flags[chosen].sum()), int(chosen.size), int(flags.sum())
+    flags, indices = np.asarray(truth, dtype=bool), np.asarray(predicted, dtype=np.int64)
+    return int(flags[indices].sum()), int(indices.size), int(flags.sum())
 
 
 def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.float64]:

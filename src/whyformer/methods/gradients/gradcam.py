@@ -45,12 +45,12 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
-    chosen = sorted({task.block(b, "blocks") for b in numbers})
-    key, logits, rows, flows = _features(task, chosen, composite)
+    indices = sorted({task.block(b, "blocks") for b in numbers})
+    key, logits, rows, flows = _features(task, indices, composite)
     if len({r.shape[:2] for r in rows}) > 1:
-        raise task.refuse(f"its blocks {chosen} have different numbers of tokens: choose blocks of one stage")
+        raise task.refuse(f"its blocks {indices} have different numbers of tokens: choose blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
-        raise task.refuse(f"its blocks {chosen} process parts of a sample separately, so their features form no map")
+        raise task.refuse(f"its blocks {indices} process parts of a sample separately, so their features form no map")
     if task.inputs.modality == "image":
         cells = task.cells(task.inputs.name, key).rows.to(rows[0].device)
         real = torch.zeros_like(rows[0][..., 0]).scatter(1, cells.expand(len(rows[0]), -1), 1)

@@ -22,7 +22,7 @@ from whyformer.tape.walking import GRADIENT, Composite
 Norm = Literal["l2", "l1", "max", "sum"]
 # without "delete": the path must start at an input of the same length
 Baseline = Annotated[str | int, name_or_token(*(name for name, row in BASELINES.items() if row.fill or row.token))]
-Steps = Annotated[int, between(1, 1_000, whole=True)]  # quadrature points are eigenvalues of a steps × steps matrix
+Steps = Annotated[int, between(1, 1_000, integer=True)]  # quadrature points are eigenvalues of a steps × steps matrix
 
 
 Values = dict[str, Tensor]  # name of an input -> tensor
@@ -59,7 +59,7 @@ def of_roots(
         value = task.by_sample(name, values[name])
         if task.has_several_texts(name):
             value = value.flatten(0, 1)
-        value = value.transpose(1, 2) if side.turned else value
+        value = value.transpose(1, 2) if side.transposed else value
         scores = reduce(side.modality, value, norm)
         if side.modality == "text":
             scores = task.at_tokens(name, scores)

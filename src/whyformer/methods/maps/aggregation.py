@@ -31,7 +31,7 @@ Choice = str | int | list[int]
 
 
 def _valid(aggregation: Any) -> bool:
-    def listed(v: Any, names: tuple[str, ...]) -> bool:
+    def is_choice(v: Any, names: tuple[str, ...]) -> bool:
         if isinstance(v, str):
             return v in names
         return is_block(v) or (isinstance(v, list | tuple) and 0 < len(v) <= MOST and all(map(is_block, v)))
@@ -39,8 +39,8 @@ def _valid(aggregation: Any) -> bool:
     return aggregation is None or (
         isinstance(aggregation, Mapping)
         and set(aggregation) <= {"heads", "layers", "rows"}
-        and listed(aggregation.get("heads", "mean"), HEADS)
-        and listed(aggregation.get("layers", "mean"), LAYERS)
+        and is_choice(aggregation.get("heads", "mean"), HEADS)
+        and is_choice(aggregation.get("layers", "mean"), LAYERS)
         and aggregation.get("rows", "readout") in ROWS
     )
 

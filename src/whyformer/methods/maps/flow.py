@@ -42,10 +42,10 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
         raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
     task.refuse_streams()
     work, how = streams.begin(task, only=task.structure.tower(task.inputs.name)), Aggregation(head_fusion)
-    chosen, (logits, readouts) = work.attentions_for(how), work.read_rows()
+    attention_indices, (logits, readouts) = work.attentions_for(how), work.read_rows()
     _refuse_large(max(row.shape[1] for row in readouts.values()), task.structure.layers, limit)
     fused = {}
-    for number in chosen:
+    for number in attention_indices:
         fused[number] = how.fuse(work.map_pass.map(number))
         work.map_pass.release()
     steps, flows = work.steps(fused), {}

@@ -92,12 +92,12 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules, row_alone=how.rows == "readout")
-    chosen, maps = work.attentions_for(how, start), {}
+    attention_indices, maps = work.attentions_for(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))
 
-    walked = work.walk(rules, observe, chosen)
+    walked = work.walk(rules, observe, attention_indices)
     widest = reduce(torch.promote_types, (fused.dtype for fused in maps.values()), torch.float32)
     paths = work.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
     sizes = {pair[i]: fused.shape[1 + i] for step in paths.steps for pair, fused in step.items() for i in (0, 1)}

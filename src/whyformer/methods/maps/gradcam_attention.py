@@ -36,13 +36,13 @@ def gradcam_attention(
     task.layer(block, "block")
     rules = COMPOSITES[composite]
     work = streams.begin(task, rules)
-    chosen = work.attentions_for(Aggregation(layers=block))
+    attention_indices = work.attentions_for(Aggregation(layers=block))
     observed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         observed[index] = (weights, flow)
 
-    walked = work.walk(rules, observe, chosen)
+    walked = work.walk(rules, observe, attention_indices)
     readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(observed.items()):

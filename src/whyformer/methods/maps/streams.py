@@ -187,8 +187,8 @@ class StreamTask:
             self.task.layer(number, "aggregation")
         self.task.layer(start)
         counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
-        each = ((number, a.layer, counts.get(a.queries, structure.layers)) for number, a in self.attentions.items())
-        needed = [number for number, layer, blocks in each if how.wants(layer, blocks, start)]
+        blocks = {n: counts.get(a.queries, structure.layers) for n, a in self.attentions.items()}
+        needed = [n for n, a in self.attentions.items() if how.wants(a.layer, blocks[n], start)]
         followed = [number for number in needed if not self.attentions[number].is_merged]
         # maps before and after a merge cannot be multiplied, but a single block needs no product
         if len(followed) < len(needed) and not (followed and isinstance(how.layers, int)):
@@ -233,8 +233,8 @@ class StreamTask:
             copies.setdefault(depth, Copies())[queries, keys] = same
         home = self.task.inputs.tensor.device  # blocks may be on several devices
         moved = {depth: {pair: fused.to(home) for pair, fused in step.items()} for depth, step in steps.items()}
-        listed = (table.get(depth) for depth in sorted({*steps, *copies}) for table in (copies, moved))
-        return [step for step in listed if step is not None]
+        depths = sorted({*steps, *copies})
+        return [table[depth] for depth in depths for table in (copies, moved) if depth in table]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
         """Return the paths over fused maps, by the index of their attention."""

@@ -75,16 +75,16 @@ def tis(
         clusters = KMeans(min(masks, len(features)), n_init=1, random_state=seed).fit(features).cluster_centers_
         size = max(1, int(tokens_ratio * len(patches)))
         order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :size].to(patches.device)
-        chosen = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
+        selected = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
         none = torch.zeros(len(order), len(patches), dtype=torch.bool, device=patches.device)
-        chosen[:, patches] = none.scatter(1, order, True)
+        selected[:, patches] = none.scatter(1, order, True)
 
         def value(copies: Task, subset: Tensor, b: int = b) -> Tensor:
             return values_of(target, shortened(copies, subset), [b] * len(subset), logits)
 
-        scores = _scores(task, b, rows[b], chosen, patches, batch_size, value).to(values.dtype)
-        cover = chosen.sum(0)
-        values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
+        scores = _scores(task, b, rows[b], selected, patches, batch_size, value).to(values.dtype)
+        cover = selected.sum(0)
+        values[b] = (scores[:, None] * selected).sum(0) / cover.clamp(min=1)
         counts.append(len(order))
     return task.of_rows(values, logits, {"masks": counts})
 
@@ -140,17 +140,17 @@ def _is_leaf(tape: Tape, value: int) -> bool:
 
 
 def _scores(
-    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int, value: Value
+    task: Task, sample: int, rows: Tensor, selected: Tensor, patches: Tensor, batch_size: int, value: Value
 ) -> Tensor:
     """Return the target ``[k]`` of a sample if only chosen rows ``[k, N]`` of all ``[N, D]`` enter the first block."""
-    always = torch.ones_like(chosen[0])
+    always = torch.ones_like(selected[0])
     always[patches] = False
     single = task.inputs.select(slice(sample, sample + 1))
     values = []
-    spans = range(0, len(chosen), batch_size)
+    spans = range(0, len(selected), batch_size)
     for start in task.progress(spans, f"TIS {sample + 1}", len(spans)):
-        some = chosen[start : start + batch_size] | always
-        subset = torch.stack([rows[mask] for mask in some])
+        entering = selected[start : start + batch_size] | always
+        subset = torch.stack([rows[mask] for mask in entering])
         repeated = single.tensor.repeat_interleave(len(subset), 0)
         copies = replace(single.with_tensor(repeated), others=task.inputs.others)
         try:

@@ -230,7 +230,7 @@ class AttentionVectors:
             rules = VectorRules(map_pass.recording.tape, map_pass.layout.rows, attention, behind, first)
             late = entry is None and map_pass.adds_rows(behind)
             walked = walk_forward(map_pass.program, rules.begin_block(entry, late=late), values, rules)
-            self.others[number] = not rules.is_whole(map_pass.program, behind)
+            self.others[number] = not rules.is_complete(map_pass.program, behind)
             for n in values & walked.keys():
                 more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
                 parts = [*([mixtures[n].parts] if n in mixtures else []), more.parts[:, :, : keys - first]]

@@ -51,11 +51,11 @@ def norm_attention(
     if block is not None:
         how = replace(how, layers=block)
     work = streams.begin(task)
-    chosen = work.attentions_for(how)
+    attention_indices = work.attentions_for(how)
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.map_pass)
     steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
-    for number in chosen:
+    for number in attention_indices:
         queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
         mixed = mixed if has_residual else mixed.of_attention

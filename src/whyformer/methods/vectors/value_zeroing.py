@@ -125,8 +125,8 @@ def _count(sides: Sides) -> int:
 def _maps(task: Task, map_pass: MapPass, sides: Sides, distance: Distance, batch_size: int) -> dict[int, Tensor]:
     """Return ``[B, Q, K]`` for each attention: the change of its block's output rows without the value of each key."""
     step = max(1, batch_size // task.inputs.batch)
-    listed = [(n, tokens) for n, (_, keys) in sides.items() if (tokens := _tokens(keys))]
-    work = [(n, tokens[i : i + step]) for n, tokens in listed for i in range(0, len(tokens), step)]
+    keys_of_maps = [(n, tokens) for n, (_, keys) in sides.items() if (tokens := _tokens(keys))]
+    work = [(n, tokens[i : i + step]) for n, tokens in keys_of_maps for i in range(0, len(tokens), step)]
     maps: dict[int, Tensor] = {}
     for n, some in task.progress(work, "value zeroing", len(work)):
         stream, block = map_pass.block_of(n)
@@ -145,9 +145,9 @@ def _without(map_pass: MapPass, number: int, tokens: list[int]) -> Tensor:
     tape, rows, keys = map_pass.recording.tape, map_pass.layout.rows, map_pass.attentions[number].keys
     (stream, block), values = map_pass.block_of(number), _values(map_pass, number)
     assert keys is not None
-    place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
+    place, key_index = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
     labels = {n: rows.labels.get(n) for n in values}  # None for values computed from constants
-    places = {n: (place[slim(rows.of(n))] if label else each).to(tape.device(n)) for n, label in labels.items()}
+    places = {n: (place[slim(rows.of(n))] if label else key_index).to(tape.device(n)) for n, label in labels.items()}
     if _decides(map_pass, number):
         zeroed = ({n: _zeroing(at == t) for n, at in places.items()} for t in tokens)
         return torch.stack([map_pass.rerun(change, stream, block) for change in zeroed])
