@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -63,12 +64,6 @@ def reads_ahead(kind: str, model: nn.Module, inputs: Any) -> bool:
     return both[0].shape[1] == ids.shape[1] and not close(both[0][:, :-1], both[1][:, :-1], 1e-6)
 
 
-# targets of models with unusual outputs
-TARGETS: dict[str, Any] = {
-    "video classification/videoprism_vision_model": lambda output: output.logits[:, 0, 1],
-}
-
-
 def target_of(kind: str, ahead: bool = False) -> Any:
     """A target that fits the head of this kind of model."""
     targets = whyformer.targets
@@ -99,9 +94,7 @@ def row(inputs: dict[str, Tensor], index: int, *, crop: bool) -> dict[str, Tenso
 
 
 def explain(architecture: Architecture, model: nn.Module, inputs: Any, method: str, index: int | None = None) -> Any:
-    target = TARGETS.get(architecture.name) or target_of(
-        architecture.kind, reads_ahead(architecture.kind, model, inputs)
-    )
+    target = target_of(architecture.kind, reads_ahead(architecture.kind, model, inputs))
     if index is not None and isinstance(target, list):
         target = target[index : index + 1]
     few = {n: FEW[n] for n in METHODS[method].settings if n in FEW}
@@ -133,9 +126,11 @@ class Study:
         self.architecture = architecture
         model, inputs = architecture.build()
         self.model, self.inputs = model.double(), to(inputs, torch.float64)
+        # explained without it; what prepares a pass without it may support float32 only (FSMT)
+        no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         with torch.no_grad():
             try:
-                self.logits = main_logits(self.model(**self.inputs))
+                self.logits = main_logits(self.model(**self.inputs, **no_cache))
                 if not self.logits.isfinite().all():  # masks filled with the minimum of float32 overflow in float64
                     raise RuntimeError("float32 only")
             except RuntimeError:  # kernels of experts and state-space layers support float32 only
@@ -320,9 +315,9 @@ class Study:
                 hook.remove()
 
     def seed(self, output: Any) -> Tensor | None:
-        if self.architecture.name in TARGETS:
-            return TARGETS[self.architecture.name](output).sum()
         logits, kind = main_logits(output), self.architecture.kind
+        if kind == "video classification":  # [B, 1, C] of models that could return several rows
+            logits = logits.flatten(0, -2)
         both = torch.arange(2)
         if reads_ahead(kind, self.model, self.inputs):
             return logits[both, 3, 70].sum()

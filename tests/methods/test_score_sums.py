@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 import whyformer
@@ -87,3 +88,24 @@ def test_integrated_gradients_sum_to_difference(build: Any) -> None:
     figure = {name: torch.tensor(values, dtype=sums.dtype) for name, values in e.diagnostics["completeness"].items()}
     torch.testing.assert_close(sums, figure["sum"])
     assert bool(((sums - figure["difference"]).abs() <= figure["error"] + 1e-9).all())
+
+
+def test_relevance_that_grows_until_rounding_matters_has_a_warning() -> None:
+    """x / Σ x of two numbers that nearly cancel: in float32, the relative error of the sum is 6 %."""
+
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2, bias=False)
+            with torch.no_grad():
+                self.head.weight.copy_(torch.tensor([[1.0, 0, 0], [0, 1, 0]]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x.sum(1))
+
+    x, model = torch.tensor([[[1.0, 2.0, 1.0], [-1 + 1e-6, 1.0, 3.0]]]), Total().eval()
+    (warning,) = whyformer.explain(model, x, "lrp", 0).warnings
+    assert "rounding" in warning
+    assert "float64" in warning
+    assert whyformer.explain(model, x, "lrp", 1).warnings == []
+    assert whyformer.explain(model.double(), x.double(), "lrp", 0).warnings == []  # the way out

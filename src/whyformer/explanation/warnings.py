@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from whyformer.explanation.features import Features
 
-_LOST, _MISSED, _UNKNOWN = 0.01, 0.05, 0.1
+_LOST, _MISSED, _UNKNOWN, _ROUNDED = 0.01, 0.05, 0.1, 0.01
 
 
 def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int, size: float | None = None) -> list[str]:
@@ -23,8 +23,8 @@ def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int, size: fl
         size: Σ |score| of the sample, special tokens included; Σ |score| of ``scores`` by default.
     """
     size = float(scores.abs().sum()) if size is None else size
-    warnings = [*degenerate(scores), *not_conserved(diagnostics, sample), *incomplete(diagnostics, sample, size)]
-    return [*warnings, *another_class(diagnostics, sample)]
+    warnings = [*degenerate(scores), *not_conserved(diagnostics, sample), *amplified(scores, diagnostics, sample, size)]
+    return [*warnings, *incomplete(diagnostics, sample, size), *another_class(diagnostics, sample)]
 
 
 def of_input(features: Features, sample: int) -> list[str]:
@@ -60,6 +60,26 @@ def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
     return [
         f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from its initial "
         "value, so compare the order of scores, not their sizes, or use a gradient method"
+    ]
+
+
+def amplified(scores: Tensor, diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
+    """Warn if rounding may change the scores by more than 1 %, estimated by Σ |score| / |ΣR_start| · ε: relevance grows
+    where it is divided by sums whose terms nearly cancel, and so do the rounding errors of these sums."""
+    import torch  # as in degenerate
+
+    figure = diagnostics.get("conservation")
+    if not isinstance(figure, Mapping) or "scale" not in figure:
+        return []
+    growth = size / max(float(figure["scale"][sample]), 1e-300)
+    error = growth * torch.finfo(scores.dtype).eps
+    if error <= _ROUNDED:
+        return []
+    exact = growth * torch.finfo(torch.float64).eps <= _ROUNDED
+    return [
+        f"relevance grows by a factor of {growth:.0e} on its way to the input, at sums whose terms nearly cancel, so "
+        f"rounding may change the scores by {_percent(error) if error < 1 else 'more than their size'}: use another "
+        "method, such as transformer_attribution" + (", or run the model in float64 (model.double())" if exact else "")
     ]
 
 

@@ -1,4 +1,4 @@
-"""Propagation rules: how each kind of unit propagates relevance from its exits to its entries.
+"""Propagation rules: how each kind of unit propagates relevance between its entries and its exits.
 
 A rule is a function of the walk, the step and the flows, see :class:`whyformer.tape.walking.Rule`. A composite maps
 kinds of units to rules. Rules propagate (see docs/how-it-works.md)
@@ -8,11 +8,12 @@ kinds of units to rules. Rules propagate (see docs/how-it-works.md)
   :mod:`~whyformer.rules.linear` and :mod:`~whyformer.rules.hidden`; or
 * forward, the *shares* of tokens in each value (:mod:`~whyformer.rules.shares`, :mod:`~whyformer.rules.vectors`).
 
-:func:`register` adds a rule for a custom operation.
+:func:`register` adds a rule for a custom operation, a kind of operations or a :class:`Rule`.
 
 Sources: Chefer et al. 2021 (TA), Ali et al. 2022, Achtibat et al. 2024.
 """
 
+from whyformer.rules.core import Call, Rule
 from whyformer.rules.registered import register
 
-__all__ = ["register"]
+__all__ = ["Call", "Rule", "register"]

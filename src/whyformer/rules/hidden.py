@@ -60,7 +60,7 @@ def hidden_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
                     f"'{unit.name}' is registered as linear, but its weights, which rules for relevance need, cannot "
                     "be determined from its outputs (it mixes rows, or rounds its inputs): "
                     f"{_MULTIPLIERS}, explain the model before quantisation, or register a rule, "
-                    "rule=whyformer.rules.core.Rule(...)"
+                    "rule=whyformer.rules.Rule(...)"
                 )
             return otherwise(walk, step, flows)
         weight, bias = (wide(t) for t in layer)

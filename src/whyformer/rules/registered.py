@@ -115,7 +115,9 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
 def _checked(operation: Any, like: str | None, rule: Rule | None) -> str | Rule:
     """Return the one of ``like`` and ``rule`` that was passed, after checking it."""
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
-        raise InputError('give either like="gelu" (a similar operation) or rule=Rule(...) for a custom operation')
+        raise InputError(
+            'give either like="gelu" (a similar operation) or rule=whyformer.rules.Rule(...) for a custom operation'
+        )
     recorded_as(operation)
     if rule is not None:
         return rule

@@ -289,7 +289,7 @@ class CustomCalls:
         if norm is None:
             raise ModelError(
                 f"'{operation.name}' is registered as a norm, but gives other values than layer_norm and rms_norm "
-                "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.core.Rule(...)"
+                "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.Rule(...)"
             )
         step = recorder.step
         if norm.centred:

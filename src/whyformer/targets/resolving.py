@@ -106,8 +106,7 @@ class Resolver:
         """Replace the names of classes and tokens by indices."""
         target = _plain(target)
         if isinstance(target, RowTarget):
-            named = {n: _plain(getattr(target, n)) for n in ("index", "other") if hasattr(target, n)}
-            indices = {n: self._indices_of(v) for n, v in named.items()}
+            indices = {name: self._indices_of(_plain(getattr(target, name))) for name in target.classes}
             return replace(target, **indices)  # type: ignore[type-var]
         if target is None or callable(target):
             return target
@@ -157,8 +156,8 @@ class Resolver:
     def _check_named(self, classes: int, words: bool) -> None:
         """Raise if a target over the row names a class outside of it, of a row of ``classes``."""
         if isinstance(self.target, RowTarget):
-            for classes_of in (self.target.index, getattr(self.target, "other", 0)):
-                for index in torch.as_tensor(classes_of).flatten().tolist():
+            for name in self.target.classes:
+                for index in torch.as_tensor(getattr(self.target, name)).flatten().tolist():
                     in_range(index, classes, words)
 
     # -- reading the output ------------------------------------------------------------------------------------------
@@ -204,10 +203,8 @@ class Resolver:
         """
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
-            function = self.target
-            if not _is_target(function):
-                return lambda logits: _of_row(function, logits)
-            return self._with_activation(function, logits)
+            function = self._with_activation(self.target, logits) if _is_target(self.target) else self.target
+            return lambda row: _of_row(function, row)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, index = getattr(self.reading, "of", "logit"), indices.tolist()
@@ -247,9 +244,8 @@ class Resolver:
     def named(self, logits: Tensor) -> list[Tensor]:
         """Return one tensor ``[B]`` per class that the target names (two for a contrast); −1 if a callable names none.
         """
-        other = getattr(self.target, "other", None) if callable(self.target) else None
-        rivals = [] if other is None else [torch.as_tensor(other).expand(len(logits))]
-        return [self.indices(logits), *rivals]
+        others = self.target.classes[1:] if isinstance(self.target, RowTarget) else ()
+        return [self.indices(logits), *(torch.as_tensor(getattr(self.target, n)).expand(len(logits)) for n in others)]
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:

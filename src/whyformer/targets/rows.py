@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,13 +21,17 @@ class RowTarget:
     """Base class of targets over one row of logits: frozen dataclasses called with ``[B, C]`` that return ``[B]``.
 
     Each field is one value for all samples or a list of one per sample. Every subclass needs a field ``index``, the
-    class to explain; a target without a class is a plain function of the logits. ``index`` and ``other`` may be class
-    names. Subclasses can also be passed as text, such as ``"Contrast(3, 4)"``.
+    class to explain; a target without a class is a plain function of the logits. Subclasses can also be passed as text,
+    such as ``"Contrast(3, 4)"``.
+
+    Attributes:
+        classes: names of the fields that hold classes, which may be class names.
 
     Raises:
         TypeError: a subclass has no field ``index``.
     """
 
+    classes: ClassVar[tuple[str, ...]] = ("index",)
     index: int | str | Sequence[int | str]
 
     def __init_subclass__(cls) -> None:
@@ -144,6 +149,7 @@ def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: in
 class Contrast(RowTarget):
     """f_a − f_b: why class a *rather than* class b."""
 
+    classes = ("index", "other")
     index: int | str | Sequence[int | str]
     other: int | str | Sequence[int | str]
 

@@ -38,7 +38,7 @@ def zsh(line: str) -> str:
 def test_names_file_equals_registries():
     names = runpy.run_path(str(ROOT / "scripts" / "names"))["names"]()
     file = ROOT / "src" / "whyformer" / "apps" / "cli" / "names.json"
-    assert file.read_text(encoding="utf-8") == names, "run scripts/names > src/whyformer/apps/cli/names.json"
+    assert file.read_text(encoding="utf-8") == names, "run scripts/names"
 
 
 def test_completion_imports_neither_torch_nor_numpy():
