@@ -275,7 +275,7 @@ def _sign(tape: Tape, unit: Unit) -> int:
 
 
 def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Pass R to the first entry, of activations, softmax, and quotients that normalize. Conserves relevance."""
+    """Pass R to the first entry: the rule of activations, softmax and quotients that normalize. Conserves relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
 

@@ -80,7 +80,8 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
 
 
 def product_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Apply half of the z rule to each branch of a product (TA Eq. 9–10 for equal sums). Conserves relevance."""
+    """Apply half of the z rule to each branch of a product. Both branches get the same sum, so that the normalization
+    of TA Eq. 9–10 is a half of each. Conserves relevance."""
     return z_rule(walk, step, {n: flow / 2 for n, flow in flows.items()})
 
 

@@ -16,5 +16,6 @@ The modules in the order in which to read them:
    the rows that several streams share, ``places`` (with ``feeding``) the rows that represent the elements of an
    input.
 
-``ends`` finds a sigmoid or softmax after the logits, ``checks`` finds values that torch did not compute.
+``ends`` finds a sigmoid or softmax after the logits, ``checks`` finds values that torch did not compute, and ``caches``
+keeps the results of analyses of passes that are alike.
 """

@@ -7,7 +7,7 @@ every ATen call below autograd. Each tensor of the pass is a *value* with a numb
 numbers of its input and output values, and a function that repeats it. Values are immutable: an in-place write
 creates a new value, and views of the same memory get new numbers through a call named ``overlay``.
 
-Only this module, ``calls.py``, ``memory.py`` and ``state.py`` use private names of torch.
+Only this module, ``calls.py``, ``custom_ops.py``, ``memory.py`` and ``state.py`` use private names of torch.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ __all__ = ["Regions"]
 _Segment = tuple[int, tuple[Call, ...]]
 """A value, and the calls from it to a later value that it dominates."""
 
-_MOST_CALLS, _MOST_SEGMENTS = 40, 14  # of a region
+_MOST_CALLS, _MOST_SEGMENTS = 40, 14  # largest number of calls of a region, and of dominators that are followed
 _MASKED = name_set("where masked_fill index_put mul div")  # nonlinear if the mask or a factor is computed from x
 _PAIRWISE = SOFTMAXES | {"logsumexp"}  # calls over two values, one of them a constant, as in a sigmoid or softplus
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack logsumexp")
@@ -128,7 +128,7 @@ class Regions:
             return True  # the number of selected elements depends on the mask
         if KINDS.get(call.name) != "linear":
             return call.name not in REPEATABLE
-        if all(self.carry[o] for o in call.operands):  # allows the product of a row with itself, not of rows with rows
+        if all(self.carry[o] for o in call.operands):  # a row times itself (a sum of squares) is allowed
             shapes = self.tape.shapes
             return 2 * shapes[call.results[0]].numel() > shapes[call.operands[0]].numel()
         constants = all(self.carry[o] or self.origins.fixed[o] for o in call.operands)

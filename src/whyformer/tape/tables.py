@@ -2,8 +2,9 @@
 
 The kind selects the rule of a composite. Some kinds depend on which operands carry relevance and are refined in
 :mod:`whyformer.tape.units`: a ``linear`` call is a ``layer``, a ``weighted sum`` or a ``product``; an ``add`` with one
-branch is a ``shift``; a ``mul`` is a ``scale`` with one branch and a ``gate`` with two. Names that are not listed have
-the kind ``other``: their adjoint is that of autograd, and composites that propagate relevance refuse them.
+branch is a ``shift``; a ``mul`` is a ``scale`` with one branch, and a ``gate``, ``activated gate`` or ``quotient`` with
+two. Names that are not listed have the kind ``other``: their adjoint is that of autograd, and composites that propagate
+relevance refuse them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class CallReader:
         self, tape: Tape, carry: list[bool], weight: list[bool], needed: set[int], regions: list[Unit]
     ) -> None:
         self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
-        # outputs of activations: True if unchanged, scaled or shifted by constants; False if rearranged by views
+        # values of activations -> True for an output, also scaled or shifted; False if a view has rearranged it
         self.activated = {u.exit: True for u in regions if u.kind == "activation"}
         self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
         self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
@@ -146,7 +146,7 @@ class CallReader:
         scaling = [call.operands[i] in self.scaling for i in places]
         reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
         divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
-        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # one factor per row normalizes
+        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # a statistic of each row, as in a norm
             return "quotient", places if divides or scaling[1] else places[::-1]
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
