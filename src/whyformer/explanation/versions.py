@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -16,6 +15,8 @@ def record(command: str, **facts: Any) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return package -> version for whyformer and the installed packages that affect its results."""
+    from importlib.metadata import PackageNotFoundError, version  # here, because --help imports this module
+
     from whyformer import __version__
 
     packages = {"whyformer": __version__}

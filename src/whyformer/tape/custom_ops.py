@@ -269,7 +269,7 @@ class CustomCalls:
         else:
             results = recorder.number_results(operation.name, operands, [output], False)
             more = {"hidden_operands": hidden_operands, "holds_weights": operation.holds_weights}
-            recorder.note(operation.name, function, slots, named, operands, results, kind=operation.kind, **more)
+            recorder.add_call(operation.name, function, slots, named, operands, results, kind=operation.kind, **more)
         changed: Tensor = recorder.with_changes(first, output)
         return changed
 
@@ -278,7 +278,7 @@ class CustomCalls:
         expected = _SUMS[operation.like](*(self.recorder.tape[b] for b in branches))
         if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-3, atol=1e-6):
             raise ModelError(f"'{operation.name}' is registered as {operation.like}, but gives other values")
-        self.recorder.step(operation.like, _SUMS[operation.like], branches, result=output)
+        self.recorder.add_part(operation.like, _SUMS[operation.like], branches, result=output)
 
     def _norm(
         self, operation: _Operation, x: int, parameters: Sequence[Tensor], epsilons: Sequence[float], output: Tensor
@@ -291,7 +291,7 @@ class CustomCalls:
                 f"'{operation.name}' is registered as a norm, but gives other values than layer_norm and rms_norm "
                 "over the last axis with its parameters: register a custom rule, rule=whyformer.rules.Rule(...)"
             )
-        step = recorder.step
+        step = recorder.add_part
         if norm.centred:
             x = step("sub", torch.sub, [x, step("mean", torch.mean, [x], [-1], True)])
         variance = step("mean", torch.mean, [step("square", torch.square, [x])], [-1], True)

@@ -3,7 +3,7 @@
 :data:`DECOMPOSED` maps the name of a fused call to a function of
 
 - ``step(name, function, operands, *constants, result=None)``, which records a part as a separate call and returns the
-  number of its result (:meth:`whyformer.tape.recording.Recorder.step`),
+  number of its result (:meth:`whyformer.tape.recording.Recorder.add_part`),
 - the tape,
 - ``named``, the arguments of the fused call by name, with tensors as slots into ``operands``, and ``out``, its output.
 

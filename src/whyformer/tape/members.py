@@ -51,9 +51,9 @@ class Members:
 
     def is_state(self, value: int) -> bool:
         """Return True if the value holds each row of the stream once, and no others."""
-        return self.holds_all_rows(value) and self.stand_once(value)
+        return self.holds_all_rows(value) and self.holds_each_once(value)
 
-    def stand_once(self, value: int) -> bool:
+    def holds_each_once(self, value: int) -> bool:
         """Return True if the value holds rows of the stream, each of them once."""
         label = self.rows.labels.get(value, ())
         if len(label) != 1:

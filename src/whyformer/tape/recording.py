@@ -203,7 +203,7 @@ class Recorder(TorchDispatchMode):
         writes = self._stale[id(view)]
         n = self._new(view, True)
         function = overlay(geometry(view), [g for _, g in writes], storage_size(view))
-        self.note(
+        self.add_call(
             "overlay", function, tuple(map(slot, range(len(writes) + 1))), {}, (old, *(m for m, _ in writes)), (n,)
         )
         return n
@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
             return [self.slots_of(a, operands) for a in argument]
         return argument
 
-    def note(
+    def add_call(
         self,
         name: str,
         operator: Any,
@@ -228,8 +228,9 @@ class Recorder(TorchDispatchMode):
         results: Iterable[int],
         **more: Any,
     ) -> None:
+        """Add a call to the tape; ``more`` are the other fields of :class:`~whyformer.tape.calls.Call`."""
         call = Call(len(self.tape.calls), name, operator, args, kwargs, tuple(operands), tuple(results), **more)
-        self.tape._note(call)
+        self.tape._add_call(call)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
@@ -265,12 +266,12 @@ class Recorder(TorchDispatchMode):
         decompose = DECOMPOSED.get(info.name)
         if decompose is not None:
             arguments = _by_name(func, slots, keywords)
-            if decompose(self.step, self.tape, arguments, operands, results[0]):
+            if decompose(self.add_part, self.tape, arguments, operands, results[0]):
                 return self.with_changes(first, out)
         random = info.random and info.name not in FUSED_ATTENTION
         operator = func if info.name != "as_strided" else restride(args[0])
         numbers = self.number_results(info.name, operands, results, random)
-        self.note(info.name, operator, slots, keywords, operands, numbers, random=random)
+        self.add_call(info.name, operator, slots, keywords, operands, numbers, random=random)
         return self.with_changes(first, out)
 
     def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
@@ -290,10 +291,10 @@ class Recorder(TorchDispatchMode):
         return [self._new(t, store, depth) for t in results]
 
     # -- fused calls recorded as several calls
-    def step(
+    def add_part(
         self, name: str, function: Any, operands: Sequence[int], *constants: Any, result: Tensor | None = None
     ) -> int:
-        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is its value;
+        """Record one part of a fused call as a separate call; return the number of its result. ``result`` is its value;
         None if it is to be computed only when read."""
         tape = self.tape
         if result is not None:
@@ -303,7 +304,7 @@ class Recorder(TorchDispatchMode):
             shape, dtype = _form(function, forms, *(tuple(c) if isinstance(c, list) else c for c in constants))
             n = tape._add(shape, dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
-        self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
+        self.add_call(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
 
     def with_changes(self, first: int, out: Any) -> Any:
@@ -359,7 +360,8 @@ class Recorder(TorchDispatchMode):
         name, kind = info.name, ""
         if (operation := self.custom_ops.of_operator(info.full_name)) is not None:
             name, kind = operation.name, operation.kind
-        self.note(name, operator, slots, keywords, operands, results, writes=overwritten, random=info.random, kind=kind)
+        more = {"writes": overwritten, "random": info.random, "kind": kind}
+        self.add_call(name, operator, slots, keywords, operands, results, **more)
         for i, n, group in zip(writes, results, groups, strict=False):
             for view in group:
                 if not any(view is tensors[j] for j in writes):

@@ -137,7 +137,7 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
         return None
     members, above = Members(numbers, rows), program.dominator
     chain = path_to(above, _common_dominator(above, [n for n in program.outputs if n in above]))
-    return next((n for n in reversed(chain) if n < first and members.stand_once(n)), None)
+    return next((n for n in reversed(chain) if n < first and members.holds_each_once(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:

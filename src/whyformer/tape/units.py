@@ -85,7 +85,7 @@ class CallReader:
         several = len(places) > 1
         kind, places = self.kind(call, places, several)
         exits = tuple(r for r in call.results if self.carry[r] and r in self.needed)
-        self.note(call, kind, exits, kind in ("view", "shift", "scale") and not several)
+        self.classify(call, kind, exits, kind in ("view", "shift", "scale") and not several)
         entries = tuple(call.operands[i] for i in places)
         return Unit(kind, call.name, entries, exits, (call.number,), tuple(places), axes=_axes(call, self.tape))
 
@@ -118,7 +118,7 @@ class CallReader:
         is_statistic = name in REDUCTIONS or first in self.reduced or first in self.scaling
         return "power" if kind == "statistic" and not is_statistic else kind, places
 
-    def note(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
+    def classify(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
         """Record whether the results of a call are activated, reduced, scaling or scores. ``passing`` is True for a
         view, shift or scale of a single branch, which preserves these properties."""
         first = next(o for o in call.operands if self.carry[o])

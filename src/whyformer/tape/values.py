@@ -128,7 +128,7 @@ class Tape:
         self._stored.append(tensor)
         return len(self.shapes) - 1
 
-    def _note(self, call: Call) -> None:
+    def _add_call(self, call: Call) -> None:
         self.calls.append(call)
         for r in call.results:
             self.maker[r] = call

@@ -28,10 +28,10 @@ from whyformer.models.readout import without_excluded
 from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
-Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
+MapStep = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
-class Copies(Step):
+class Copies(MapStep):
     """A step in which one stream copies rows of another: True where the query row is the key row."""
 
 
@@ -44,7 +44,7 @@ class Paths:
         readouts: name of rows -> ``[B, N]`` weight of each row in the target.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[MapStep]
     readouts: Mapping[Key, Tensor]
 
     def carry(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
@@ -94,7 +94,7 @@ def _times(rows: Tensor, fused: Tensor) -> Tensor:
     return torch.einsum("b...q,bqk->b...k", rows.to(fused.dtype), fused)
 
 
-def normalised(step: Step) -> Step:
+def normalised(step: MapStep) -> MapStep:
     """Divide rows by their sums over all keys of their stream."""
     sums = {q: torch.stack([fused.sum(-1) for (p, _), fused in step.items() if p == q]).sum(0) for q, _ in step}
     return {(q, k): fused / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), fused in step.items()}
@@ -195,7 +195,7 @@ class StreamTask:
             raise self.task.refuse(MERGED)
         return followed
 
-    def parts(self, number: int, fused: Tensor) -> Step:
+    def parts(self, number: int, fused: Tensor) -> MapStep:
         """Split the map ``[B, Q, K]`` of an attention, with fused heads, into one map for each stream of its keys. They
         are 0 at rows of the stream of the queries that do not attend, such as the text that a Q-Former reads."""
         attending, rows = self.map_pass.attentions[number].queries, self.map_pass.block_of(number)[0].rows
@@ -204,7 +204,7 @@ class StreamTask:
         queries, sides = self.attentions[number].queries, self.map_pass.key_streams[number]
         return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
-    def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
+    def steps(self, maps: Mapping[int, Tensor]) -> list[MapStep]:
         """Turn fused maps, by the index of their attention, into steps; several attentions between the same rows at the
         same depth are averaged like heads."""
         heads: dict[int, dict[tuple[Key, Key], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
@@ -218,7 +218,7 @@ class StreamTask:
             }
         )
 
-    def in_order(self, steps: Mapping[int, Step]) -> list[Step]:
+    def in_order(self, steps: Mapping[int, MapStep]) -> list[MapStep]:
         """Return steps sorted by the depth of their attentions. Rows that one stream copies from another are a separate
         step, before the steps of the first.
 

@@ -54,7 +54,7 @@ def norm_attention(
     attention_indices = work.attentions_for(how)
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.map_pass)
-    steps, residuals = defaultdict[int, streams.Step](dict), defaultdict[int, streams.Step](dict)
+    steps, residuals = defaultdict[int, streams.MapStep](dict), defaultdict[int, streams.MapStep](dict)
     for number in attention_indices:
         queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)

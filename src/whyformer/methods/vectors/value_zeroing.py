@@ -78,7 +78,7 @@ def value_zeroing(
     for number in sides:
         entry = map_pass.block_of(number)[1].entry
         depth[entry] = max(depth.get(entry, 0), work.attentions[number].depth)
-    steps: dict[int, streams.Step] = defaultdict(dict)
+    steps: dict[int, streams.MapStep] = defaultdict(dict)
     for number, changes in _maps(task, map_pass, sides, distance, int(batch_size)).items():
         steps[depth[map_pass.block_of(number)[1].entry]] |= work.parts(number, changes)
     ordered = work.in_order({d: streams.normalised(step) for d, step in steps.items()})
