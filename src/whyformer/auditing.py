@@ -266,7 +266,7 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
             flows, moved = rooted.back(task.seed(rooted.logits))
         except WhyformerError:
             continue  # Audit.methods has the reason
-        relevance = composite.carrier == "relevance"
+        relevance = composite.propagates == "relevance"
         start = float(task.value(rooted.logits).sum()) or 1.0
         if moved is not None:
             figure = moved.diagnostics()["conservation"]

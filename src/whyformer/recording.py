@@ -270,7 +270,7 @@ class Record:
         before = {v.number for v in values if not self._carry[v.number]}
         program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
         # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
-        samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
+        samples = RowSamples(self._layout.rows) if rules.propagates == "relevance" else None
         numbers = [v.number for v in values]
         (flows,) = walk_back(program, self.tape, [(rules, seeds)], observed=numbers, samples=samples)
         self.tape.release()
@@ -298,7 +298,7 @@ class Record:
         """Return the :meth:`relevance` of several values, computed in one walk."""
         rules = _composite(composite, self._ready.opened)
         flows = self.walk_back(values, target, rules)
-        return {v: flow if rules.carrier == "relevance" else self.tape[v.number] * flow for v, flow in flows.items()}
+        return {v: flow if rules.propagates == "relevance" else self.tape[v.number] * flow for v, flow in flows.items()}
 
     def inside(self, target: Target = None, composite: str | Composite = "attnlrp") -> Inside:
         """Return the relevance of each attention head, each MLP and its neurons. This takes one walk with the composite

@@ -109,11 +109,11 @@ def propagate(model: nn.Module, composite: Any) -> Tensor:
     return walked(model, x, composite, torch.ones(2, 12, dtype=torch.float64))[1]
 
 
-@pytest.mark.parametrize("carrier", ["multiplier", "relevance"])
+@pytest.mark.parametrize("propagates", ["multiplier", "relevance"])
 @pytest.mark.parametrize("centred", [True, False])
-def test_norm_is_recognised_without_its_name(centred: bool, carrier: str) -> None:
+def test_norm_is_recognised_without_its_name(centred: bool, propagates: str) -> None:
     """Also if it is implemented with a power, which has no rule."""
-    composite = HELD if carrier == "multiplier" else deep_taylor()
+    composite = HELD if propagates == "multiplier" else deep_taylor()
     model = randomise_norms(NormChain(UnnamedModule(centred=centred)))
     inner: Any = model.inner
 

@@ -557,7 +557,7 @@ def test_every_kind_has_a_rule_or_uses_its_adjoint() -> None:
 def test_composites_with_different_settings_have_different_names() -> None:
     composites = [LAYERS[name][0] for name in LAYERS] + [layerwise("epsilon"), layerwise(normalise_add=True)]
     assert len({c.name for c in composites}) == len(composites)
-    assert {c.carrier for c in composites} == {"relevance"}
+    assert {c.propagates for c in composites} == {"relevance"}
 
 
 # -- whole models ---------------------------------------------------------------------------------------------------------

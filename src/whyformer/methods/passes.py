@@ -334,7 +334,7 @@ class ForwardPass:
         """
         program = read_program(self.tape, roots, starts)
         watchers = defaultdict[int, list[Callback]](list, {n: list(functions) for n, functions in (at or {}).items()})
-        run, sums = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None), None
+        run, sums = next((i for i, c in enumerate(composites) if c.propagates == "relevance"), None), None
         if run is not None and layout is not None:
             borders, first = layout.borders(program), min((*watchers, *observed))  # the walk ends at the first
             sums = Sums(layout.rows, starts, seed, run, bool(borders), self.precision)

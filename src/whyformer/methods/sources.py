@@ -216,7 +216,7 @@ class Sources:
             values: input -> replacement of the value at its root.
             roots: the roots of a pass on inputs of these shapes; None if there is none yet.
         """
-        rules, relevance = with_custom_rules(composite), composite.carrier == "relevance"
+        rules, relevance = with_custom_rules(composite), composite.propagates == "relevance"
         if values:
             return RootedPass(*self._changed(values, roots), rules, self.read_logits, moved=True)
         recording = self.forward_pass(wide=relevance)

@@ -166,7 +166,7 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: the output of the last block does not reach the logits.
         """
-        first_run = [GRADIENT] if gradient or composite.carrier == "relevance" else []
+        first_run = [GRADIENT] if gradient or composite.propagates == "relevance" else []
 
         def at_map(index: int, *flows: Tensor) -> None:
             attention_map = map_pass.scores(index) if scores else map_pass.map(index)

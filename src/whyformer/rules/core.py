@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Call", "Grads", "Rule"]
+__all__ = ["Call", "Flows", "Rule"]
 
-Grads = Sequence[Tensor | None]
+Flows = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Rule:
             None for operands that get none. Used by composites that propagate relevance.
         gradient: the same for composites that propagate multipliers.
         hold: positions of the operands that are treated as constants.
-        share: factor of each propagated multiplier or relevance.
+        factor: factor of each propagated multiplier or relevance.
     """
 
     name: str
-    relevance: Callable[[Call, Tensor], Grads] | None = None
-    gradient: Callable[[Call, Tensor], Grads] | None = None
+    relevance: Callable[[Call, Tensor], Flows] | None = None
+    gradient: Callable[[Call, Tensor], Flows] | None = None
     hold: tuple[int, ...] = ()
-    share: float = 1.0
+    factor: float = 1.0

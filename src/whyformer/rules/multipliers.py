@@ -126,7 +126,7 @@ def _at_temperature(p: Tensor, temperature: float, axis: int) -> Tensor:
 
 # -- composites ------------------------------------------------------------------------------------------------------
 _HELD = Rule(hold=(0,), name="constant")
-_HALF = Rule(share=0.5)
+_HALF = Rule(factor=0.5)
 
 LATE_SUM = Rule(
     refuse="a product of exp(scores) and values, which the model divides by the sum of exp(scores) afterwards, so that "

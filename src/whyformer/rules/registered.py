@@ -85,9 +85,9 @@ def _kind(rule: Rule) -> str:
 
 def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
     """Convert a custom rule to a rule for walks over a tape."""
-    relevance = composite.carrier == "relevance"
-    share = rule.relevance if relevance else rule.gradient
-    if share is None and (relevance or not rule.hold):
+    relevance = composite.propagates == "relevance"
+    propagate = rule.relevance if relevance else rule.gradient
+    if propagate is None and (relevance or not rule.hold):
         carried = "multipliers" if relevance else "relevance"
         return TapeRule(
             refuse=f"whose rule '{rule.name}' is for {carried} only: give it a rule for {composite.name} too"
@@ -95,7 +95,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
         tape, unit, (flow,) = walk.tape, step.unit, flows.values()
-        if share is None:
+        if propagate is None:
             return adjoint(walk, step, flows)
         entries = unit.entries
         compute = lambda *values: repeat_unit(tape, unit, dict(zip(entries, values, strict=True)))[0]  # noqa: E731
@@ -106,10 +106,10 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
             compute,
             tuple(not carries for carries in step.carry),
         )
-        parts = zip(entries, share(call, flow), step.live, strict=True)
+        parts = zip(entries, propagate(call, flow), step.live, strict=True)
         return [(e, part) for e, part, live in parts if live and part is not None]
 
-    return TapeRule(rule.hold, rule.share, back, name=rule.name)
+    return TapeRule(rule.hold, rule.factor, back, name=rule.name)
 
 
 def _checked(operation: Any, like: str | None, rule: Rule | None) -> str | Rule:

@@ -59,14 +59,14 @@ class Rule:
 
     Attributes:
         hold: positions of entries that are treated as constants; "statistics" for the values by which a norm divides.
-        share: factor of each propagated flow.
+        factor: factor of each propagated flow.
         back: ``back(walk, step, {exit: flow})`` returns (entry, flow) pairs. None for the ordinary adjoint.
         refuse: why no relevance can pass, as the end of a sentence for an error. None if it can.
         name: name for audits; None if ``back`` always raises.
     """
 
     hold: tuple[int | str, ...] = ()
-    share: float = 1.0
+    factor: float = 1.0
     back: Callable[[Walk, Step, Flows], Parts] | None = None
     refuse: str | None = None
     name: str | None = "adjoint"
@@ -76,7 +76,7 @@ class Rule:
         """Name and factor, for audits; None if no relevance can pass."""
         if self.refuse is not None or self.name is None:
             return None
-        return self.name if self.share == 1 else f"{self.name} × {self.share:g}"
+        return self.name if self.factor == 1 else f"{self.name} × {self.factor:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +86,14 @@ class Composite:
     Attributes:
         name: name for results and errors.
         rules: maps a kind to its rule.
-        carrier: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
+        propagates: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
         by_sign: True if positive and negative seeds are propagated separately and then added, because a rule divides
             by the sum of the flows, which is 0 if the seeds cancel.
     """
 
     name: str
     rules: Mapping[str, Rule]
-    carrier: str = "multiplier"
+    propagates: str = "multiplier"
     by_sign: bool = False
 
 
@@ -309,7 +309,7 @@ def _propagate(walk: Walk, step: Step, exit_flows: Flows, flows: Flows) -> Parts
         error.call = step.unit.calls[-1]
         raise
     for value, flow in propagated:
-        flow = flow if rule.share == 1 else flow * rule.share
+        flow = flow if rule.factor == 1 else flow * rule.factor
         flows[value] = flows[value] + flow if value in flows else flow
         parts.append((value, flow))
     return parts

@@ -300,4 +300,4 @@ def begin(
     Raises:
         MethodNotApplicable: some attention maps are unknown.
     """
-    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance", row_alone=row_alone), only)
+    return StreamTask(task, task.map_pass(relevance=composite.propagates == "relevance", row_alone=row_alone), only)
