@@ -452,7 +452,7 @@ def test_labels_are_dropped_with_a_note() -> None:
             assert set(labels.tolist()) <= {1, 2}
             return model(input_ids).logits
 
-    assert explain(RequiresLabels().eval(), {"input_ids": inputs["input_ids"], "labels": torch.tensor([1, 2])}, "occlusion", fill_id=1).logits.shape == (2, 5)
+    assert explain(RequiresLabels().eval(), {"input_ids": inputs["input_ids"], "labels": torch.tensor([1, 2])}, "occlusion", baseline=1).logits.shape == (2, 5)
 
 
 def test_labels_of_encoder_decoder_become_decoder_input_ids() -> None:
@@ -600,7 +600,7 @@ WRONG_VALUES: dict[str, tuple[str, Any]] = {
     "one candidate": ("candidates", lambda: whyformer.arbitrate(sst2(), "a good film", 3)),
     "seed of arbitrate": ("seed", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], seed="a")),
     "held out": ("holdout", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], holdout="half")),
-    "token for removal": ("fill_id", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], fill_id="unk")),
+    "token for removal": ("baseline", lambda: whyformer.arbitrate(sst2(), "a good film", ["gae"], baseline=0.5)),
     "truncate": ("truncate", lambda: text("a good film", truncate=Anything())),
     "checkpoint": ("checkpoint", lambda: text("a good film", checkpoint=Anything())),
     "rules": ("rules", lambda: whyformer.record(sst2(), "a good film", rules="gelu")),

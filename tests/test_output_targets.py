@@ -299,7 +299,7 @@ def test_default_target_of_language_model_is_the_next_token(name: str) -> None:
 def test_batch_equals_single_samples(name: str, target: Any, method: str) -> None:
     if name == "segformer" and method in ("transformer_attribution", "gae", "rollout"):
         return  # no map over all tokens
-    options: dict[str, Any] = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}, "occlusion": {"fill_id": 1}}.get(method, {})
+    options: dict[str, Any] = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}, "occlusion": {"baseline": 1}}.get(method, {})
     model, inputs = MODELS[name]()
     if method == "occlusion" and (isinstance(inputs, Tensor) or "pixel_values" in inputs):
         options = {}
@@ -464,7 +464,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "target", "message"), WRONG, ids=case_id)
 def test_target_that_does_not_fit_raises(name: str, target: Any, message: str) -> None:
     model, inputs = MODELS[name]()
-    for method, options in (("input_x_gradient", {}), ("occlusion", {"fill_id": 1} if isinstance(inputs, dict) else {})):
+    for method, options in (("input_x_gradient", {}), ("occlusion", {"baseline": 1} if isinstance(inputs, dict) else {})):
         with pytest.raises(InputError) as caught:
             whyformer.explain(model, inputs, method, target, **options)
         assert message in str(caught.value)
@@ -497,7 +497,7 @@ def test_occlusion_equals_manual_occlusion(name: str, target: Any) -> None:
     model, inputs = MODELS[name]()
     arguments = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
     kind = "pixel_values" if "pixel_values" in arguments else "input_ids"
-    e = whyformer.explain(model, inputs, "occlusion", target, **({"patch": 8} if kind == "pixel_values" else {"fill_id": 1}))
+    e = whyformer.explain(model, inputs, "occlusion", target, **({"patch": 8} if kind == "pixel_values" else {"baseline": 1}))
     occluded = arguments[kind].clone()
     if kind == "pixel_values":
         occluded[1, :, 8:16, :8] = 0
@@ -527,7 +527,7 @@ def test_occlusion_equals_manual_occlusion(name: str, target: Any) -> None:
 
 def test_positional_target_forbids_deletion_of_tokens() -> None:
     model, inputs = MODELS["gpt2"]()
-    known = whyformer.explain(model, inputs, "occlusion", Token(4, 9), fill_id=model.config.pad_token_id)
+    known = whyformer.explain(model, inputs, "occlusion", Token(4, 9), baseline=model.config.pad_token_id)
     torch.testing.assert_close(whyformer.explain(model, inputs, "occlusion", Token(4, 9)).scores, known.scores)
     with pytest.raises(InputError, match="would change"):
         whyformer.explain(model, inputs, "occlusion", Token(4, 9), baseline="delete")
@@ -611,7 +611,7 @@ def test_metrics_and_checks_measure_the_target(name: str, target: Any) -> None:
     if kind == "pixel_values":
         checked = whyformer.trust(e, model, inputs, steps=2, seeds=(0,))
         torch.testing.assert_close(torch.from_numpy(checked.curves[:, 0]), clean)
-    chosen = whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], target=target, **({} if kind == "pixel_values" else {"fill_id": 1}))
+    chosen = whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], target=target, **({} if kind == "pixel_values" else {"baseline": 1}))
     assert [c.target_names for c in chosen.explanations] == [[n] for n in e.target_names or ()]
 
 

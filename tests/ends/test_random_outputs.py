@@ -30,7 +30,7 @@ class RandomClassifier(nn.Module):
 
 
 IDS = torch.arange(12).view(2, 6)
-METHODS = {"input_x_gradient": {}, "rollout": {}, "occlusion": {"fill_id": 3}, "auto": {}}
+METHODS = {"input_x_gradient": {}, "rollout": {}, "occlusion": {"baseline": 3}, "auto": {}}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -100,7 +100,7 @@ def test_tokens_without_batch_axis_raise() -> None:
 def test_unscored_input_is_named_with_remedy() -> None:
     """Occlusion removes features of one input only."""
     model, inputs = NumbersAndCategories(), rows()
-    e = explain(model, inputs, "occlusion", 1, fill_id=0)
+    e = explain(model, inputs, "occlusion", 1, baseline=0)
     assert e.diagnostics["unscored"] == ["x_num"]
     assert any("x_num" in warning and "input_x_gradient" in warning for warning in e.warnings)
     assert "unscored" not in explain(model, inputs, "input_x_gradient", 1).diagnostics  # the remedy of the warning

@@ -78,11 +78,11 @@ def reference_rft(scores: list[float], drops: list[float]) -> float:
 def test_rft_by_hand() -> None:
     """w = 3, −2, 1, ½ and a = 4, −1, 0, 2: ranks 1, 3, 4, 2, terms 3, 2, −1, ½, so 3 + 2/3 − 1/4 + 1/4 = 11/3."""
     model, inputs = bag([3, -2, 1, 0.5])
-    result = arbitrate(model, inputs, [explanation_of([4, -1, 0, 2])], holdout=0, target=value, fill_id=0)
+    result = arbitrate(model, inputs, [explanation_of([4, -1, 0, 2])], holdout=0, target=value, baseline=0)
     assert math.isclose(result.score, Fraction(11, 3))
     assert torch.equal(result.selection, result.heldout)
     # ties all take the worst rank: 2, 2, 3
-    tied = arbitrate(model, inputs, [explanation_of([1, 1, 0.5, 0])], holdout=0, target=value, fill_id=0)
+    tied = arbitrate(model, inputs, [explanation_of([1, 1, 0.5, 0])], holdout=0, target=value, baseline=0)
     assert math.isclose(tied.score, Fraction(3, 2) + Fraction(-2, 2) + Fraction(1, 3) - Fraction(1, 8))
 
 
@@ -97,7 +97,7 @@ def test_rft_equals_the_reference() -> None:
 def test_deletion_and_comprehensiveness_by_hand() -> None:
     """Ten tokens of weight 10, 9 ... 1, in the correct order: f decreases from 55 by 10, 9 ..."""
     model, inputs = bag([float(w) for w in range(10, 0, -1)])
-    settings: dict[str, Any] = {"holdout": 0, "target": value, "fill_id": 0}
+    settings: dict[str, Any] = {"holdout": 0, "target": value, "baseline": 0}
     best, worst = explanation_of(list(range(10, 0, -1))), explanation_of(list(range(1, 11)))
     curve = [55, 45, 36, 28, 21, 15, 10, 6, 3, 1, 0]
     result = arbitrate(model, inputs, [worst, best], "deletion", **settings)
@@ -145,7 +145,7 @@ def on_patches(explanation: Explanation) -> Tensor:
 def test_criterion_equals_a_reference_loop(name: str, criterion: str, holdout: float) -> None:
     """Selection and held-out scores of every candidate, for the probability of the target of each sample."""
     model, inputs = zoo.build(name)
-    fill = {"fill_id": FILL} if name == "bert" else {}
+    fill = {"baseline": FILL} if name == "bert" else {}
     before = snapshot(model)
     result = arbitrate(model, inputs, NAMES, criterion, holdout=holdout, target=[1, 3], **fill)
     assert_unchanged(model, before)
@@ -205,7 +205,7 @@ def test_heldout_score_is_unbiased_by_the_selection() -> None:
     model = Bag(torch.randn(50, generator=draws).tolist()).eval()
     ids = torch.randint(1, 51, (batch, n), generator=draws)
     noise = [explanation_of(torch.randn(batch, n, generator=draws).tolist(), f"noise {m}") for m in range(40)]
-    settings: dict[str, Any] = {"target": value, "fill_id": 0}
+    settings: dict[str, Any] = {"target": value, "baseline": 0}
     unbiased = arbitrate(model, {"input_ids": ids}, noise, **settings)
     chosen = unbiased.selection.gather(0, unbiased.winners[None])[0]
     overall, spread = float(unbiased.heldout.mean()), float(unbiased.heldout.std())
@@ -225,7 +225,7 @@ def test_true_weights_win_against_noise() -> None:
     truth = explanation_of(model.weights.detach()[ids].tolist(), "the weights")
     for criterion in CRITERIA:
         result = arbitrate(
-            model, {"input_ids": ids}, [*noise, truth], criterion, mode="dataset", target=value, fill_id=0
+            model, {"input_ids": ids}, [*noise, truth], criterion, mode="dataset", target=value, baseline=0
         )
         assert result.winners.eq(5).all()
         means = result.heldout[:, :, 0].mean(1)
@@ -234,7 +234,7 @@ def test_true_weights_win_against_noise() -> None:
 
 def test_arbitration_is_reproducible_and_equals_single_samples() -> None:
     model, inputs = zoo.build("bert")
-    settings: dict[str, Any] = {"candidates": NAMES, "fill_id": FILL}
+    settings: dict[str, Any] = {"candidates": NAMES, "baseline": FILL}
     first = arbitrate(model, inputs, target=[1, 3], **settings)
     torch.manual_seed(7)
     repeated = arbitrate(model, inputs, target=[1, 3], **settings)
@@ -253,14 +253,14 @@ def test_arbitration_is_reproducible_and_equals_single_samples() -> None:
 def test_candidates_share_perturbed_forwards() -> None:
     model, inputs = bag([3, -2, 1, 0.5, 2, -1])
     explanations = [explanation_of(torch.randn(6).tolist(), f"e{m}") for m in range(7)]
-    arbitrate(model, inputs, explanations, target=value, fill_id=0)  # the first call also inspects the output
+    arbitrate(model, inputs, explanations, target=value, baseline=0)  # the first call also inspects the output
     model.rows = 0
-    result = arbitrate(model, inputs, explanations, target=value, fill_id=0)
+    result = arbitrate(model, inputs, explanations, target=value, baseline=0)
     assert result.cost == {"perturbed": 6, "unshared": 7 * 6, "clean": 1}
     assert model.rows == 6 + 1
     # the two parts of 3 features have at most 2³ − 1 subsets each, for any number of candidates
     model.rows = 0
-    result = arbitrate(model, inputs, explanations, "deletion", target=value, fill_id=0)
+    result = arbitrate(model, inputs, explanations, "deletion", target=value, baseline=0)
     assert model.rows == result.cost["perturbed"] + 1 <= 2 * 7 + 1
     assert result.cost["unshared"] == 7 * 2 * 3
 
@@ -369,7 +369,7 @@ def test_batch_mode_selects_on_some_samples_for_the_others() -> None:
 def test_first_of_ties_wins() -> None:
     model, inputs = bag([1, 2, 3])
     same = [explanation_of([3, 2, 1], f"e{m}") for m in range(3)]
-    assert arbitrate(model, inputs, same, target=value, fill_id=0).winners.tolist() == [[0]]
+    assert arbitrate(model, inputs, same, target=value, baseline=0).winners.tolist() == [[0]]
 
 
 def test_chosen_explanations_equal_explain() -> None:
@@ -429,7 +429,7 @@ def test_criterion_equals_the_metric(criterion: str) -> None:
     """Without held-out features a criterion equals ``evaluate`` with ten steps."""
     model, inputs = zoo.build("bert")
     e = whyformer.explain(model, inputs, "input_x_gradient", 1)
-    result = arbitrate(model, inputs, [e], criterion, holdout=0, target=1, fill_id=FILL)
+    result = arbitrate(model, inputs, [e], criterion, holdout=0, target=1, baseline=FILL)
     steps = {"steps": 10} if criterion in ("deletion", "insertion") else {}
     expected = whyformer.evaluate(model, inputs, e, criterion, baseline=FILL, **steps)
     assert result.heldout[0, :, 0].numpy() == pytest.approx(expected.values, abs=1e-9)
@@ -438,7 +438,7 @@ def test_criterion_equals_the_metric(criterion: str) -> None:
 
 def test_mean_baseline_mode() -> None:
     model, inputs = zoo.build("bert")
-    result = arbitrate(model, inputs, NAMES, mode="mean_baseline", fill_id=FILL, target=1)
+    result = arbitrate(model, inputs, NAMES, mode="mean_baseline", baseline=FILL, target=1)
     expected = whyformer.explain(model, inputs, "raw_attention", aggregation={"layers": "mean"}, target=1)
     assert all(close(e.scores, expected[b].scores) for b, e in enumerate(result.explanations))
     assert result.winners.eq(len(NAMES)).all()
@@ -533,12 +533,12 @@ def test_non_finite_output_raises() -> None:
 
     model = Fragile([1.0, 2.0]).eval()
     with pytest.raises(ModelError, match="choose another baseline"):
-        arbitrate(model, {"input_ids": torch.tensor([[1, 2]])}, [explanation_of([1, 2])], target=value, fill_id=0)
+        arbitrate(model, {"input_ids": torch.tensor([[1, 2]])}, [explanation_of([1, 2])], target=value, baseline=0)
 
 
 def test_arbitration_result_of_a_function_target() -> None:
     model, inputs = bag([1, 2])
-    result = arbitrate(model, inputs, [explanation_of([1, 2])], target=value, fill_id=0)
+    result = arbitrate(model, inputs, [explanation_of([1, 2])], target=value, baseline=0)
     assert isinstance(result, Arbitration)
     assert result.labels.tolist() == [[-1]]
     assert result.by_label[0][-1] is result.explanations[0]

@@ -165,21 +165,12 @@ def test_perfect_masks_and_rationales(vit, bert) -> None:
         ({"metric": "rft"}, "for text"),
         ({"target": 99}, "class 99 is out of range"),
         ({"baseline": "snow"}, "baseline 'snow' is not for a picture; its baselines are zero, black, mean, blur"),
-        ({"substrate": "mean", "baseline": "zero"}, "one setting"),
     ],
 )
 def test_invalid_argument_raises(vit, change: dict, message: str) -> None:
     arguments = {"explanation": np.arange(1024.0).reshape(1, 32, 32), "metric": "deletion", **change}
     with pytest.raises(InputError, match=message):
         evaluate(vit, picture(1), arguments.pop("explanation"), arguments.pop("metric"), processor(), **arguments)
-
-
-def test_deprecated_substrate_argument_is_accepted(vit) -> None:
-    def evaluated(**settings: Any) -> Any:
-        return evaluate(vit, picture(1), np.arange(1024.0).reshape(1, 32, 32), "deletion", processor(), **settings)
-
-    assert evaluated(substrate="mean").value == evaluated(baseline="zero").value != evaluated(substrate="blur").value
-    assert evaluated(substrate="mean").settings["baseline"] == "zero"
 
 
 def test_every_metric_has_a_summary_and_a_direction() -> None:

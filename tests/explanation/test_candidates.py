@@ -124,7 +124,7 @@ def test_multi_label_classifier_has_independent_probabilities() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize(("method", "target"), [("attnlrp", None), ("input_x_gradient", targets.Contrast(5, 6)), ("occlusion", "contrast"), ("rollout", "logit")])
 def test_generation_keeps_tokens_and_candidates(name: str, method: str, target: Any, tmp_path: Path) -> None:
-    g: Any = whyformer.explain_generation(model(name), PROMPT, ANSWER, method, target=target, **({"fill_id": 0} if method == "occlusion" else {}))
+    g: Any = whyformer.explain_generation(model(name), PROMPT, ANSWER, method, target=target, **({"baseline": 0} if method == "occlusion" else {}))
     loaded = Generation.load(g.save(tmp_path / "g.safetensors"))
     for variant in (g, loaded, Generation.from_dict(json.loads(json.dumps(g.to_dict())))):
         for t, token in enumerate(ANSWER):

@@ -58,7 +58,7 @@ class WithUnscoredInputs(torch.nn.Module):
 def test_names_of_unscored_inputs_are_shared_by_the_batch(method: str) -> None:
     torch.manual_seed(0)
     inputs = {"input_ids": torch.randint(0, 20, (2, 5)), "boxes": torch.randn(2, 8), "noise": torch.randn(2, 8)}
-    e = whyformer.explain(WithUnscoredInputs().eval(), inputs, method, 1, **({"fill_id": 3} if method == "occlusion" else {}))
+    e = whyformer.explain(WithUnscoredInputs().eval(), inputs, method, 1, **({"baseline": 3} if method == "occlusion" else {}))
     for sample in e:
         assert sample.diagnostics.get("unscored") == e.diagnostics.get("unscored")
 

@@ -71,8 +71,8 @@ def settings_named(ids: Sequence[str]) -> list[Setting]:
 def model_inputs(setting: Setting, inputs: Inputs) -> dict[str, Any]:
     available = next(m for m in whyformer.list_methods() if m.name == setting.method).settings
     quick = {name: value for name, value in QUICK.items() if name in available}
-    if "fill_id" in available and not _floats(inputs):
-        quick["fill_id"] = 0
+    if setting.method == "occlusion" and not _floats(inputs):
+        quick["baseline"] = 0
     return {**quick, **dict(setting.chosen)}
 
 

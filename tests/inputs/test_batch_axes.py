@@ -14,7 +14,7 @@ import whyformer
 from zoo import randomise
 
 SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
-FEW = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}, "occlusion": {"fill_id": 3}, "gradcam": {}, "input_x_gradient": {}}
+FEW = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}, "occlusion": {"baseline": 3}, "gradcam": {}, "input_x_gradient": {}}
 
 
 class WeightedLogits(nn.Module):

@@ -48,7 +48,7 @@ def test_cache_is_not_extended() -> None:
     for _ in range(2):
         assert torch.allclose(whyformer.explain(model, inputs, "input_x_gradient", 7).scores, expected, atol=1e-9)
         assert inputs["past_key_values"].get_seq_length() == BEGUN
-    drop = whyformer.explain(model, inputs, "occlusion", 7, fill_id=5).scores[:, 0]
+    drop = whyformer.explain(model, inputs, "occlusion", 7, baseline=5).scores[:, 0]
     changed = {**begun(model, ids), "input_ids": ids[:, BEGUN:].index_fill(1, torch.tensor([0]), 5)}
     with torch.no_grad():
         logits = [model(**some).logits[:, -1, 7] for some in (begun(model, ids), changed)]
@@ -59,7 +59,7 @@ def test_cache_is_not_extended() -> None:
 @pytest.mark.parametrize("method", ["integrated_gradients", "smoothgrad", "occlusion", "gae"])
 def test_batch_with_cache_equals_single_texts(method: str) -> None:
     model, ids = cached_case()
-    settings = {"fill_id": 5} if method == "occlusion" else {}
+    settings = {"baseline": 5} if method == "occlusion" else {}
     batch = whyformer.explain(model, begun(model, ids), method, 7, **settings)
     single = [whyformer.explain(model, begun(model, ids[i : i + 1]), method, 7, **settings).scores for i in range(2)]
     assert torch.allclose(batch.scores, torch.cat(single), atol=1e-9)
@@ -90,7 +90,7 @@ def test_outputs_of_encoder_are_named_and_repeated() -> None:
     with torch.no_grad():
         encoded = model.encoder(input_ids=ids)
     given = {"encoder_outputs": encoded, "decoder_input_ids": decoder}
-    for method, settings in {"input_x_gradient": {}, "occlusion": {"fill_id": 5}}.items():
+    for method, settings in {"input_x_gradient": {}, "occlusion": {"baseline": 5}}.items():
         e = whyformer.explain(model, given, method, Token(-1, 7), **settings)
         assert e.diagnostics["unscored"] == ["encoder_outputs"]
     whole = whyformer.explain(model, {"input_ids": ids, "decoder_input_ids": decoder}, "integrated_gradients", Token(-1, 7))

@@ -177,7 +177,7 @@ def test_integrated_gradients_of_all_choices_are_complete(padded: bool) -> None:
 def test_texts_of_contrast_have_scores_of_single_texts(method: str, kind: str) -> None:
     """The second choice of a contrast has the scores of −1 times its logit."""
     model, inputs = choices(kind)
-    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    options = fast_settings(method) | ({"baseline": 7} if method == "occlusion" else {})
     try:
         e = whyformer.explain(model, inputs, method, Contrast(3, 4), **options)
     except whyformer.errors.MethodNotApplicable:
@@ -201,7 +201,7 @@ def test_texts_of_contrast_have_scores_of_single_texts(method: str, kind: str) -
 @pytest.mark.parametrize("method", TEXT_METHODS)
 def test_batch_of_choices_equals_single_runs(method: str, target: str) -> None:
     model, inputs = choices()
-    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    options = fast_settings(method) | ({"baseline": 7} if method == "occlusion" else {})
     assert_equals_single_runs(model, inputs, inputs.keys(), method, TARGETS[target], options)
 
 
@@ -237,7 +237,7 @@ def assert_equals_single_runs(model: nn.Module, inputs: Inputs, sample_inputs: A
 @pytest.mark.parametrize("method", TEXT_METHODS)
 def test_logit_of_choice_depends_on_its_text_only(method: str) -> None:
     model, inputs = choices(padded=False)
-    options = fast_settings(method) | ({"fill_id": 7} if "fill_id" in METHODS[method].settings else {})
+    options = fast_settings(method) | ({"baseline": 7} if method == "occlusion" else {})
     e = whyformer.explain(model, inputs, method, [3, 1], **options)
     assert e.inputs == ("input_ids",) and "unscored" not in e.diagnostics
 
@@ -245,7 +245,7 @@ def test_logit_of_choice_depends_on_its_text_only(method: str) -> None:
 def test_occlusion_replaces_tokens_of_every_text() -> None:
     model, inputs = choices()
     target = LogProbability(2)
-    e = whyformer.explain(model, inputs, "occlusion", target, fill_id=7)
+    e = whyformer.explain(model, inputs, "occlusion", target, baseline=7)
     assert e.inputs == ("input_ids", *(f"input_ids[{k}]" for k in (0, 1, 3, 4)))
     clean = value_of(target, model(**inputs).logits)
     for k in range(5):

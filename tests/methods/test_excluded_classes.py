@@ -33,7 +33,7 @@ class ExcludingClassifier(nn.Module):
 
 def explained(model: nn.Module, method: str, target: Any) -> Any:
     inputs = {k: v for k, v in text().items() if k in ("input_ids", "attention_mask")}
-    return whyformer.explain(model.eval(), inputs, method, target, **({"fill_id": 1} if method == "occlusion" else {"samples": 2} if method == "smoothgrad" else {}))
+    return whyformer.explain(model.eval(), inputs, method, target, **({"baseline": 1} if method == "occlusion" else {"samples": 2} if method == "smoothgrad" else {}))
 
 
 @pytest.mark.parametrize("by_mask", [True, False])
@@ -70,5 +70,5 @@ class Comparing(ExcludingClassifier):
 @pytest.mark.parametrize("value", [-torch.inf, 0.0])
 def test_inputs_without_scores_are_named_despite_excluded_classes(value: float) -> None:
     inputs = {k: v for k, v in text().items() if k in ("input_ids", "attention_mask")}
-    e = whyformer.explain(Comparing(value).eval(), {**inputs, "numbers": torch.rand(2, 3).double()}, "occlusion", 1, fill_id=1)
+    e = whyformer.explain(Comparing(value).eval(), {**inputs, "numbers": torch.rand(2, 3).double()}, "occlusion", 1, baseline=1)
     assert e.diagnostics["unscored"] == ["numbers"]

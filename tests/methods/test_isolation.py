@@ -202,7 +202,7 @@ def rwkv() -> nn.Module:
 def test_model_that_rescales_its_weights_in_its_first_pass(method: str) -> None:
     """RWKV divides weights of later blocks once; the model and the scores are those after a plain pass."""
     used, fresh = rwkv(), rwkv()
-    ids, settings = {"input_ids": torch.randint(0, 60, (1, 6))}, {"fill_id": 3} if method == "occlusion" else {}
+    ids, settings = {"input_ids": torch.randint(0, 60, (1, 6))}, {"baseline": 3} if method == "occlusion" else {}
     with torch.no_grad():
         logits = used(**ids).logits
     e = whyformer.explain(fresh, ids, method, 7, **settings)

@@ -15,7 +15,7 @@ from zoo import build, randomise
 
 METHODS = {
     "input_x_gradient": {}, "gradcam": {}, "attcat": {}, "legrad": {}, "gradcam_attention": {}, "grad_sam": {}, "alti": {}, "value_zeroing": {}, "gae": {},
-    "rollout": {}, "decompx": {}, "beyond_intuition": {"variant": "head", "steps": 2}, "occlusion": {"fill_id": 1},
+    "rollout": {}, "decompx": {}, "beyond_intuition": {"variant": "head", "steps": 2}, "occlusion": {"baseline": 1},
 }  # fmt: skip
 
 

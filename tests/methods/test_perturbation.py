@@ -133,7 +133,7 @@ def test_gaussian_blur_preserves_constant_and_has_gaussian_kernel() -> None:
 # -- occlusion of text ---------------------------------------------------------------------------------------------
 def test_token_occlusion_equals_reference_loop() -> None:
     model, inputs = zoo.build("bert")
-    result = whyformer.explain(model, inputs, "occlusion", target=3, fill_id=7).scores
+    result = whyformer.explain(model, inputs, "occlusion", target=3, baseline=7).scores
     clean = zoo.call(model, inputs)[:, 3]
     for b, length in enumerate(zoo.LENGTHS):
         for t in range(length):
@@ -308,11 +308,10 @@ def assert_refused(match: str, name: str, inputs: Any = None, **settings: Any) -
 
 def test_invalid_baseline_settings_raise() -> None:
     assert_refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
-    assert_refused("token 3 is not for a picture", "hf_vit", fill_id=3)
+    assert_refused("baseline 3 is not for a picture", "hf_vit", baseline=3)
     assert_refused("'blur' is not for text; its baselines are mask, unk, pad, delete", "bert", baseline="blur")
     assert_refused("config has no unk token", "bert", baseline="unk")
-    assert_refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
-    assert_refused("outside the model's vocabulary of 50", "bert", fill_id=50)
+    assert_refused("outside the model's vocabulary of 50", "bert", baseline=50)
     assert_refused("stride=3 must not exceed window=2", "hf_vit", window=2, stride=3)
     assert_refused("window must be a whole number", "hf_vit", window=0)
     assert_refused("the model's value of black is unknown", "hf_vit", baseline="black")
@@ -322,7 +321,7 @@ def test_invalid_baseline_settings_raise() -> None:
 def test_occlusion_without_tokenizer_and_mask_uses_pad_token_of_model() -> None:
     ids, (model, _) = {"input_ids": torch.tensor([[4, 5, 6]])}, zoo.build("bert")
     result = whyformer.explain(model, ids, "occlusion", target=1)
-    with_pad_token = whyformer.explain(model, ids, "occlusion", target=1, fill_id=model.config.pad_token_id)
+    with_pad_token = whyformer.explain(model, ids, "occlusion", target=1, baseline=model.config.pad_token_id)
     assert torch.equal(result.scores, with_pad_token.scores)
     model.config.pad_token_id = None
     with pytest.raises(InputError, match=r"no tokenizer .* no attention_mask .* baseline"):

@@ -145,7 +145,7 @@ def qwen2_vl() -> Built:
 @pytest.mark.parametrize("method", [*ROUTES, "integrated_gradients", "norm_attention", "gradcam", "gradcam_attention", "occlusion", "value_zeroing", "transformer_attribution"])
 def test_packed_patches_in_batch_equal_single_samples(method: str) -> None:
     model, inputs = qwen2_vl()
-    options = {"integrated_gradients": {"steps": 3}, "occlusion": {"fill_id": 9}}.get(method, {})
+    options = {"integrated_gradients": {"steps": 3}, "occlusion": {"baseline": 9}}.get(method, {})
     batch = whyformer.explain(model, inputs, method, TARGETS, **options)
     assert batch.inputs == (("input_ids",) if method == "occlusion" else ("input_ids", "pixel_values"))
     for i, target in enumerate(TARGETS):

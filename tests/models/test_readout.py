@@ -141,7 +141,7 @@ class ShortLanguageModel(nn.Module):
 def test_row_of_the_last_token_alone_is_read(method: str, length: int) -> None:
     whole, last = ShortLanguageModel(False).eval(), ShortLanguageModel(True).eval()
     last.load_state_dict(whole.state_dict())
-    ids, settings = torch.randint(0, 50, (2, length)), {"fill_id": 3} if method == "occlusion" else {}
+    ids, settings = torch.randint(0, 50, (2, length)), {"baseline": 3} if method == "occlusion" else {}
     expected = whyformer.explain(whole, ids, method, 7, **settings)
     assert torch.allclose(whyformer.explain(last, ids, method, 7, **settings).scores, expected.scores, atol=1e-6)
 

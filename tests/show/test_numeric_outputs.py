@@ -149,7 +149,7 @@ def test_correct_map_is_better_than_random_for_any_sign_of_output(sign: int) -> 
     model = Sum().eval()
     with torch.no_grad():
         model.table.weight[ids[0, 1:9], 0] = torch.tensor([5.0, 0.1, 3.0, 0.1, 0.2, 0.1, 2.0, 0.3])
-    e = whyformer.explain(model, ids, "occlusion", processor=words, fill_id=words.unk_token_id)
+    e = whyformer.explain(model, ids, "occlusion", processor=words, baseline=words.unk_token_id)
     if sign == 1:
         assert whyformer.trust(e, model, ids, words).better() is True
     unsigned = whyformer.explain(model, ids, "saliency", processor=words)

@@ -145,7 +145,7 @@ def _ways(
         return [(removed, others)], {}
     index = torch.tensor(predicted, device=logits.device)[:, None]
     runner_up = logits.scatter(1, index, -math.inf).argmax(1)
-    swapped = replace(removed, baseline="fill_id", filler=runner_up.to(ids)[:, None].expand_as(ids))
+    swapped = replace(removed, baseline="token", filler=runner_up.to(ids)[:, None].expand_as(ids))
     ways = [(swapped, copied), *([(removed, others)] if others else [])]
     return ways, {(b, j): int(runner_up[b]) for b, (j,) in copied}
 

@@ -62,26 +62,17 @@ class Metric:
         """Raise InputError if the metric is defined for classes only and the target is a number ("identity")."""
         if self.of_classes and activation == "identity":
             raise InputError(
-                f"the metric {self.name} is for classes, and the explained target is a number: use deletion, "
-                "insertion, aopc, comprehensiveness or sufficiency, which measure the number"
+                f"the metric {self.name} is for classes, and the explained target is a number: use one that measures "
+                f"the number, {', '.join(m.name for m in METRICS.values() if m.plan and not m.of_classes)}"
             )
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return settings with defaults filled in.
 
-        ``substrate`` and ``replace`` are accepted as earlier names of ``baseline``.
-
         Raises:
             InputError: a setting is unknown, or a required one is missing.
         """
         valid = {**self.settings, **dict.fromkeys(self.needs)}
-        earlier = [n for n in ("substrate", "replace") if n in settings and self.baselines]
-        if len(earlier) + ("baseline" in settings) > 1:
-            raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: pass baseline only")
-        for old in earlier:  # the value "mean" of "substrate" is now called "zero"
-            value = settings[old]
-            settings = {k: v for k, v in settings.items() if k != old}
-            settings["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
         for name in settings:
             if name not in valid:
                 listing = f"Its settings: {', '.join(valid) or 'none'}"

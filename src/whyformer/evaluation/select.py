@@ -103,8 +103,7 @@ def arbitrate(
     seed: int = 0,
     processor: Any = None,
     target: Target = None,
-    baseline: str | None = None,
-    fill_id: int | None = None,
+    baseline: str | int | None = None,
     patch: int | None = None,
     labels: int = 10,
     batch_size: int = 16,
@@ -134,7 +133,7 @@ def arbitrate(
         holdout: fraction of the features (in mode "batch": of the samples) held out. With 0, all features are used for
             both the choice and the score, as in the paper, which biases the score.
         seed: seed of the split. Except in mode "batch", the split does not depend on a sample's index in the batch.
-        baseline, fill_id, patch: replacement of removed features, as in the method ``occlusion``. The default is [UNK]
+        baseline, patch: replacement of removed features, as in the method ``occlusion``. The default is [UNK]
             (then [MASK], [PAD], deletion) for text, and 0 in model space for pictures.
         labels: largest number of classes for each sample in "prime" and "label": the target, then the highest logits.
         batch_size: perturbed inputs in one forward pass.
@@ -152,11 +151,10 @@ def arbitrate(
         raise InputError("there are no candidates to choose from")
     ready = prepared(model, inputs, processor, **options)
     choice = _Choice(criterion, mode, 0.0 if mode == "batch" else holdout, seed, labels, batch_size, progress)
-    removing = {"fill_id": fill_id, "patch": patch}
     batches = ready.batches(target)
     separate = [ready.separate(e) if isinstance(e, Explanation) else [e] * len(batches) for e in entries]
     parts = [
-        _scored(batch, maps, goal, choice, baseline, **removing)
+        _scored(batch, maps, goal, choice, baseline, patch)
         for (batch, goal), *maps in zip(batches, *separate, strict=True)
     ]
     selection, heldout = (torch.cat([part.figures[k] for part in parts], 1) for k in (0, 1))
@@ -210,13 +208,13 @@ class _Scored:
 
 
 def _scored(
-    ready: Prepared, entries: Sequence[Any], target: Target, how: _Choice, baseline: str | None, **removing: Any
+    ready: Prepared, entries: Sequence[Any], target: Target, how: _Choice, baseline: str | int | None, patch: int | None
 ) -> _Scored:
     """Explain a batch by each candidate and measure the criterion."""
     resolver, criterion = ready.resolver(target), METRICS[how.criterion]
     task = ready.task(resolver, "arbitrate", how.progress)
     logits = ready.forward(task)  # first, because it shows which row a function reads, on which the removal depends
-    removed = removal(task, baseline, **removing, prefer=("unk", "mask", "pad"))
+    removed = removal(task, baseline, patch=patch, prefer=("unk", "mask", "pad"))
     criterion.check_activation(resolver.activation(logits))
     classes, goals = _goals(resolver, logits, how.mode, how.labels)
     explained = _explained(entries, ready, task, target, classes, resolver)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
-from whyformer.errors import InputError, check_type
+from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.inputs.feed import first_convolution
 from whyformer.models.output import vocabulary_size
@@ -138,7 +138,6 @@ def removal(
     task: Task,
     baseline: str | int | None = None,
     *,
-    fill_id: int | None = None,
     patch: int | None = None,
     window: int = 1,
     prefer: Sequence[str] = tuple(TOKENS),
@@ -149,7 +148,6 @@ def removal(
 
     Args:
         baseline: name of a baseline, or id of the replacing token.
-        fill_id: id of the replacing token.
         patch: side of the cells of a picture in pixels; default: the model's patch.
         window: side of occlusion's window in cells; scales the default blur.
         prefer: text baselines by preference; the default is the first that the tokenizer has.
@@ -160,34 +158,28 @@ def removal(
         InputError: the baseline is not available for this input or its tokenizer.
     """
     inputs, x = task.inputs, task.inputs.tensor
-    if baseline is not None and fill_id is not None and inputs.modality == "text":
-        raise InputError(f"{task.method}: pass baseline or fill_id, not both")
-    if isinstance(baseline, int):
-        baseline, fill_id = None, baseline
     if inputs.modality == "text":
-        name, token = _text_filler(task, baseline, fill_id, prefer)
+        name, token = _text_filler(task, baseline, prefer)
         content = content_of(inputs) & ~_ends(task)
         if inputs.choices is None:
             return Removal(inputs, content & task.plain_tokens(), name, token)
         text_index = task.value_index(task.forward()).cpu() if choice is None else choice
         return Removal(inputs, content[torch.arange(inputs.batch), text_index], name, token, choice=text_index)
-    name = baseline or "zero"
-    allowed = names_for(inputs.modality)
-    if name not in allowed or fill_id is not None:
+    baseline, allowed = "zero" if baseline is None else baseline, names_for(inputs.modality)
+    if not isinstance(baseline, str) or baseline not in allowed:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
-        value = f"baseline {name!r}" if name not in allowed else f"token {fill_id}"
-        raise InputError(f"{task.method}: {value} is not for {kind}; its baselines are {', '.join(allowed)}")
+        raise InputError(f"{task.method}: baseline {baseline!r} is not for {kind}; its baselines are {', '.join(allowed)}")
     if inputs.modality != "image":
-        filler = fill(name, Filling(x, (inputs.axis,)))
-        return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), name, filler)
+        filler = fill(baseline, Filling(x, (inputs.axis,)))
+        return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), baseline, filler)
     height, width = x.shape[-2:]
     cell = (patch, patch) if patch is not None else patch_size(task.model)
     while patch is None and math.ceil(height / cell[0]) * math.ceil(width / cell[1]) > MAX_CELLS:
         cell = (2 * cell[0], 2 * cell[1])
     grid = (math.ceil(height / cell[0]), math.ceil(width / cell[1]))
     blur = blur or (float(max(cell) * window), None)
-    filler = fill(name, Filling(x, black=inputs.black, white=inputs.white, blur=blur))
-    return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
+    filler = fill(baseline, Filling(x, black=inputs.black, white=inputs.white, blur=blur))
+    return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), baseline, filler, grid, cell)
 
 
 def _picked(value: Tensor, numbers: Tensor, axis: int) -> Tensor:
@@ -227,15 +219,14 @@ def fill(name: str, filling: Filling) -> Tensor:
     return row.fill(filling)
 
 
-def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
+def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:
     token_ids, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
     in_place = task.counted or task.inputs.choices is not None
-    if fill_id is not None:
+    if isinstance(baseline, int):
         size = vocabulary_size(task.model)
-        check_type(f"{method}: fill_id", fill_id, int, "the id of a token")
-        if size is not None and fill_id >= size:
-            raise InputError(f"{method}: token {fill_id} is outside the model's vocabulary of {size}")
-        return "fill_id", fill_id
+        if size is not None and baseline >= size:
+            raise InputError(f"{method}: token {baseline} is outside the model's vocabulary of {size}")
+        return f"token {baseline}", baseline
     if baseline is None:
         masked = ["delete"] if task.inputs.mask_name in task.inputs.kwargs and not in_place else []
         tokens = [name for name in prefer if name in token_ids]

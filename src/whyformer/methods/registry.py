@@ -84,7 +84,6 @@ OPTIONAL_BLOCK = or_none(BLOCK)
 Block = Annotated[int, BLOCK]
 OptionalBlock = Annotated[int | None, OPTIONAL_BLOCK]
 Natural = Annotated[int, between(0, 2**32 - 1, integer=True)]
-OptionalNatural = Annotated[int | None, or_none(between(0, 2**32 - 1, integer=True))]
 Count = Annotated[int, between(1, 10_000, integer=True)]
 OptionalCount = Annotated[int | None, or_none(between(1, 10_000, integer=True))]
 Amount = Annotated[float, between(0, 1_000)]

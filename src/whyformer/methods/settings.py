@@ -29,7 +29,6 @@ class Settings(TypedDict, total=False):
     distance: str
     distance_threshold: float
     epsilon: float
-    fill_id: int | None
     gamma: float
     gradient_weighted: bool
     head_fusion: str

@@ -55,7 +55,7 @@ def test_every_numeric_setting_is_bounded(name):
     for key, default in method.settings.items():
         if (isinstance(default, int | float) and not isinstance(default, bool)) or default is None:
             for value in (HUGE**2, float("inf"), float("nan")):
-                if key in ("block", "start_layer", "blocks") or (isinstance(value, int) and key == "fill_id"):
+                if key in ("block", "start_layer", "blocks"):
                     continue  # block indices are validated against the model
                 with pytest.raises(InputError, match=key):
                     method.complete({key: value})

@@ -13,7 +13,7 @@ from whyformer.baselines import BASELINES
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
-from whyformer.methods.registry import Count, OptionalCount, OptionalNatural, method, name_or_token
+from whyformer.methods.registry import Count, OptionalCount, method, name_or_token
 from whyformer.methods.task import Scores, Task
 
 Baseline = Annotated[str | int | None, name_or_token(None, *BASELINES)]
@@ -34,7 +34,6 @@ def occlusion(
     stride: OptionalCount = None,
     batch_size: Count = 16,
     patch: OptionalCount = None,
-    fill_id: OptionalNatural = None,
 ) -> Scores:
     """score_i = mean over the windows w that contain feature i of f(x) − f(x with w replaced by the baseline).
 
@@ -58,7 +57,6 @@ def occlusion(
         patch: side of a patch in pixels; default: the patch size in the model's config, that of the convolution that
             cuts the picture into patches, or 16, doubled until there are at most 2048 patches (Swin's are 4 pixels
             wide).
-        fill_id: same as passing an id as ``baseline``.
 
     Raises:
         InputError: the baseline does not fit the input or is missing in the tokenizer, or stride > window.
@@ -67,7 +65,7 @@ def occlusion(
     if stride > window:
         raise InputError(f"{task.method}: stride={stride} must not exceed window={window}, or features are skipped")
     removals = [
-        removal(task, baseline, fill_id=fill_id, patch=patch, window=window, choice=choice)
+        removal(task, baseline, patch=patch, window=window, choice=choice)
         for choice in _choices(task.inputs)
     ]
     removed, logits = removals[0], task.forward()
