@@ -168,7 +168,8 @@ def removal(
     baseline, allowed = "zero" if baseline is None else baseline, names_for(inputs.modality)
     if not isinstance(baseline, str) or baseline not in allowed:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
-        raise InputError(f"{task.method}: baseline {baseline!r} is not for {kind}; its baselines are {', '.join(allowed)}")
+        listed = ", ".join(allowed)
+        raise InputError(f"{task.method}: baseline {baseline!r} is not for {kind}; its baselines are {listed}")
     if inputs.modality != "image":
         filler = fill(baseline, Filling(x, (inputs.axis,)))
         return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), baseline, filler)
