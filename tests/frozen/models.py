@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import zoo
 from architectures import Architecture, listed
-from outcomes import TARGETS, main_logits, reads_ahead, row, target_of
+from outcomes import main_logits, reads_ahead, row, target_of
 from shrinking import tiny
 from tiny_inputs import decoder_words, noise
 
@@ -122,7 +122,7 @@ def of_target(build: Callable[[], ModelAndInputs], target: Any) -> Model:
 def of_architecture(name: str) -> Model:
     architecture = architectures()[name]
     module, inputs = to_double(architecture.build())
-    target = TARGETS.get(name) or target_of(architecture.kind, reads_ahead(architecture.kind, module, inputs))
+    target = target_of(architecture.kind, reads_ahead(architecture.kind, module, inputs))
     return of_target(lambda: (module, inputs), target)
 
 

@@ -203,8 +203,10 @@ class Resolver:
         """
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
-            function = self._with_activation(self.target, logits) if _is_target(self.target) else self.target
-            return lambda row: _of_row(function, row)
+            function = self.target
+            if not _is_target(function):
+                return lambda logits: _of_row(function, logits)
+            return self._with_activation(function, logits)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, index = getattr(self.reading, "of", "logit"), indices.tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -22,7 +21,7 @@ def fragment(view: View, uploads: Path) -> str:
     inside the folder of uploads."""
     page_input = view.page_input
     names = {*FIELDS[page_input.kind], *(_DRAWING if page_input.kind == "image" else ()), *OPTIONS} - {"classes"}
-    values, defaults = asdict(page_input), asdict(PageInput(page_input.kind))
+    values, defaults = page_input.controls, PageInput(page_input.kind).controls
     facts = {name: values[name] for name in CONTROLS if name in names and values[name] != defaults[name]}
     facts |= {name: 1 for name, value in facts.items() if value is True}
     if "picture" in facts:
@@ -46,7 +45,7 @@ def read(fragment: Any, uploads: Path) -> dict[str, Any] | None:
     if kind not in FIELDS:
         return None
     picture = facts.pop("picture", "")
-    values = asdict(PageInput(kind, model=START_MODEL[kind]))
+    values = PageInput(kind, model=START_MODEL[kind]).controls
     values |= {name: _read(facts[name], default) for name, default in values.items() if name in facts}
     if kind == "image" or (kind == "answer" and picture):
         try:

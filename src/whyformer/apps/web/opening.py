@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
@@ -90,7 +89,7 @@ def restore(handlers: Handlers, session: VisitorSession, sent: Entered, progress
         nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
         yield nothing | {"status": status(str(error), error=True)}
         return
-    updates = handlers.switch(session, page_input.kind, page_input.number) | asdict(page_input)
+    updates = handlers.switch(session, page_input.kind, page_input.number) | page_input.controls
     updates |= {"form": form, "decided": page_input.model not in START_MODEL.values()}
     del updates["settings"]
     for name, visible in (fields_of(page_input.kind) | sliders_of(page_input.style)).items():

@@ -59,6 +59,11 @@ class PageInput(Options):
         return Options(**self.named)
 
     @property
+    def controls(self) -> dict[str, Any]:
+        """The values of the controls by their names."""
+        return {name: getattr(self, name) for name in CONTROLS}
+
+    @property
     def look(self) -> dict[str, Any]:
         """Options of :class:`whyformer.show.look.Look` that differ from the defaults."""
         if self.style == "kept":
