@@ -142,7 +142,7 @@ class RequestChecks:
             raise HTTPException(
                 401, "this server requires a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
             )
-        if request.method not in ("GET", "HEAD", "OPTIONS") and _is_foreign(request.headers):
+        if request.method not in ("GET", "HEAD", "OPTIONS") and is_foreign(request.headers):
             raise HTTPException(403, "requests from pages of other sites are refused")
         body = [await self._read_body(request)]
 
@@ -174,7 +174,7 @@ class RequestChecks:
         return bytes(body)
 
 
-def _is_foreign(headers: Headers) -> bool:
+def is_foreign(headers: Headers) -> bool:
     """Return True if a page of another site sent the request. Programs send neither of the two headers."""
     origin = headers.get("origin")
     if headers.get("sec-fetch-site") == "cross-site":
