@@ -120,7 +120,7 @@ def test_user_composite_with_built_in_name_uses_its_own_rules() -> None:
     @method("an example", family="propagation", level="pixel or token", citation="an example")
     def constant_norms(task: Task) -> Scores:
         """Example method that treats norms as constants."""
-        return multiply(task, *explain_roots(task, Composite("AttnLRP", {"norm": Rule(hold=(0,))})))
+        return multiply(task, *explain_roots(task, Composite("AttnLRP", {"norm": Rule(constant=(0,))})))
 
     try:
         model, inputs = build_model(LAYOUTS[0])

@@ -144,5 +144,5 @@ def test_carried_row_equals_product_of_matrices() -> None:
                 product = (whole / whole.sum(-1, keepdim=True) if normalised else whole) @ product
             expected = torch.einsum("bn,bnm->bm", row, product)
             key = frozenset({"x"})
-            carried = Paths([{(key, key): fused} for fused in maps], {key: row}).carry(identity=with_identity, normalize_rows=normalised)
+            carried = Paths([{(key, key): fused} for fused in maps], {key: row}).roll_out(identity=with_identity, normalize_rows=normalised)
             assert torch.allclose(carried[key], expected)

@@ -327,7 +327,7 @@ def test_multiplier_composites_support_every_operation(composite: str, name: str
     value, multipliers = propagate(name, MULTIPLIER[composite])
     assert torch.allclose(value, by_autograd(name)[0], rtol=0, atol=1e-14)
     assert multipliers.isfinite().all()
-    constant = [names for kind, names in HELD.items() if MULTIPLIER[composite].rules.get(kind) is not None and MULTIPLIER[composite].rules[kind].hold]
+    constant = [names for kind, names in HELD.items() if MULTIPLIER[composite].rules.get(kind) is not None and MULTIPLIER[composite].rules[kind].constant]
     assert bool(multipliers.any()) == (not any(name in names for names in constant))
 
 

@@ -164,7 +164,7 @@ def test_composites_with_same_name_keep_their_rules() -> None:
     tape, out = record(torch.tanh, x)
     end, root = tape.number(out), tape.number(x)
     program, seed = read_program(tape, [root], end), {end: torch.ones_like(out)}
-    constant, plain = Composite("mine", {"activation": Rule(hold=(0,))}), Composite("mine", {})
+    constant, plain = Composite("mine", {"activation": Rule(constant=(0,))}), Composite("mine", {})
     assert not walk_back(program, tape, [(constant, seed)], observed=[root])[0][root].any()
     assert walk_back(program, tape, [(plain, seed)], observed=[root])[0][root].all()
 

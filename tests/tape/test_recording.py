@@ -96,7 +96,7 @@ def test_gradient_of_grouped_query_attention() -> None:
 def test_tape_stores_less_than_half_of_all_values() -> None:
     model, inputs = ZOO["bert"]()
     tape, _ = record(model, **inputs)
-    full, _ = record_call(model, (), inputs, hold=frozenset(range(len(tape))))
+    full, _ = record_call(model, (), inputs, stored=frozenset(range(len(tape))))
     assert len(full) == len(tape)
     held, full_held = ([n for n in range(len(t)) if t.holds(n) and n not in t.leaves] for t in (tape, full))
     assert 2 * sum(tape.shapes[n].numel() for n in held) < sum(tape.shapes[n].numel() for n in full_held)
@@ -173,8 +173,8 @@ def test_random_views_and_in_place_writes(seed: int) -> None:
 def test_signature_does_not_depend_on_held_values() -> None:
     model, inputs = ZOO["gpt2"]()
     first, _ = record(model, **inputs)
-    all_held, _ = record_call(model, (), inputs, hold=frozenset(range(len(first))))
-    none_held, _ = record_call(model, (), inputs, hold=frozenset())
+    all_held, _ = record_call(model, (), inputs, stored=frozenset(range(len(first))))
+    none_held, _ = record_call(model, (), inputs, stored=frozenset())
     assert first.signature == all_held.signature == none_held.signature
 
 

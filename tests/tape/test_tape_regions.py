@@ -134,7 +134,7 @@ def test_position_table_is_not_a_bias(shape: tuple[int, ...], units: list[str]) 
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------
-HELD_STATISTICS = Composite("held", {"norm": Rule(hold=("statistics",))})
+HELD_STATISTICS = Composite("held", {"norm": Rule(constant=("statistics",))})
 
 
 @pytest.mark.parametrize("form", [f for g, forms in groups().items() if g[0] == "RMSNorm" for f in forms], ids=lambda f: f.id)

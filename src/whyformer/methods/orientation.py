@@ -27,7 +27,7 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     axes = {}
     # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
-        tape, _ = record_call(model, *inputs.feed, hold=frozenset())
+        tape, _ = record_call(model, *inputs.feed, stored=frozenset())
         for name, side in unknown.items():
             axes[name] = axis_of_rows(tape, tape.number(side.tensor))
     for name, axis in axes.items():

@@ -388,8 +388,8 @@ def record_pass(
     before = [*model.parameters(), *model.buffers()]  # hooks may replace some during the pass
     custom_ops = likes()
 
-    def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        options: Any = {"change": change, "names": names, "hold": hold, "custom_ops": custom_ops, "wide": wide}
+    def recorded(stored: frozenset[int] | None) -> ForwardPass:
+        options: Any = {"change": change, "names": names, "stored": stored, "custom_ops": custom_ops, "wide": wide}
         tape, raw = record_call(model, *feed, **options)
         if tape.changes_weights:
             raise ModelChanged(f"the model writes to its parameters while it is being explained. {WAIT}")

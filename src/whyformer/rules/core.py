@@ -40,12 +40,12 @@ class Rule:
         relevance: ``relevance(call, R)``, with the relevance R of the output, returns the relevance of each operand,
             None for operands that get none. Used by composites that propagate relevance.
         gradient: the same for composites that propagate multipliers.
-        hold: positions of the operands that are treated as constants.
+        constant: positions of the operands that are treated as constants.
         factor: factor of each propagated multiplier or relevance.
     """
 
     name: str
     relevance: Callable[[Call, Tensor], Flows] | None = None
     gradient: Callable[[Call, Tensor], Flows] | None = None
-    hold: tuple[int, ...] = ()
+    constant: tuple[int, ...] = ()
     factor: float = 1.0

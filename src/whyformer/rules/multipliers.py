@@ -125,7 +125,7 @@ def _at_temperature(p: Tensor, temperature: float, axis: int) -> Tensor:
 
 
 # -- composites ------------------------------------------------------------------------------------------------------
-_HELD = Rule(hold=(0,), name="constant")
+_CONSTANT = Rule(constant=(0,), name="constant")
 _HALF = Rule(factor=0.5)
 
 LATE_SUM = Rule(
@@ -135,20 +135,20 @@ LATE_SUM = Rule(
 )
 # the grid of a sampling and the matrix of a linear system are held constant; "identity" is for custom operations
 _COMMON = {
-    "sampling": Rule(hold=(1,), name="adjoint, places constant"),
-    "solve": Rule(hold=(0,), name="adjoint, matrix constant"),
+    "sampling": Rule(constant=(1,), name="adjoint, places constant"),
+    "solve": Rule(constant=(0,), name="adjoint, matrix constant"),
     "identity": Rule(back=identity, name="identity"),
     UNNORMALIZED: LATE_SUM,
 }
-AH = {**dict.fromkeys(SOFTMAX_KINDS, _HELD), "logsumexp": _HELD}
+AH = {**dict.fromkeys(SOFTMAX_KINDS, _CONSTANT), "logsumexp": _CONSTANT}
 LN = {
-    "norm": Rule(hold=("statistics",), back=detached_norm, name="deviation constant"),
-    "statistic": _HELD,
+    "norm": Rule(constant=("statistics",), back=detached_norm, name="deviation constant"),
+    "statistic": _CONSTANT,
     "moments": Rule(back=mean_of_moments, name="deviation constant"),
 }
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
 HALVES = dict.fromkeys(("product", "gate", "activated gate"), _HALF)
-CONSTANT_GATE = {"activated gate": Rule(hold=(0,), name="adjoint, activated branch constant")}
+CONSTANT_GATE = {"activated gate": Rule(constant=(0,), name="adjoint, activated branch constant")}
 _WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
 WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)
 

@@ -247,8 +247,8 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
     # the grid of a sampling and the matrix of a linear system are held constant
     with_constants = {
-        "sampling": Rule(hold=(1,), back=z_rule, name="z, places constant"),
-        "solve": Rule(hold=(0,), back=z_rule, name="z, matrix constant"),
+        "sampling": Rule(constant=(1,), back=z_rule, name="z, places constant"),
+        "solve": Rule(constant=(0,), back=z_rule, name="z, matrix constant"),
         UNNORMALIZED: LATE_SUM,
     }
     return {kind: Rule(back=back, name=title) for kind, (back, title) in backs.items()} | refused | with_constants

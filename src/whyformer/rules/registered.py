@@ -36,7 +36,7 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
             in this way. "layer_norm" and "rms_norm" are compared with the values of the pass, with the parameters that
             the operation gets.
         rule: instead of ``like``, a :class:`~whyformer.rules.core.Rule`. Composites that propagate relevance use its
-            ``relevance``, those that propagate multipliers its ``gradient`` or ``hold``; without these, they refuse it.
+            ``relevance``, those that propagate multipliers its ``gradient`` or ``constant``; they refuse it otherwise.
 
     Raises:
         InputError: neither or both of ``like`` and ``rule`` are passed, ``like`` does not exist, or torch decomposes
@@ -87,7 +87,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
     """Convert a custom rule to a rule for walks over a tape."""
     relevance = composite.propagates == "relevance"
     propagate = rule.relevance if relevance else rule.gradient
-    if propagate is None and (relevance or not rule.hold):
+    if propagate is None and (relevance or not rule.constant):
         carried = "multipliers" if relevance else "relevance"
         return TapeRule(
             refuse=f"whose rule '{rule.name}' is for {carried} only: give it a rule for {composite.name} too"
@@ -109,7 +109,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
         parts = zip(entries, propagate(call, flow), step.live, strict=True)
         return [(e, part) for e, part, live in parts if live and part is not None]
 
-    return TapeRule(rule.hold, rule.factor, back, name=rule.name)
+    return TapeRule(rule.constant, rule.factor, back, name=rule.name)
 
 
 def _checked(operation: Any, like: str | None, rule: Rule | None) -> str | Rule:

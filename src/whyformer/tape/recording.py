@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
     Args:
         change: maps the number of a value to a function that replaces the value as soon as it is computed
             (intervention). The rest of the pass uses the replacement.
-        hold: numbers of the values to store; None stores those that are expensive to recompute.
+        stored: numbers of the values to store; None stores those that are expensive to recompute.
         custom_ops: maps an operation to a similar one, see :class:`whyformer.tape.custom_ops.CustomCalls`.
         wide: run calls that request half precision, such as casts, in float32, also under an autocast in the model.
 
@@ -124,13 +124,13 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
-        hold: frozenset[int] | None = None,
+        stored: frozenset[int] | None = None,
         custom_ops: Mapping[Any, str] | None = None,
         wide: bool = False,
     ) -> None:
         super().__init__()
         self.tape, self.custom_ops = Tape(), CustomCalls(weakref.proxy(self), custom_ops or {})
-        self.change, self.hold, self.wide = dict(change or {}), hold, wide
+        self.change, self.stored, self.wide = dict(change or {}), stored, wide
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of its tensors
@@ -280,8 +280,8 @@ class Recorder(TorchDispatchMode):
         depth = 1 + max((self._depth[o] for o in operands), default=0)
         if random or not operands or name in RAW:
             store = True
-        elif self.hold is not None:
-            store = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
+        elif self.stored is not None:
+            store = any(first + i in self.stored for i in range(len(results)))  # one call recomputes all of its results
         elif depth > _LONGEST:
             store = True
         elif name in PRODUCTS:  # stored unless larger than the operands, as attention scores are
@@ -322,7 +322,7 @@ class Recorder(TorchDispatchMode):
         if not new:
             return out
         for n, tensor in new.items():
-            tape.hold(n, tensor)
+            tape.store(n, tensor)
 
         def replaced(result: Any) -> Any:
             n = tape.number(result) if isinstance(result, Tensor) and tape.knows(result) else -1
@@ -425,7 +425,7 @@ def record_call(
     kwargs: Mapping[str, Any] | None = None,
     *,
     change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
-    hold: frozenset[int] | None = None,
+    stored: frozenset[int] | None = None,
     names: bool = False,
     custom_ops: Mapping[Any, str] | None = None,
     wide: bool = False,
@@ -438,7 +438,7 @@ def record_call(
         model: the callable to record.
         args, kwargs: its arguments.
         change: maps the number of a value to a function that replaces it, see :class:`Recorder`.
-        hold: numbers of the values to store, see :class:`Recorder`.
+        stored: numbers of the values to store, see :class:`Recorder`.
         names: record which module made each call.
         custom_ops: maps an operation to a similar one, see :class:`~whyformer.tape.custom_ops.CustomCalls`.
         wide: see :class:`Recorder`.
@@ -447,7 +447,7 @@ def record_call(
         The tape, and the output of the model.
     """
     args, kwargs = without_side_effects(args, kwargs or {})
-    recorder = Recorder(change, hold, custom_ops, wide)
+    recorder = Recorder(change, stored, custom_ops, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.leaf(tensor, is_input=True)
     module_names: Any = ModuleNames(model, recorder).watching() if names else contextlib.nullcontext()

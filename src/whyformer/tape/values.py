@@ -117,7 +117,7 @@ class Tape:
         return self._signature
 
     # used by the recorder
-    def hold(self, n: int, tensor: Tensor) -> None:
+    def store(self, n: int, tensor: Tensor) -> None:
         """Store a tensor as value ``n``, possibly of another shape."""
         self._stored[n], self.shapes[n], self.dtypes[n] = tensor, tensor.shape, tensor.dtype
         self._recomputed.pop(n, None)

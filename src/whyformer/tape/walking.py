@@ -58,14 +58,14 @@ class Rule:
     """How a unit propagates flows from its exits to its entries.
 
     Attributes:
-        hold: positions of entries that are treated as constants; "statistics" for the values by which a norm divides.
+        constant: positions of the entries that are constants; "statistics" for the values by which a norm divides.
         factor: factor of each propagated flow.
         back: ``back(walk, step, {exit: flow})`` returns (entry, flow) pairs. None for the ordinary adjoint.
         refuse: why no relevance can pass, as the end of a sentence for an error. None if it can.
         name: name for audits; None if ``back`` always raises.
     """
 
-    hold: tuple[int | str, ...] = ()
+    constant: tuple[int | str, ...] = ()
     factor: float = 1.0
     back: Callable[[Walk, Step, Flows], Parts] | None = None
     refuse: str | None = None
@@ -109,9 +109,9 @@ class Step:
     Attributes:
         unit: the unit.
         rule: the composite's rule for it.
-        carry: for each entry, whether it depends on a root through entries that the composite does not hold constant.
-        live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
-            a observed value.
+        carry: for each entry, whether it depends on a root other than through entries that are constants.
+        live: for each entry, whether a flow is propagated to it: it is no constant of the rule, and it depends on an
+            observed value.
         visited: True if an entry is live, or an exit is observed.
         needs: for each call, (its number, for each operand whether its flow is needed).
     """
@@ -160,7 +160,7 @@ def _plan(program: Program, tape: Tape, composite: Composite, observed: frozense
         branches = tuple(carry[e] for e in unit.entries)
         kind = one_branch(unit.kind) if sum(branches) < 2 else unit.kind
         rule = composite.rules.get(kind, _ORDINARY)
-        propagates = [i not in rule.hold for i in range(len(unit.entries))]
+        propagates = [i not in rule.constant for i in range(len(unit.entries))]
         live_entries = tuple(p and live[e] for p, e in zip(propagates, unit.entries, strict=True))
         for r in unit.exits:
             carry[r] = carry[r] or any(p and b for p, b in zip(propagates, branches, strict=True))
@@ -177,7 +177,7 @@ def _needs(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -
         needed = {p for p, live in zip(unit.places, live_entries, strict=True) if live}
         return [(number, tuple(i in needed for i in range(len(tape.calls[number].operands))))]
     inner = {e for e, live in zip(unit.entries, live_entries, strict=True) if live}
-    statistics, needs = unit.statistics if "statistics" in rule.hold else frozenset[int](), []
+    statistics, needs = unit.statistics if "statistics" in rule.constant else frozenset[int](), []
     for number in unit.calls:
         call = tape.calls[number]
         operands_needed = tuple(o in inner for o in call.operands)

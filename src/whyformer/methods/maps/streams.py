@@ -47,7 +47,7 @@ class Paths:
     steps: Sequence[MapStep]
     readouts: Mapping[Key, Tensor]
 
-    def carry(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
+    def roll_out(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
         """Roll out the readouts, step by step from the last: r ← r + r Ē within a stream, r_k ← r_k + r_q Ē from
         queries q to keys k of another stream. Returns ``[B, N]`` for all rows.
 
@@ -140,7 +140,7 @@ def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) 
 def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
     """Carry the readouts, ``[B, ..., N]``, through the maps to all rows."""
     if how.layers in ("rollout", "sum_product", "product"):
-        return paths.carry(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
+        return paths.roll_out(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
     return paths.mean_of_rows()
 
 
