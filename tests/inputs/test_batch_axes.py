@@ -69,3 +69,19 @@ def test_shared_position_ids_of_bert() -> None:
     both = whyformer.explain(model, {"input_ids": ids(2), "position_ids": torch.arange(7)[None]}, "integrated_gradients", 1, steps=4)
     plain = whyformer.explain(model, {"input_ids": ids(2)}, "integrated_gradients", 1, steps=4)
     assert torch.allclose(both.scores, plain.scores)
+
+
+class BiasedLogits(WeightedLogits):
+    """Logits plus a function of a matrix that all samples share."""
+
+    def forward(self, input_ids: Tensor, bias: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return self.model(input_ids=input_ids).logits + bias.diagonal() * bias.sum()
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "integrated_gradients"])
+def test_shared_square_matrix_is_no_table_of_the_samples(method: str) -> None:
+    model = BiasedLogits().double().eval()
+    bias = torch.rand(4, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    e = whyformer.explain(model, {"input_ids": ids(4), "bias": bias}, method, 1)
+    assert e.inputs == ("input_ids",)
+    assert e.diagnostics["unscored"] == ["bias"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
+from whyformer.inputs.feed import is_table
 from whyformer.models.readout import any_tensor, plain_logits
 
 __all__ = ["with_batch_axes"]
@@ -28,21 +29,28 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
     sliced or whole.
     """
     arguments: list[tuple[Place, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
-    scored = {inputs.scored, *(other.scored for other in inputs.others.values())}
-    tensors = [(p, v) for p, v in arguments if isinstance(v, Tensor) and v.dim() and p not in scored]
+    others = {other.scored for other in inputs.others.values()}
+    tensors = [(p, v) for p, v in arguments if isinstance(v, Tensor) and v.dim() and p != inputs.scored]
+    tensors = [(p, v) for p, v in tensors if p not in others or is_table(v, inputs.batch)]
     unbatched = {p for p, v in tensors if len(v) % inputs.batch}
     ambiguous = [p for p, v in tensors if p not in unbatched and _is_ambiguous(_name(model, p), v, inputs.batch)]
-    inputs = replace(inputs, unbatched=frozenset(unbatched))
+    inputs = _with_unbatched(inputs, unbatched)
     if not ambiguous:
         return inputs
     # a model that fails on these inputs fails again later, where the error is reported
     with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
         outputs = plain_logits(model, *inputs.feed, any_tensor)
         for some in _choices(ambiguous):
-            candidate = replace(inputs, unbatched=frozenset((*unbatched, *some)))
+            candidate = _with_unbatched(inputs, unbatched.union(some))
             if _agrees(model, candidate, outputs):
                 return candidate
     return inputs
+
+
+def _with_unbatched(inputs: Inputs, places: set[Place]) -> Inputs:
+    """Set the arguments without a batch axis. They get no scores, because scores belong to samples."""
+    others = {name: other for name, other in inputs.others.items() if other.scored not in places}
+    return replace(inputs, unbatched=frozenset(places), others=others)
 
 
 def _name(model: nn.Module, place: Place) -> str:
