@@ -23,7 +23,7 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
-from whyformer.tape.tables import name_set
+from whyformer.tape.tables import PRODUCTS, name_set
 from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
@@ -332,6 +332,12 @@ class _MapSearch:
         if len(sides) != 1:
             return None
         (side,) = sides  # of the keys, among the labels of the map; the queries are at 1 - side
+        summed = self.summed(entry, product)
+        if len(label) == 2 and summed == 1 - side:  # a softmax over the queries, not over the keys
+            axes = [i for i in range(label[0].dim()) if _changes(label[summed], i) and constant_along(label[side], i)]
+            if len(axes) != 1:
+                return _Labelled(piece, None, None)
+            side, axis = summed, axes[0]
         by_diagonals = not all(constant_along(t, axis) for i, t in enumerate(label) if i != side)
         if by_diagonals or _repeats(label, side, axis):  # a key that occurs twice has no unique position in a map
             return _Labelled(piece, None, None)
@@ -344,6 +350,15 @@ class _MapSearch:
             return _Labelled(piece, *((keys, keys) if len(factors) == 2 else (None, None)))
         queries = _learned_queries(a.origin, axis, entry, product, self.rows)
         return _Labelled(piece, queries, None if queries is None else keys, True)
+
+    def summed(self, entry: int, product: int) -> int | None:
+        """Return which label of a map changes along the axis over which a matrix product sums; None if unknown."""
+        call = self.tape.maker[product]
+        if call.name not in PRODUCTS or entry not in call.operands[-2:]:
+            return None
+        axis = -1 if entry == call.operands[-2] else -2
+        sides = [i for i, t in enumerate(self.rows.labels.get(entry, ())) if _changes(t, axis)]
+        return sides[0] if len(sides) == 1 else None
 
     def factors(self, scores: int) -> tuple[int, ...]:
         """Return the two factors of the scores of a softmax, in the order of their labels; () if unknown."""
