@@ -107,19 +107,25 @@ def test_gae_equals_golden_arrays(which: str, family: str, target: int, shared: 
 class OverQueries(nn.Module):
     """One block whose attention weights each value by a softmax over the queries."""
 
-    def __init__(self) -> None:
+    def __init__(self, weighted: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
+        self.weighted = weighted
         self.parts = nn.ModuleList(base.linear(f"over queries {i}", 8, 8) for i in range(4))
 
     def map(self, x: Tensor) -> Tensor:
         return (self.parts[0](x) @ self.parts[1](x).mT).softmax(dim=-2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.parts[3]((x + self.map(x) @ self.parts[2](x))[:, 0])
+        return self.parts[3]((x + self.weighted(self.map(x), self.parts[2](x)))[:, 0])
 
 
-def test_rows_of_map_are_those_of_its_product_with_values() -> None:
-    model, x = OverQueries().eval(), base.noise("over queries", 4, 5, 8)[:2]
+@pytest.mark.parametrize(
+    "weighted",
+    [lambda a, v: a @ v, lambda a, v: (v.mT @ a.mT).mT, lambda a, v: (a[..., None] * v[:, None]).sum(2)],
+    ids=["A V", "V' A'", "sum"],
+)
+def test_rows_of_map_are_those_of_its_product_with_values(weighted: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model, x = OverQueries(weighted).eval(), base.noise("over queries", 4, 5, 8)[:2]
     expected = model.map(x).detach()
     assert torch.allclose(whyformer.attention_maps(model, x).maps[0][:, 0], expected)
     assert torch.allclose(whyformer.explain(model, x, "raw_attention").scores, expected[:, 0])

@@ -25,7 +25,7 @@ from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
 from whyformer.tape.tables import PRODUCTS, name_set
 from whyformer.tape.trials import SOFTMAX_KINDS
-from whyformer.tape.units import Unit
+from whyformer.tape.units import Unit, reduced_axes
 from whyformer.tape.values import Tape
 
 __all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "positions"]
@@ -352,12 +352,12 @@ class _MapSearch:
         return _Labelled(piece, queries, None if queries is None else keys, True)
 
     def summed(self, entry: int, product: int) -> int | None:
-        """Return which label of a map changes along the axis over which a matrix product sums; None if unknown."""
+        """Return which label of A, or of A ⊙ V, changes along the axes over which A·V sums; None if unknown."""
         call = self.tape.maker[product]
-        if call.name not in PRODUCTS or entry not in call.operands[-2:]:
-            return None
-        axis = -1 if entry == call.operands[-2] else -2
-        sides = [i for i, t in enumerate(self.rows.labels.get(entry, ())) if _changes(t, axis)]
+        axes = reduced_axes(call, self.tape) if call.name == "sum" else ()
+        if call.name in PRODUCTS and entry in call.operands[-2:]:
+            axes = (-1 if entry == call.operands[-2] else -2,)
+        sides = [i for i, t in enumerate(self.rows.labels.get(entry, ())) if any(_changes(t, a) for a in axes)]
         return sides[0] if len(sides) == 1 else None
 
     def factors(self, scores: int) -> tuple[int, ...]:
