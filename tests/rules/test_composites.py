@@ -87,6 +87,7 @@ EXAMPLES: dict[str, Callable[[OneOperation, Tensor], Tensor]] = {
     "softmax, function": lambda m, x: F.softmax(x, dim=-1),
     "scaled_dot_product_attention": lambda m, x: F.scaled_dot_product_attention(x[:, None], x[:, None].tanh(), x[:, None] * 2),
     "attention, eager": lambda m, x: (x @ x.tanh().mT * D**-0.5).softmax(-1) @ (x * 2),
+    "attention, activated": lambda m, x: torch.sigmoid(x @ x.mT / 3) @ x,
     "attention, normalized late": lambda m, x: (e := (x @ x.tanh().mT).exp()) @ x / e.sum(-1, keepdim=True),
     "attention, bias outside the exponential": lambda m, x: F.normalize((x @ x.tanh().mT).exp() * m.positions[:, :N].exp(), p=1, dim=-1) @ (x * 2),
     "attention, masked": lambda m, x: F.scaled_dot_product_attention(

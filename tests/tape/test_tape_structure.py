@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import whyformer
 import zoo
@@ -129,6 +130,49 @@ def test_rows_of_map_are_those_of_its_product_with_values(weighted: Callable[[Te
     expected = model.map(x).detach()
     assert torch.allclose(whyformer.attention_maps(model, x).maps[0][:, 0], expected)
     assert torch.allclose(whyformer.explain(model, x, "raw_attention").scores, expected[:, 0])
+
+
+class WithoutSoftmax(nn.Module):
+    """One block whose attention map is an activation of the scores."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation, self.is_constant = activation, False
+        self.parts = nn.ModuleList(base.linear(f"without softmax {i}", 8, 8) for i in range(5))
+
+    def map(self, x: Tensor) -> Tensor:
+        q, k = (self.parts[i](x).unflatten(-1, (2, 4)).transpose(1, 2) for i in (0, 1))
+        map_ = self.activation(q @ k.mT / 2)
+        return map_.detach() if self.is_constant else map_
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.parts[2](x).unflatten(-1, (2, 4)).transpose(1, 2)
+        x = x + self.parts[3]((self.map(x) @ v).transpose(1, 2).flatten(2))
+        return self.parts[4](x[:, 0])
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": lambda s: torch.sigmoid(s - 1.6),
+    "masked sigmoid": lambda s: torch.sigmoid(s).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), 0),
+    "relu": lambda s: s.relu() / 5,
+    "squared relu": lambda s: s.clamp(min=0) ** 2,
+    "normalised softplus": lambda s: functional.softplus(s) / functional.softplus(s).sum(-1, keepdim=True),
+    "written-out silu": lambda s: s * torch.sigmoid(s),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activated_scores_are_attention_maps(name: str) -> None:
+    model, x = WithoutSoftmax(ACTIVATIONS[name]).eval(), base.noise("without softmax", 2, 5, 8)
+    expected = model.map(x).detach()
+    assert torch.allclose(whyformer.attention_maps(model, x).maps[0], expected)
+    rows = expected.mean(1) + torch.eye(5)
+    assert torch.allclose(whyformer.explain(model, x, "rollout").scores, (rows / rows.sum(-1, keepdim=True))[:, 0])
+    model.is_constant = True
+    variable = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(variable)[:, 1].sum(), variable)
+    model.is_constant = False
+    assert torch.allclose(whyformer.explain(model, x, "lrp_ah", 1).scores, (x * gradient).sum(-1))
 
 
 @pytest.mark.parametrize("name", SINGLE)

@@ -18,7 +18,7 @@ from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
 from whyformer.tape.trials import SOFTMAX_KINDS
-from whyformer.tape.units import UNNORMALIZED, Unit
+from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
 
@@ -140,14 +140,18 @@ _COMMON = {
     "identity": Rule(back=identity, name="identity"),
     UNNORMALIZED: LATE_SUM,
 }
-AH = {**dict.fromkeys(SOFTMAX_KINDS, _CONSTANT), "logsumexp": _CONSTANT}
+AH = {
+    **dict.fromkeys(SOFTMAX_KINDS, _CONSTANT),
+    "logsumexp": _CONSTANT,
+    "activated product": Rule(constant=(0,), name="adjoint, attention map constant"),
+}
 LN = {
     "norm": Rule(constant=("statistics",), back=detached_norm, name="deviation constant"),
     "statistic": _CONSTANT,
     "moments": Rule(back=mean_of_moments, name="deviation constant"),
 }
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
-HALVES = dict.fromkeys(("product", "gate", "activated gate"), _HALF)
+HALVES = dict.fromkeys((*PRODUCT_KINDS, "gate", "activated gate"), _HALF)
 CONSTANT_GATE = {"activated gate": Rule(constant=(0,), name="adjoint, activated branch constant")}
 _WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
 WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)

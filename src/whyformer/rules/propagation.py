@@ -43,7 +43,7 @@ from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.trials import SHIFTED_SOFTMAX
-from whyformer.tape.units import UNNORMALIZED
+from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
 
 __all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
@@ -237,7 +237,7 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
         HIDDEN_LAYER: (hidden_layer_rule(rule, z_rule), layers),
         "adjoint": (refuse_adjoint, None),
         "weighted sum": (z_rule, "z"),
-        "product": (product_rule, "z × 0.5"),
+        **dict.fromkeys(PRODUCT_KINDS, (product_rule, "z × 0.5")),
         "gate": (gate_rule, "half to each"),
         "activated gate": (gate_rule, "half to each"),
         "add": (add_rule(normalised), add),

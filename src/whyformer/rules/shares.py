@@ -23,7 +23,7 @@ from whyformer.rules.multipliers import norm_operand, normalise
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.rows import Rows, RowSamples, constant_along
 from whyformer.tape.trials import SOFTMAX_KINDS
-from whyformer.tape.units import Unit
+from whyformer.tape.units import PRODUCT_KINDS, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import for_each, repeat_unit
 
@@ -33,7 +33,7 @@ DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
 
 _AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", HIDDEN_LAYER))
-_BILINEAR = frozenset(("product", "gate", "activated gate"))
+_BILINEAR = frozenset((*PRODUCT_KINDS, "gate", "activated gate"))
 _SLOPED = frozenset(("activation", "rectifier", "power", "clip"))
 
 Function = Callable[..., list[Tensor]]
@@ -123,6 +123,8 @@ class ShareRules:
             if alone not in entries:
                 raise self._untraceable(unit)
             results = self._affine(unit, {alone: entries[alone]})
+        elif unit.kind == "activated product" and unit.entries[1] in entries:
+            results = self._mixed(unit, {unit.entries[1]: entries[unit.entries[1]]})
         elif unit.kind in _BILINEAR:
             results = self._halves(unit, entries) if len(branches) > 1 else self._mixed(unit, entries)
         elif unit.kind in _AFFINE:
@@ -205,7 +207,7 @@ class ShareRules:
     def _mixed(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return A x_←j, for a product with an attention map A that is held constant."""
         ((entry, shares),) = entries.items()
-        if unit.kind != "product":
+        if unit.kind not in PRODUCT_KINDS:
             return self._affine(unit, entries)
         shares = self.distribute_rest(entry, shares) if shares.is_alone else shares
         results = self._linear(lambda x: repeat_unit(self.tape, unit, {entry: x}), [entry], [shares])

@@ -16,18 +16,18 @@ from whyformer.errors import ModelError
 from whyformer.rules.shares import ShareRules, Shares
 from whyformer.tape.custom_ops import HIDDEN_LAYER
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Rows, slim
+from whyformer.tape.rows import Rows, occurrences, slim
 from whyformer.tape.streams import path_to
-from whyformer.tape.structure import Attention, Piece, occurrences
+from whyformer.tape.structure import Attention, Piece
 from whyformer.tape.tables import PRODUCTS
-from whyformer.tape.units import Unit, dominators, reach
+from whyformer.tape.units import PRODUCT_KINDS, Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
 
 __all__ = ["KeyRules", "VectorRules", "linear_path"]
 
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
-_BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
+_BRANCHES = frozenset((*PRODUCT_KINDS, "gate", "activated gate", "quotient"))
 
 
 class VectorRules(ShareRules):

@@ -58,7 +58,10 @@ def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
     return [] if mixes else adjoint(walk, step, flows)
 
 
-_MIXTURES = {**dict.fromkeys(SOFTMAX_KINDS, Rule(constant=(0,))), "weighted sum": Rule(back=_unless_mixed)}
+_MIXTURES = {
+    **dict.fromkeys(SOFTMAX_KINDS, Rule(constant=(0,))),
+    **dict.fromkeys(("weighted sum", "activated product"), Rule(back=_unless_mixed)),
+}
 UNMIXED = Composite("gradient without attention", _MIXTURES)
 """The gradient with the mixing of attentions held constant."""
 

@@ -32,6 +32,8 @@ __all__ = [
     "equal",
     "first_places",
     "no_rows",
+    "occurrences",
+    "positions",
     "slim",
     "thin",
 ]
@@ -78,6 +80,19 @@ def first_places(numbers: Tensor, count: int) -> Tensor:
     """Return ``[count]``, the position of the first occurrence of each of the numbers 0 to count − 1."""
     places = torch.arange(len(numbers))
     return torch.full((count,), len(numbers)).scatter_reduce_(0, numbers, places, "amin")
+
+
+def positions(rows: Tensor, count: int) -> Tensor:
+    """Return ``[R]``, the position of each of ``count`` rows in ``[B, N]``; N for absent rows."""
+    n = rows.shape[1]
+    return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
+
+
+def occurrences(numbers: Tensor) -> Tensor:
+    """Return how often each number has occurred before: 7 7 5 7 -> 0 1 0 2."""
+    order = numbers.argsort(stable=True)
+    before = torch.arange(len(numbers)) - torch.searchsorted(numbers[order], numbers[order])
+    return torch.empty_like(numbers).scatter_(0, order, before)
 
 
 def no_rows(shape: Sequence[int]) -> Tensor:

@@ -4,9 +4,9 @@
     program = read_program(tape, rows.roots.values(), output)
     attentions = find_attentions(program, tape, rows)
 
-An attention is a softmax whose result, the attention map, weights other values in a product. A *row* is a token, patch
-or pixel. Rows are numbered, and the *label* of a value holds the row number of each element
-(:mod:`whyformer.tape.rows`). Names of classes and modules are not used.
+An attention is a softmax, or an activation of scores q kᵀ, whose result, the attention map, weights other values in a
+product. A *row* is a token, patch or pixel. Rows are numbered, and the *label* of a value holds the row number of each
+element (:mod:`whyformer.tape.rows`). Names of classes and modules are not used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
+from whyformer.tape.rows import Label, Rows, constant_along, first_places, occurrences, positions, slim
 from whyformer.tape.tables import PRODUCTS, name_set
 from whyformer.tape.trials import SOFTMAX_KINDS
-from whyformer.tape.units import Unit, reduced_axes
+from whyformer.tape.units import ACTIVATIONS, PRODUCT_KINDS, Unit, reduced_axes
 from whyformer.tape.values import Tape
 
-__all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "positions"]
+__all__ = ["Attention", "Piece", "depths", "find_attentions"]
 
 
 # -- attentions ------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ class Piece:
 
     Attributes:
         map: number of the attention map A. All flows to the map arrive at this value.
-        scores: number of the input of the softmax.
+        scores: number of the input of the softmax or activation.
         product: number of the product A·V.
         query, key, value: numbers of the factors of the scores and of A·V; None if unknown.
     """
@@ -83,7 +83,7 @@ class Attention:
 
     @property
     def scores(self) -> int:
-        """Number of the input of the softmax of the first piece."""
+        """Number of the input of the softmax or activation of the first piece."""
         return self.pieces[0].scores
 
     @property
@@ -222,11 +222,11 @@ class _Map:
     """The attention map that a value holds.
 
     Attributes:
-        softmax: the softmax that computes it.
+        unit: the softmax or activation that computes it.
         origin: number of the map before calls that only rearrange it.
     """
 
-    softmax: Unit
+    unit: Unit
     origin: int
 
 
@@ -245,15 +245,16 @@ class _MapSearch:
         self.program, self.tape, self.rows = program, tape, rows
         self.maps = dict[int, _Map]()
         for call in (tape.maker[n] for n in program.roots if len(rows.labels.get(n, ())) == 2):  # constant maps
-            softmax = Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
-            self.maps[softmax.exit] = _Map(softmax, softmax.exit)
+            unit = Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
+            self.maps[unit.exit] = _Map(unit, unit.exit)
         self.weighted: dict[int, tuple[_Map, int]] = {}
 
     def pieces(self) -> Iterator[_Labelled]:
         """Yield a piece for each map that weights values, at the first product with values."""
         finished = set[int]()
+        activations = self.activations()
         for unit in self.program.units:
-            if unit.kind in SOFTMAX_KINDS:
+            if unit.kind in SOFTMAX_KINDS or unit.exit in activations:
                 self.maps[unit.exit] = _Map(unit, unit.exit)
                 continue
             entry = next((e for e in unit.entries if e in self.maps or e in self.weighted), None)
@@ -269,6 +270,15 @@ class _MapSearch:
                 finished.add(a.origin)
                 yield piece
 
+    def activations(self) -> set[int]:
+        """Return the exits of the activations that compute attention maps without softmax."""
+        makers, found = self.program.makers, set[int]()
+        for map_ in (u.entries[0] for u in self.program.units if u.kind == "activated product"):
+            while makers[map_].kind not in ACTIVATIONS:
+                map_ = makers[map_].entries[0]
+            found.add(map_)
+        return found
+
     def weighting(self, unit: Unit, entry: int) -> tuple[_Map, int] | None:
         """Return (A, number of V) if a unit computes A·V from an entry that holds A or A ⊙ V; otherwise None."""
         if unit.name == "sum" and entry in self.weighted:
@@ -277,10 +287,10 @@ class _MapSearch:
         if v is None or entry not in self.maps:
             return None
         a, shapes = self.maps[entry], self.tape.shapes
-        has_one_key = shapes[a.softmax.exit][a.softmax.axes[0]] == 1
+        has_one_key = shapes[a.unit.exit][a.unit.axes[0]] == 1
         # the sum over a single key is the elementwise product, which is larger than A, unlike a gate for each head
         multiplies = unit.kind in _GATES and has_one_key and shapes[unit.exit].numel() > shapes[entry].numel()
-        return (a, v) if multiplies or unit.kind == "product" or a.origin in self.program.roots else None
+        return (a, v) if multiplies or unit.kind in PRODUCT_KINDS or a.origin in self.program.roots else None
 
     def factor(self, unit: Unit, entry: int) -> int | None:
         """Return the other factor of a product with an entry that holds a map, which may be a constant if the map is a
@@ -299,7 +309,7 @@ class _MapSearch:
         if unit.kind in _GATES and v is not None:
             self.weighted[unit.exit] = a, v
             if self.is_map(unit.exit, a):  # a gate for each head
-                self.maps[unit.exit] = _Map(a.softmax, unit.exit)
+                self.maps[unit.exit] = _Map(a.unit, unit.exit)
             return
         if entry in self.weighted and rearranges:
             self.weighted.update(dict.fromkeys(unit.exits, self.weighted[entry]))
@@ -307,14 +317,14 @@ class _MapSearch:
             for r in unit.exits:
                 keeps = unit.kind in _MAY_KEEP_MAPS and self.is_map(r, a)
                 if keeps or unit.kind in ("view", "scale", "shift"):
-                    self.maps[r] = _Map(a.softmax, a.origin if rearranges and len(unit.exits) == 1 else r)
+                    self.maps[r] = _Map(a.unit, a.origin if rearranges and len(unit.exits) == 1 else r)
 
     def is_map(self, value: int, a: _Map) -> bool:
         """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
         return len(self.rows.labels.get(value, ())) == len(self.rows.labels.get(a.origin, ())) == 2
 
     def piece(self, a: _Map, entry: int, product: int, v: int) -> _Labelled | None:
-        """Return a piece with its rows; None if its softmax is not over rows.
+        """Return a piece with its rows; None if its map is not of rows.
 
         Args:
             a: the map A.
@@ -322,22 +332,17 @@ class _MapSearch:
             product: number of A·V.
             v: number of V.
         """
-        labels, (scores, *_), axis = self.rows.labels, a.softmax.entries, a.softmax.axes[0]
+        labels, (scores, *_) = self.rows.labels, a.unit.entries
         piece = Piece(a.origin, scores, product, value=v)
-        label, at_map = labels.get(a.softmax.exit, ()), labels.get(a.origin, ())
-        if not label or len(at_map) != len(label):
+        label, at_map = labels.get(a.unit.exit, ()), labels.get(a.origin, ())
+        axis = self.key_axis(a, entry, product)
+        if axis is None or not label or len(at_map) != len(label):
             return _Labelled(piece, None, None)
-        has_one_key = self.tape.shapes[a.softmax.exit][axis] == 1
+        has_one_key = self.tape.shapes[a.unit.exit][axis] == 1
         sides = [len(label) - 1] if has_one_key else [i for i, t in enumerate(label) if _changes(t, axis)]
         if len(sides) != 1:
             return None
         (side,) = sides  # of the keys, among the labels of the map; the queries are at 1 - side
-        summed = self.summed(entry, product)
-        if len(label) == 2 and summed == 1 - side:  # a softmax over the queries, not over the keys
-            axes = [i for i in range(label[0].dim()) if _changes(label[summed], i) and constant_along(label[side], i)]
-            if len(axes) != 1:
-                return _Labelled(piece, None, None)
-            side, axis = summed, axes[0]
         by_diagonals = not all(constant_along(t, axis) for i, t in enumerate(label) if i != side)
         if by_diagonals or _repeats(label, side, axis):  # a key that occurs twice has no unique position in a map
             return _Labelled(piece, None, None)
@@ -351,21 +356,27 @@ class _MapSearch:
         queries = _learned_queries(a.origin, axis, entry, product, self.rows)
         return _Labelled(piece, queries, None if queries is None else keys, True)
 
-    def summed(self, entry: int, product: int) -> int | None:
-        """Return which label of A, or of A ⊙ V, changes along the axes over which A·V sums; None if unknown."""
-        call = self.tape.maker[product]
+    def key_axis(self, a: _Map, entry: int, product: int) -> int | None:
+        """Return the axis of A, as its unit computes it, along which the keys lie, those rows over which A·V sums:
+        usually, but not always, the axis of its softmax. None if it is unknown."""
+        call, labels = self.tape.maker[product], self.rows.labels
         axes = reduced_axes(call, self.tape) if call.name == "sum" else ()
         if call.name in PRODUCTS and entry in call.operands[-2:]:
             axes = (-1 if entry == call.operands[-2] else -2,)
-        sides = [i for i, t in enumerate(self.rows.labels.get(entry, ())) if any(_changes(t, a) for a in axes)]
-        return sides[0] if len(sides) == 1 else None
+        sides = [i for i, t in enumerate(labels.get(entry, ())) if any(_changes(t, axis) for axis in axes)]
+        label, normalized = labels.get(a.unit.exit, ()), a.unit.axes[0] if a.unit.kind in SOFTMAX_KINDS else None
+        if len(label) < 2 or len(sides) != 1:
+            return normalized
+        keys, queries = label[sides[0]], label[1 - sides[0]]
+        found = [i - keys.dim() for i in range(keys.dim()) if _changes(keys, i) and constant_along(queries, i)]
+        return normalized if normalized in found else found[0] if len(found) == 1 else None
 
     def factors(self, scores: int) -> tuple[int, ...]:
-        """Return the two factors of the scores of a softmax, in the order of their labels; () if unknown."""
+        """Return the two factors of scores, in the order of their labels; () if unknown."""
         n, makers = scores, self.program.makers
         while n in makers:
             unit = makers[n]
-            if unit.kind in ("product", "gate"):
+            if unit.kind in (*PRODUCT_KINDS, "gate"):
                 return unit.entries[:2]
             if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
                 break
@@ -386,7 +397,7 @@ def _changes(label: Tensor, axis: int) -> bool:
 
 
 def _repeats(label: Label, keys: int, axis: int) -> bool:
-    """Return True if a row occurs twice along the axis of a softmax. An attention sink has the number of the query row
+    """Return True if a row occurs twice along the axis of keys. An attention sink has the number of the query row
     and is ignored."""
     numbers = slim(label[keys])
     if len(label) == 2:
@@ -476,16 +487,3 @@ def _narrowed(label: Tensor, axes: Iterable[int]) -> Tensor:
     for axis in axes:
         label = label.narrow(axis, 0, 1)
     return label
-
-
-def positions(rows: Tensor, count: int) -> Tensor:
-    """Return ``[R]``, the position of each of ``count`` rows in ``[B, N]``; N for absent rows."""
-    n = rows.shape[1]
-    return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
-
-
-def occurrences(numbers: Tensor) -> Tensor:
-    """Return how often each number has occurred before: 7 7 5 7 -> 0 1 0 2."""
-    order = numbers.argsort(stable=True)
-    before = torch.arange(len(numbers)) - torch.searchsorted(numbers[order], numbers[order])
-    return torch.empty_like(numbers).scatter_(0, order, before)

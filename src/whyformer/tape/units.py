@@ -14,6 +14,8 @@ from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
 __all__ = [
+    "ACTIVATIONS",
+    "PRODUCT_KINDS",
     "UNNORMALIZED",
     "CallReader",
     "Unit",
@@ -29,6 +31,13 @@ __all__ = [
 UNNORMALIZED = "unnormalized attention"
 """The kind of a product exp(S) v of scores S = q kᵀ, which the model divides by Σ exp(S) afterwards."""
 
+PRODUCT_KINDS = ("product", "activated product")
+"""The kinds of matrix products of two branches. In an "activated product" g(S) v, the first branch is an attention map
+without softmax: an activation g, such as a sigmoid, of scores S = q kᵀ."""
+
+ACTIVATIONS = ("activation", "rectifier", "clip")
+"""The kinds of functions of one variable that are applied to each element."""
+
 _KEEP_DIAGONAL = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
 """Calls that keep a matrix diagonal."""
 
@@ -40,8 +49,8 @@ class Unit:
     Attributes:
         kind: the key of its rule in a composite, such as "layer" or "softmax".
         name: the name of its call; the kind if it consists of several calls.
-        entries: numbers of its inputs that carry, in the order of the operands; for an activated gate, the activated
-            branch first.
+        entries: numbers of its inputs that carry, in the order of the operands; for an activated gate or
+            product, the activated branch first.
         exits: numbers of its outputs. Only a split has more than one.
         calls: numbers of its calls.
         places: for a unit of one call, and for a sum, the position of each entry among the operands of the first call.
@@ -73,11 +82,13 @@ class CallReader:
     ) -> None:
         self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
         # values of activations -> True for an output, also scaled or shifted; False if a view has rearranged it
-        self.activated = {u.exit: True for u in regions if u.kind == "activation"}
+        self.regions = {u.exit: u.entries[0] for u in regions if u.kind == "activation"}
+        self.activated = dict.fromkeys(self.regions, True)
         self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
         self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
         self.scores: set[int] = set()  # products of two branches, also scaled, shifted or masked
         self.exponentials: set[int] = set()  # of scores
+        self.maps: set[int] = set()  # activations of scores, also scaled, masked or normalised
 
     def unit(self, call: Call) -> Unit:
         """Return the unit of a call of which at least one operand carries."""
@@ -85,8 +96,8 @@ class CallReader:
         several = len(places) > 1
         kind, places = self.kind(call, places, several)
         exits = tuple(r for r in call.results if self.carry[r] and r in self.needed)
-        self.classify(call, kind, exits, kind in ("view", "shift", "scale") and not several)
         entries = tuple(call.operands[i] for i in places)
+        self.classify(call, kind, entries[0], exits, kind in ("view", "shift", "scale") and not several)
         return Unit(kind, call.name, entries, exits, (call.number,), tuple(places), axes=_axes(call, self.tape))
 
     def kind(self, call: Call, places: list[int], several: bool) -> tuple[str, list[int]]:
@@ -98,9 +109,9 @@ class CallReader:
         elif kind == "linear":
             others = (o for i, o in enumerate(call.operands) if i not in places)
             constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # integers index weights
-            kind = "product" if several else "layer" if constants else "weighted sum"
+            kind = "layer" if constants else "weighted sum"
             kind = "scale" if kind == "layer" and scales(call, self.tape) else kind
-            kind = UNNORMALIZED if several and self.exponentials.intersection(call.operands) else kind
+            kind, places = self.matrix_product(call, places) if several else (kind, places)
         elif kind == "add":
             kind = "add" if several else "shift"
         elif kind == "mul":
@@ -118,10 +129,9 @@ class CallReader:
         is_statistic = name in REDUCTIONS or first in self.reduced or first in self.scaling
         return "power" if kind == "statistic" and not is_statistic else kind, places
 
-    def classify(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
-        """Record whether the results of a call are activated, reduced, scaling or scores. ``passing`` is True for a
-        view, shift or scale of a single branch, which preserves these properties."""
-        first = next(o for o in call.operands if self.carry[o])
+    def classify(self, call: Call, kind: str, first: int, exits: tuple[int, ...], passing: bool) -> None:
+        """Record whether the results of a call are activated, reduced, scaling, scores or maps. ``passing`` is True for
+        a view, shift or scale of a single branch, which preserves these properties; ``first`` is the first entry."""
         if kind in ("activation", "rectifier"):
             self.activated.update(dict.fromkeys(exits, True))
         elif passing and first in self.activated:
@@ -131,12 +141,28 @@ class CallReader:
         for values in (self.scores, self.exponentials):
             if kind in ("view", "shift", "scale", "add") and not values.isdisjoint(call.operands):
                 values.update(exits)
-        if kind == "product":
+        activates = kind in ACTIVATIONS and first in self.scores
+        if activates or (self._is_map(first) and (passing or kind in (*ACTIVATIONS, "quotient"))):
+            self.maps.update(exits)
+        if kind in PRODUCT_KINDS:
             self.scores.update(exits)
         elif call.name in ("exp", "exp2") and first in self.scores:
             self.exponentials.update(exits)
         if kind == "statistic" or (first in self.scaling and (passing or kind == "clip")):
             self.scaling.update(exits)
+
+    def _is_map(self, value: int) -> bool:
+        """Return True if a value is an attention map without softmax."""
+        return value in self.maps or self.regions.get(value) in self.scores
+
+    def matrix_product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
+        """Return the kind of a matrix product of two branches, and the positions of its entries; a map comes first."""
+        if self.exponentials.intersection(call.operands):
+            return UNNORMALIZED, places
+        activated = [self._is_map(call.operands[i]) for i in places]
+        if sum(activated) != 1:
+            return "product", places
+        return "activated product", sorted(places, key=lambda i: not activated[places.index(i)])
 
     def product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
         """Return the kind of an elementwise product or quotient of two branches, and the positions of its entries. The

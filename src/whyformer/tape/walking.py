@@ -25,7 +25,7 @@ from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.state import bare, in_transform
-from whyformer.tape.units import Unit
+from whyformer.tape.units import PRODUCT_KINDS, Unit
 from whyformer.tape.values import Tape
 
 __all__ = [
@@ -49,7 +49,8 @@ __all__ = [
 Flows = dict[int, Tensor]
 Parts = list[tuple[int, Tensor]]
 
-_ONE_BRANCH = {"product": "weighted sum", "gate": "scale", "activated gate": "scale", "add": "shift"}
+_ONE_BRANCH = {"gate": "scale", "activated gate": "scale", "add": "shift"}
+_ONE_BRANCH |= dict.fromkeys(PRODUCT_KINDS, "weighted sum")
 _T = TypeVar("_T")
 
 

@@ -138,7 +138,7 @@ def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) 
 
 
 def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
-    """Carry the readouts, ``[B, ..., N]``, through the maps to all rows."""
+    """Propagate the readouts, ``[B, ..., N]``, through the maps to all rows."""
     if how.layers in ("rollout", "sum_product", "product"):
         return paths.roll_out(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
     return paths.mean_of_rows()

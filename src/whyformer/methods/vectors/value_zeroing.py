@@ -15,8 +15,7 @@ from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.tape.rows import slim
-from whyformer.tape.structure import positions
+from whyformer.tape.rows import positions, slim
 from whyformer.tape.walking import decisions, for_each, replay
 
 Distance = Literal["cosine", "euclidean", "dot"]
