@@ -17,7 +17,6 @@ from whyformer.explanation.result import Explanation
 from whyformer.methods.finishing import Finish
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.texts import each_text
 from whyformer.options import Keywords, shows_options
@@ -236,13 +235,9 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
 
 def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, Tensor]:
     """Return (the task, map of each attention, ``[B, N]`` weight of each row in the target, logits)."""
-    task.refuse_without_maps()
-    if not task.one_sequence:
-        raise task.refuse(
-            "it attends over several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
-            "'heads': h}) shows the map of block b and head h",
-            verdict=NOT_YET,
-        )
+    task.refuse_streams(
+        "explain(..., 'raw_attention', aggregation={'layers': 0, 'heads': 0}) shows head 0 of the first block"
+    )
     work = streams.begin(task, only=task.structure.alone(task.inputs.name))
     map_pass, numbers, observed = work.map_pass, work.attentions_for(Aggregation()), dict[int, Tensor]()
 

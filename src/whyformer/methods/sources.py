@@ -413,8 +413,11 @@ class Sources:
         if reason is not None:
             raise self.refuse(reason[0], verdict=reason[1])
 
-    def refuse_streams(self) -> None:
+    def refuse_streams(self, remedy: str = "") -> None:
         """Check that there is a single stream, which attends once in each block, and that its maps are known.
+
+        Args:
+            remedy: a sentence that ends the error.
 
         Raises:
             MethodNotApplicable: there is none.
@@ -426,7 +429,7 @@ class Sources:
         reason = f"its attention mixes several sequences of tokens ({', '.join(sorted(streams))})"
         if len(streams) < 2:
             reason = "one of its blocks attends more than once, not at all, or separately for each head"
-        raise self.refuse(reason, verdict=NOT_YET)
+        raise self.refuse(f"{reason}. {remedy}" if remedy else reason, verdict=NOT_YET)
 
 
 @contextmanager
