@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -284,8 +285,20 @@ def test_wrong_number_of_targets_raises(target: list[int]) -> None:
         explain(*build("bert"), target=target)
 
 
+@dataclass(frozen=True)
+class OfOneSample(whyformer.targets.RowTarget):
+    """A target that is called with ``[B, C]``, but reads ``[C]``."""
+
+    index: int = 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return logits[self.index] - logits[1]
+
+
 def test_target_function_must_return_one_number_per_sample() -> None:
     model, inputs = build("bert")
+    with refused(InputError, "one number per sample"):
+        explain(model, inputs, target=OfOneSample())
     with refused(InputError, "one number per sample"):
         explain(model, inputs, target=lambda logits: logits)
     with refused(InputError, "one number per sample"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -203,10 +203,8 @@ class Resolver:
         """
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
-            function = self.target
-            if not _is_target(function):
-                return lambda logits: _of_row(function, logits)
-            return self._with_activation(function, logits)
+            function = self._with_activation(self.target, logits)
+            return function if isinstance(function, Logit) else partial(_of_row, function)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
         of, index = getattr(self.reading, "of", "logit"), indices.tolist()
