@@ -162,6 +162,23 @@ def test_list_of_images_of_different_sizes_equals_single_samples() -> None:
         assert torch.allclose(single.scores.sum(), alone.scores.sum()) and torch.allclose(single.logits, alone.logits)
 
 
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert()
+
+    def forward(self, input_ids: Tensor, weights: Tensor) -> Tensor:
+        return self.bert(input_ids=input_ids).logits * weights
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_mappings_may_share_an_argument_without_batch_axis(count: int) -> None:
+    model, rows, weights = Weighted().eval(), ids((6,) * count), torch.rand(5).double()
+    e = whyformer.explain(model, [{"input_ids": row[None], "weights": weights} for row in rows], "input_x_gradient", 1)
+    batch = whyformer.explain(model, {"input_ids": torch.stack(rows), "weights": weights}, "input_x_gradient", 1)
+    assert torch.allclose(e.logits, batch.logits) and torch.allclose(e.scores, batch.scores)
+
+
 def test_list_of_samples_of_different_kinds_raises_with_remedy() -> None:
     short, _ = ids((4, 9))
     with pytest.raises(InputError, match="tuple"):  # positional arguments must be a tuple

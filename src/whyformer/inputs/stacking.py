@@ -87,8 +87,12 @@ def _columns(model: nn.Module, samples: Sequence[Any]) -> tuple[dict[str, list[T
     for name, values in others.items():
         if any(isinstance(v, Tensor) for v in values) or any(v != values[0] for v in values):
             raise InputError(f"'{name}' must be a tensor with axes, or the same for all samples of the list")
-    if all(len(v) == 1 for values in tensors.values() for v in values):
-        tensors = {name: [v[0] for v in values] for name, values in tensors.items()}
+    axes = {name: all(len(v) == 1 for v in values) for name, values in tensors.items()}
+    is_batch = all(_is_batch_of_one(model, v) for v in next(iter(tensors.values()), []))
+    # arguments without a batch axis, such as a table, are the same for all samples
+    if all(axes[n] or (is_batch and all(torch.equal(v, values[0]) for v in values)) for n, values in tensors.items()):
+        others |= {name: values for name, values in tensors.items() if not axes[name]}
+        tensors = {name: [v[0] for v in values] for name, values in tensors.items() if axes[name]}
     return tensors, {name: values[0] for name, values in others.items()}
 
 
