@@ -88,6 +88,7 @@ EXAMPLES: dict[str, Callable[[OneOperation, Tensor], Tensor]] = {
     "scaled_dot_product_attention": lambda m, x: F.scaled_dot_product_attention(x[:, None], x[:, None].tanh(), x[:, None] * 2),
     "attention, eager": lambda m, x: (x @ x.tanh().mT * D**-0.5).softmax(-1) @ (x * 2),
     "attention, activated": lambda m, x: torch.sigmoid(x @ x.mT / 3) @ x,
+    "attention, activated and normalized late": lambda m, x: (e := (x @ x.mT).relu()) @ x / (e.sum(-1, keepdim=True) + 1e-6),
     "attention, normalized late": lambda m, x: (e := (x @ x.tanh().mT).exp()) @ x / e.sum(-1, keepdim=True),
     "attention, bias outside the exponential": lambda m, x: F.normalize((x @ x.tanh().mT).exp() * m.positions[:, :N].exp(), p=1, dim=-1) @ (x * 2),
     "attention, masked": lambda m, x: F.scaled_dot_product_attention(
@@ -246,7 +247,7 @@ MULTIPLIER: dict[str, Composite] = {
 # operations without a rule of relevance, which raise an error
 REFUSED = {
     "rdiv", "reciprocal", "pow, of another", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
-    "linalg_vector_norm", "log_softmax", "quotient", "attention, normalized late", "attention, bias outside the exponential",
+    "linalg_vector_norm", "log_softmax", "quotient", "attention, normalized late", "attention, activated and normalized late", "attention, bias outside the exponential",
 }  # fmt: skip
 
 
@@ -322,7 +323,7 @@ HELD = {
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "attention, normalized late"])
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if "normalized late" not in n])
 @pytest.mark.parametrize("composite", MULTIPLIER)
 def test_multiplier_composites_support_every_operation(composite: str, name: str) -> None:
     value, multipliers = propagate(name, MULTIPLIER[composite])
@@ -332,10 +333,14 @@ def test_multiplier_composites_support_every_operation(composite: str, name: str
     assert bool(multipliers.any()) == (not any(name in names for names in constant))
 
 
-@pytest.mark.parametrize("composite", [name for name, table in MULTIPLIER.items() if table.rules])
-def test_multiplier_composites_refuse_attention_that_is_normalized_late(composite: str) -> None:
+@pytest.mark.parametrize("name", ["attention, normalized late", "attention, activated and normalized late"])
+@pytest.mark.parametrize("composite", MULTIPLIER)
+def test_multiplier_composites_refuse_attention_that_is_normalized_late(composite: str, name: str) -> None:
+    if composite == "ln":  # has no rule for attention
+        assert torch.allclose(propagate(name, MULTIPLIER[composite])[1], by_autograd(name)[1])
+        return
     with pytest.raises(UnknownOperation, match="softmax"):
-        propagate("attention, normalized late", MULTIPLIER[composite])
+        propagate(name, MULTIPLIER[composite])
 
 
 @pytest.mark.parametrize("composite", RELEVANCE)

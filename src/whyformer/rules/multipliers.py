@@ -129,8 +129,9 @@ _CONSTANT = Rule(constant=(0,), name="constant")
 _HALF = Rule(factor=0.5)
 
 LATE_SUM = Rule(
-    refuse="a product of exp(scores) and values, which the model divides by the sum of exp(scores) afterwards, so that "
-    "its attention map is not computed: write softmax(scores) @ values, or use a gradient method, such as "
+    refuse="a product of exp(scores), or of another activation of scores, and values, which the model divides by the "
+    "sum of the activations afterwards, so that its attention map is not computed: divide before the product, as in "
+    "softmax(scores) @ values, or use a gradient method, such as "
     "input_x_gradient, or occlusion"
 )
 # the grid of a sampling and the matrix of a linear system are held constant; "identity" is for custom operations
@@ -138,12 +139,12 @@ _COMMON = {
     "sampling": Rule(constant=(1,), name="adjoint, places constant"),
     "solve": Rule(constant=(0,), name="adjoint, matrix constant"),
     "identity": Rule(back=identity, name="identity"),
-    UNNORMALIZED: LATE_SUM,
 }
 AH = {
     **dict.fromkeys(SOFTMAX_KINDS, _CONSTANT),
     "logsumexp": _CONSTANT,
     "activated product": Rule(constant=(0,), name="adjoint, attention map constant"),
+    UNNORMALIZED: LATE_SUM,
 }
 LN = {
     "norm": Rule(constant=("statistics",), back=detached_norm, name="deviation constant"),
@@ -151,7 +152,7 @@ LN = {
     "moments": Rule(back=mean_of_moments, name="deviation constant"),
 }
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
-HALVES = dict.fromkeys((*PRODUCT_KINDS, "gate", "activated gate"), _HALF)
+HALVES = {**dict.fromkeys((*PRODUCT_KINDS, "gate", "activated gate"), _HALF), UNNORMALIZED: LATE_SUM}
 CONSTANT_GATE = {"activated gate": Rule(constant=(0,), name="adjoint, activated branch constant")}
 _WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
 WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)

@@ -25,7 +25,7 @@ from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, occurrences, positions, slim
 from whyformer.tape.tables import PRODUCTS, name_set
 from whyformer.tape.trials import SOFTMAX_KINDS
-from whyformer.tape.units import ACTIVATIONS, PRODUCT_KINDS, Unit, reduced_axes
+from whyformer.tape.units import ACTIVATIONS, PRODUCT_KINDS, UNNORMALIZED, Unit, reduced_axes
 from whyformer.tape.values import Tape
 
 __all__ = ["Attention", "Piece", "depths", "find_attentions"]
@@ -271,8 +271,11 @@ class _MapSearch:
                 yield piece
 
     def activations(self) -> set[int]:
-        """Return the exits of the activations that compute attention maps without softmax."""
+        """Return the exits of the activations that compute attention maps without softmax; none if the model divides by
+        the sum of a map later, so that a value is not the map."""
         makers, found = self.program.makers, set[int]()
+        if any(u.kind == UNNORMALIZED for u in self.program.units):
+            return found
         for map_ in (u.entries[0] for u in self.program.units if u.kind == "activated product"):
             while makers[map_].kind not in ACTIVATIONS:
                 map_ = makers[map_].entries[0]

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 UNNORMALIZED = "unnormalized attention"
-"""The kind of a product exp(S) v of scores S = q kᵀ, which the model divides by Σ exp(S) afterwards."""
+"""The kind of a product exp(S) v of scores S = q kᵀ, which the model divides by Σ exp(S) afterwards, and of the
+division of a product g(S) v by Σ g(S) for another activation g."""
 
 PRODUCT_KINDS = ("product", "activated product")
 """The kinds of matrix products of two branches. In an "activated product" g(S) v, the first branch is an attention map
@@ -89,6 +90,8 @@ class CallReader:
         self.scores: set[int] = set()  # products of two branches, also scaled, shifted or masked
         self.exponentials: set[int] = set()  # of scores
         self.maps: set[int] = set()  # activations of scores, also scaled, masked or normalised
+        self.mixed: set[int] = set()  # products of such maps and values, also scaled or shifted
+        self.map_sums: set[int] = set()  # sums of such maps, also shifted or inverted
 
     def unit(self, call: Call) -> Unit:
         """Return the unit of a call of which at least one operand carries."""
@@ -144,6 +147,10 @@ class CallReader:
         activates = kind in ACTIVATIONS and first in self.scores
         if activates or (self._is_map(first) and (passing or kind in (*ACTIVATIONS, "quotient"))):
             self.maps.update(exits)
+        if (call.name in REDUCTIONS and self._is_map(first)) or first in self.map_sums:
+            self.map_sums.update(exits if call.name in REDUCTIONS or passing or kind in ("clip", "statistic") else ())
+        if kind == "activated product" or (passing and first in self.mixed):
+            self.mixed.update(exits)
         if kind in PRODUCT_KINDS:
             self.scores.update(exits)
         elif call.name in ("exp", "exp2") and first in self.scores:
@@ -173,7 +180,9 @@ class CallReader:
         reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
         divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
         if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # a statistic of each row, as in a norm
-            return "quotient", places if divides or scaling[1] else places[::-1]
+            places = places if divides or scaling[1] else places[::-1]
+            dividend, divisor = (call.operands[i] for i in places)
+            return UNNORMALIZED if dividend in self.mixed and divisor in self.map_sums else "quotient", places
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
             if sizes[0] == sizes[1] or self.activated[branch]:
