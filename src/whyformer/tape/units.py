@@ -139,7 +139,8 @@ class CallReader:
             self.activated.update(dict.fromkeys(exits, True))
         elif passing and first in self.activated:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
-        if call.name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
+        reduces, keeps = call.name in REDUCTIONS, passing or kind == "clip"
+        if reduces or (first in self.reduced and keeps):
             self.reduced.update(exits)
         for values in (self.scores, self.exponentials):
             if kind in ("view", "shift", "scale", "add") and not values.isdisjoint(call.operands):
@@ -147,15 +148,15 @@ class CallReader:
         activates = kind in ACTIVATIONS and first in self.scores
         if activates or (self._is_map(first) and (passing or kind in (*ACTIVATIONS, "quotient"))):
             self.maps.update(exits)
-        if (call.name in REDUCTIONS and self._is_map(first)) or first in self.map_sums:
-            self.map_sums.update(exits if call.name in REDUCTIONS or passing or kind in ("clip", "statistic") else ())
+        if (reduces and self._is_map(first)) or (first in self.map_sums and (keeps or kind == "statistic")):
+            self.map_sums.update(exits)
         if kind == "activated product" or (passing and first in self.mixed):
             self.mixed.update(exits)
         if kind in PRODUCT_KINDS:
             self.scores.update(exits)
         elif call.name in ("exp", "exp2") and first in self.scores:
             self.exponentials.update(exits)
-        if kind == "statistic" or (first in self.scaling and (passing or kind == "clip")):
+        if kind == "statistic" or (first in self.scaling and keeps):
             self.scaling.update(exits)
 
     def _is_map(self, value: int) -> bool:
