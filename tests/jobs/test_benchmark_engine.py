@@ -21,7 +21,6 @@ from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError, LoadError
 from whyformer.jobs import lines
-from whyformer.jobs.records import RecordFile
 from zoo_evaluate import picture_folder, sentence_file
 
 METHODS = "transformer_attribution,gae,rollout"
@@ -123,13 +122,6 @@ def test_only_the_piece_of_a_damaged_record_is_remeasured(inputs, expected_files
     assert messages[0].startswith("1 damaged line of records.jsonl ignored: these records, and records measured with them,")
     assert read_files(tmp_path / "out", TABLES) == {name: expected_files[name] for name in TABLES}
     assert sorted(path.read_bytes().splitlines()) == sorted(expected_files["records.jsonl"].splitlines())
-
-
-def test_records_of_older_version_without_piece_are_accepted(tmp_path):
-    old = [{"sample": s, "key": "k", "values": {"x": 1.0}} for s in "ab"]
-    (tmp_path / "r.jsonl").write_bytes(b"".join(map(lines.encoded, old)))
-    with RecordFile(tmp_path / "r.jsonl") as store:
-        assert (len(store.records), store.dropped, store.torn) == (2, 0, 0)
 
 
 def test_unreadable_sample_is_reported_and_others_are_scored(inputs, tmp_path):

@@ -51,16 +51,15 @@ class RecordFile(ExitStack):
 
     def _read(self) -> None:
         intact: list[tuple[bytes, Record]] = []
+        pieces: dict[str, set[Key]] = {}
         for line in self.path.read_bytes().splitlines(keepends=True):
-            record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
-            if record is None or not isinstance(record.get("sample"), str) or not isinstance(record.get("key"), str):
-                self.dropped += 1
-            else:
-                intact.append((line, record))
-        groups: dict[Any, set[Key]] = {}
-        for _, record in intact:
-            groups.setdefault(_piece(record), set()).add((record["sample"], record["key"]))
-        complete = [(line, r) for line, r in intact if (piece := _piece(r)) is None or len(groups[piece]) == piece[1]]
+            match lines.read(line) if line.endswith(b"\n") else None:  # a kill may truncate the last line
+                case {"sample": str(sample), "key": str(key), "piece": [str(piece), int()]} as record:
+                    intact.append((line, record))
+                    pieces.setdefault(piece, set()).add((sample, key))
+                case _:
+                    self.dropped += 1
+        complete = [(line, r) for line, r in intact if len(pieces[r["piece"][0]]) == r["piece"][1]]
         self.torn = len(intact) - len(complete)
         self.records = {(r["sample"], r["key"]): r for _, r in complete}
         if self.dropped or self.torn:
@@ -93,12 +92,6 @@ class RecordFile(ExitStack):
     def sync(self) -> None:
         """Flush the file to the disk."""
         os.fsync(self._file)
-
-
-def _piece(record: Record) -> tuple[str, int] | None:
-    """Return (digest, size) of the group that a record was measured in; None for files of earlier versions."""
-    piece = record.get("piece")
-    return (str(piece[0]), int(piece[1])) if isinstance(piece, list) and len(piece) == 2 else None
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
