@@ -53,8 +53,9 @@ class RecordFile(ExitStack):
         intact: list[tuple[bytes, Record]] = []
         pieces: dict[str, set[Key]] = {}
         for line in self.path.read_bytes().splitlines(keepends=True):
-            match lines.read(line) if line.endswith(b"\n") else None:  # a kill may truncate the last line
-                case {"sample": str(sample), "key": str(key), "piece": [str(piece), int()]} as record:
+            record = lines.read(line) or {} if line.endswith(b"\n") else {}  # a kill may truncate the last line
+            match record:
+                case {"sample": str(sample), "key": str(key), "piece": [str(piece), int()]}:
                     intact.append((line, record))
                     pieces.setdefault(piece, set()).add((sample, key))
                 case _:
