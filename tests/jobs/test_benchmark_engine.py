@@ -203,12 +203,12 @@ from whyformer.benchmarks.runner import run_benchmark
 
 class Dying(measuring.Actor):
     # the first actor that reaches the third piece dies in the middle of it, once
-    def __call__(self, batch):
+    def __call__(self, item):
         marker = Path(OUT).parent / "died"
-        if KILL and 2 in batch["number"].tolist() and not marker.exists():
+        if KILL and item["number"] == 2 and not marker.exists():
             marker.write_text(str(os.getpid()))
             measuring.Measurer.records = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(batch)
+        return super().__call__(item)
 
 measuring.Actor = Dying
 outcome = run_benchmark(NAME, MODEL, DATA, OUT, methods=METHODS, samples_per_batch=2, engine="ray", actors=ACTORS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -148,11 +148,10 @@ class Actor:
             raise LoadError(f"the weights of '{model}' on the actor's machine differ from those on this machine")
         self.pieces, self.measurer = pieces, replace(measurer, study=replace(study, model=loaded))
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the records of each piece as JSON."""
-        pieces = [self.pieces[number] for number in batch["number"].tolist()]
-        results = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
-        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in results]}
+    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        """Return the records of the piece ``number`` as JSON."""
+        piece = self.pieces[item["number"]]
+        return {**item, "records": json.dumps(plain(self.measurer.records(piece, self.measurer.read(piece)), 6))}
 
 
 def measured(

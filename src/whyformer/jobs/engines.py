@@ -44,19 +44,15 @@ class PartActor:
     def __init__(self, job: Job) -> None:
         self.opened = open_job(job)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Compute the parts of a batch, and return a record of each part as columns.
+    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        """Compute the part ``number`` in batches of ``size``, and return a record of it.
 
         ``part`` is the entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
         input ended with the previous part.
         """
-        records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
-        return {name: [record[name] for record in records] for name in records[0]}
-
-    def _record(self, number: int, size: int) -> dict[str, Any]:
-        explained = make_part(self.opened, number, size)
-        record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
-        if explained is None or (not explained.facts.rows and number):
+        explained = make_part(self.opened, item["number"], item["size"])
+        record = {"number": item["number"], "fits": explained is not None, "warned": 0, "part": ""}
+        if explained is None or (not explained.facts.rows and item["number"]):
             return record
         part = explained.write(Path(self.opened.job.out))
         return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
@@ -100,9 +96,6 @@ def record_parts(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
         if not record["fits"]:
             too_large.append(record["number"])
         elif record["part"]:
-            part = read_part(json.loads(record["part"]))
-            run.monitor.part(part.rows, part.written, part.failed, record["warned"])
-            run.add(part)
-            run.failed += part.failed
-            run.check_failures([])
+            run.add(read_part(json.loads(record["part"])), record["warned"])
+            run.check_failures()
     return min(too_large, default=None)

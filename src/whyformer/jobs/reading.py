@@ -117,7 +117,7 @@ class Maps:
             if not path.is_file() or expected not in (None, checksum(path)):
                 raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             return pq.read_table(path).replace_schema_metadata(None)
-        failures = (failures_of(pq.read_schema(self._verified(p))) for p in self.parts if p.failed)
+        failures = (failures_of(self._verified(part)) for part in self.parts if part.failed)
         return failures_table(list(itertools.chain.from_iterable(failures)))
 
     def _table(self, part: Part, columns: list[str] | None = None, filters: Any = None) -> Any:
