@@ -168,7 +168,7 @@ def test_full_disk_raises_load_error_and_rerun_resumes(inputs, expected_files, t
         return append(file, data)
 
     monkeypatch.setattr(lines.os, "write", full)
-    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. Written records remain"):
+    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. Written files remain"):
         run(inputs, tmp_path / "out")
     monkeypatch.undo()
     run(inputs, tmp_path / "out")

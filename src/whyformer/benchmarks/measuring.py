@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -155,14 +155,12 @@ class Actor:
 
 
 def measured(
-    measurer: Measurer, pieces: list[Piece], engine: Engine, model: nn.Module | str, device: str | None, keep: Any
-) -> Iterator[Piece]:
-    """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
+    measurer: Measurer, pieces: list[Piece], engine: Engine, model: nn.Module | str, device: str | None
+) -> Generator[tuple[Piece, list[Record]], None, None]:
+    """Yield the pieces in order, with their records."""
     if engine.engine == "local":
         reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
-        for piece, read in reads:
-            keep(measurer.records(piece, read))
-            yield piece
+        yield from ((piece, measurer.records(piece, read)) for piece, read in reads)
         return
     study = measurer.study
     bare = replace(measurer, study=replace(study, model=nn.Identity()))
@@ -174,5 +172,4 @@ def measured(
         closing(actor_results(ray, Actor, values, numbers, actors=engine.actors, device=place)) as results,
     ):
         for result in results:
-            keep(json.loads(result["records"]))
-            yield pieces[result["number"]]
+            yield pieces[result["number"]], json.loads(result["records"])
