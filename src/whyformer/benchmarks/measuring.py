@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from whyformer.benchmarks.batches import read_batch, read_pixels
 from whyformer.benchmarks.configurations import Configuration
+from whyformer.benchmarks.records import Record
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
+from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.batching import ahead
-from whyformer.jobs.records import Record, plain
 from whyformer.models.loading import fingerprint, resolve_model
 
 Read = Tensor | None | Exception
@@ -151,7 +152,8 @@ class Actor:
     def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
         """Return the records of the piece ``number`` as JSON."""
         piece = self.pieces[item["number"]]
-        return {**item, "records": json.dumps(plain(self.measurer.records(piece, self.measurer.read(piece)), 6))}
+        records = self.measurer.records(piece, self.measurer.read(piece))
+        return {**item, "records": json.dumps(plain(records, finite=True, digits=6))}
 
 
 def measured(

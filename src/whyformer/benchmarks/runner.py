@@ -17,6 +17,7 @@ from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
 from whyformer.benchmarks.measuring import Engine, Measurer, Piece, measured, pieces_of
 from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.records import Record, RecordFile
 from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
@@ -27,7 +28,6 @@ from whyformer.explanation.versions import versions
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.description import check_values
 from whyformer.jobs.disk import reporting_write_errors
-from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint, resolve_model
 from whyformer.models.readout import read_logits
 from whyformer.tape.modules import module_hooks

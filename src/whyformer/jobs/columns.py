@@ -16,7 +16,6 @@ from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import top_count
-from whyformer.jobs.records import plain
 
 # fields of an explanation that have a column; the other fields are in the column "features"
 _COLUMNS = (
@@ -128,7 +127,7 @@ def shape_of(e: Explanation) -> list[int]:
 
 def _json(value: Any) -> str:
     """Return compact JSON, in which NaN and infinity are null."""
-    return json.dumps(plain(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return json.dumps(storage.plain(value, finite=True), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:

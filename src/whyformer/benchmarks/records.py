@@ -8,13 +8,13 @@ and the same figures to the last digit, as a run without interruption.
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.storage import plain
 from whyformer.jobs import lines
 
 Record = dict[str, Any]
@@ -84,7 +84,7 @@ class RecordFile(ExitStack):
     def add(self, *records: Record) -> None:
         """Append records that were measured together, in one write; they count all together or not at all."""
         # six digits are more than the figures show
-        rows = [plain(record, 6) for record in records]
+        rows = [plain(record, finite=True, digits=6) for record in records]
         piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in rows})).encode()), len(rows)]
         rows = [{**record, "piece": piece} for record in rows]
         lines.append(self._file, b"".join(map(lines.encoded, rows)))
@@ -93,20 +93,3 @@ class RecordFile(ExitStack):
     def sync(self) -> None:
         """Flush the file to the disk."""
         os.fsync(self._file)
-
-
-def plain(value: Any, digits: int | None = None) -> Any:
-    """Convert a value to JSON values: NaN and infinity to None, tuples to lists, other objects to strings.
-
-    Args:
-        value: the value.
-        digits: significant digits of floats; all by default.
-    """
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float):
-        return (value if digits is None else float(f"{value:.{digits}g}")) if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): plain(v, digits) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v, digits) for v in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
