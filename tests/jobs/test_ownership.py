@@ -48,8 +48,8 @@ def killed_after(reference, out: Path, parts: int) -> Path:
     def work() -> None:
         original, parts_written = local.Run.add, []
 
-        def add(instance, part) -> None:
-            original(instance, part)
+        def add(instance, part, warned) -> None:
+            original(instance, part, warned)
             parts_written.append(part)
             if len(parts_written) == parts:
                 os.kill(os.getpid(), signal.SIGKILL)
