@@ -18,7 +18,7 @@ from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
 from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import actor_results, connected
-from whyformer.jobs.batching import ahead
+from whyformer.jobs.batching import prefetch
 from whyformer.models.loading import fingerprint, resolve_model
 
 Read = Tensor | None | Exception
@@ -161,7 +161,7 @@ def measured(
 ) -> Generator[tuple[Piece, list[Record]], None, None]:
     """Yield the pieces in order, with their records."""
     if engine.engine == "local":
-        reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
+        reads = prefetch(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
         yield from ((piece, measurer.records(piece, read)) for piece, read in reads)
         return
     study = measurer.study

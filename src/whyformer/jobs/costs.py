@@ -15,7 +15,7 @@ from whyformer.jobs.batching import read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
 from whyformer.jobs.disk import write_parquet
-from whyformer.jobs.local import OpenedJob, open_job
+from whyformer.jobs.local import open_job
 from whyformer.jobs.ownership import job_files
 from whyformer.jobs.trial import run_trial
 from whyformer.models.memory import total_memory
@@ -86,10 +86,10 @@ def estimate(job: Job) -> Cost:
     """Validate a job, and time the explanation of :data:`SAMPLE` rows, evenly spaced over the first thousand.
 
     Raises:
-        WhyformerError: the job cannot run.
+        WhyformerError: the job cannot run, or its folder contains another job.
     """
     opened = open_job(job)
-    finished = _finished_rows(opened)
+    finished = sum(part.rows for part in job_files(Path(job.out), opened.facts).parts.values())
     spread = list(islice(opened.rows(0), 1000))
     sample = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
     reads = [read_one(row) for row in sample]
@@ -116,12 +116,6 @@ def estimate(job: Job) -> Cost:
         bytes=None if rows_left is None else parquet.size() * rows_left // len(reads),
         disk=shutil.disk_usage(_existing(Path(job.out))).free,
     )  # fmt: skip
-
-
-def _finished_rows(opened: OpenedJob) -> int:
-    """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
-    contents = job_files(Path(opened.job.out), opened.facts)
-    return sum(part.rows for part in contents.parts.values())
 
 
 def _existing(path: Path) -> Path:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whyformer.errors import LoadError
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Run, Track, explain_opened, make_part, open_job
@@ -63,22 +62,16 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
 
     Raises:
         MissingExtra: Ray is not installed.
-        LoadError: the cluster does not answer, actors died too often, or the number of rows is unknown.
+        LoadError: the cluster does not answer, or actors died too often.
     """
-    with ExitStack() as stack:
-        run = stack.enter_context(Run(open_job(job), say))
-        ray = stack.enter_context(connected(job.address, job.actors))
-        while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
+    with Run(open_job(job), say) as run, connected(job.address, job.actors) as ray:
+        while todo := list(run.todo(None)):  # finite: an input with a name has a known number of rows
             too_large = _compute_missing(ray, job, run, todo, track)
             if too_large is None:
                 break
             run.halve(too_large)
         run.finish()
     return Maps(run.folder.path)
-
-
-def _known_end(run: Run) -> list[int]:
-    raise LoadError(f'engine = "ray" needs an input with a known number of rows, unlike {run.opened.source.name}')
 
 
 def _compute_missing(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:

@@ -16,7 +16,7 @@ from whyformer.explanation.counts import amount
 from whyformer.inputs.feed import dtype_of
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, ahead, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, prefetch, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.folder import Folder
@@ -171,7 +171,7 @@ def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = 
     """
     with opened.attempts(number, size) as attempts:
         part_rows = opened.part(number, attempts)
-        if attempts.most is not None and size > attempts.most:
+        if attempts.max_size is not None and size > attempts.max_size:
             return None
         try_alone(opened.session, part_rows, attempts)
         try:
@@ -197,7 +197,7 @@ def _explain(opened: OpenedJob, part_rows: list[Row], size: int, may_fail: int |
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
     # after a crash a single thread reads, as concurrent reading may be the cause
-    reads = ahead(part_rows, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
+    reads = prefetch(part_rows, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
     while waiting := list(islice(reads, size * WINDOW)):
         attempts.work([read.row.index for read in waiting], durable=True)
         for explained in session.explain(waiting, size, attempts.work):
