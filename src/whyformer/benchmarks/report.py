@@ -15,6 +15,7 @@ import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.evaluation.statistics import Interval, bootstrap
+from whyformer.explanation.serialization import written_whole
 from whyformer.explanation.storage import plain
 
 Values = dict[str, Any]
@@ -224,9 +225,7 @@ class Report:
         return content
 
     def write(self, folder: Path) -> list[Path]:
-        """Write ``table.md``, ``table.csv``, ``report.json`` and, if there are curves, ``curves.png``: all or none."""
-        from whyformer.show.files import write_all
-
+        """Write ``table.md``, ``table.csv``, ``report.json`` and, if there are curves, ``curves.png`` atomically."""
         entries = [e for t in self.tables for e in t.entries()]
         text = io.StringIO(newline="")
         if entries:
@@ -241,7 +240,10 @@ class Report:
         }
         if self.curves:
             files["curves.png"] = curves_png(self.curves)
-        return write_all(folder, files)
+        for name, data in files.items():
+            with written_whole(folder / name) as partial:
+                partial.write_bytes(data)
+        return [folder / name for name in files]
 
 
 def _pipes(rows: Iterable[Sequence[str]]) -> list[str]:
