@@ -128,6 +128,13 @@ def test_custom_label_has_no_published_figures_of_another_method() -> None:
     assert full.published == "full method"
 
 
+def test_settings_of_methods_may_have_commas_and_colons() -> None:
+    first, second = parse_methods('mine=rollout:aggregation={"heads": "max", "layers": [0, 1]}:start_layer=1,gae', {})
+    assert first.label == "mine"
+    assert first.settings["aggregation"] == {"heads": "max", "layers": [0, 1]}
+    assert (first.settings["start_layer"], second.label) == (1, "gae")
+
+
 def test_shared_forward_passes_give_figures_of_separate_runs(tmp_path: Path, vit, bert) -> None:
     data = picture_folder(tmp_path / "data")
     both = run("perturbation", tmp_path / "both", data, vit, bert, False).report.tables[0].cells

@@ -337,6 +337,13 @@ def test_saved_data_sets(tmp_path: Path) -> None:
         saved_texts(tmp_path / "scores")
     with pytest.raises(LayoutError, match="image"):
         saved_pictures(tmp_path / "t")
+    with pytest.raises(InputError, match="no splits"):
+        saved_texts(tmp_path / "t", split="test")
+    datasets.DatasetDict({n: datasets.Dataset.from_dict({"text": [n]}) for n in ("a", "b")}).save_to_disk(str(tmp_path / "ab"))
+    assert [t.text for t in saved_texts(tmp_path / "ab", split="b")] == ["b"]
+    for split in (None, "c"):
+        with pytest.raises(InputError, match="a, b"):
+            saved_texts(tmp_path / "ab", split=split)
 
 
 def test_scenes_have_a_sample_for_each_digit() -> None:

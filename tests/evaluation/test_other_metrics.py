@@ -26,7 +26,6 @@ from whyformer.evaluation.metrics.faithfulness import (
 )
 from whyformer.evaluation.metrics.relevance import conservation_fit, infidelity, random_subsets, relevance_sum
 from whyformer.evaluation.metrics.sanity import (
-    class_sensitivity,
     max_sensitivity,
     randomized_models,
     ranks,
@@ -149,7 +148,6 @@ def test_sensitivities_by_hand() -> None:
     assert relative_change([3.0, 4.0], [3.0, 9.0]) == pytest.approx(1)
     assert max_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 6.5]]) == pytest.approx(0.5)
     assert math.isnan(relative_change([0.0, 0.0], [1.0, 0.0]))
-    assert class_sensitivity([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
 
 
 # -- infidelity --------------------------------------------------------------------------------------------------

@@ -218,12 +218,12 @@ def test_batch_that_crashes_process_is_halved_if_its_rows_do_not(opened, tmp_pat
 
 def test_reading_that_crashes_with_threads_is_done_by_one_thread(opened, tmp_path, monkeypatch):
     """Rows are read by a library that is not thread-safe; no single row crashes the process."""
-    original, busy, ahead, several = notes.read_one, threading.Lock(), local.ahead, threading.Event()
+    original, busy, prefetch, several = notes.read_one, threading.Lock(), local.prefetch, threading.Event()
 
     def by_threads(items, read, workers, most):
         if workers > 1:
             several.set()
-        return ahead(items, read, workers, most)
+        return prefetch(items, read, workers, most)
 
     def read_one(row):
         if not busy.acquire(blocking=False):
@@ -235,7 +235,7 @@ def test_reading_that_crashes_with_threads_is_done_by_one_thread(opened, tmp_pat
         finally:
             busy.release()
 
-    monkeypatch.setattr(local, "ahead", by_threads)
+    monkeypatch.setattr(local, "prefetch", by_threads)
     monkeypatch.setattr(notes, "read_one", read_one)
     deaths = count_crashes(lambda: explain_opened(with_out(opened, tmp_path / "out"), None, lambda text: None))
     assert deaths == 3  # once in each part
@@ -321,13 +321,13 @@ def test_rows_that_crash_only_in_batches_end_in_batches_of_one(tmp_path, size, e
     """The first process ends in a batch; the second tries its rows alone, and ends in the same batch."""
     path, sizes = tmp_path / "part-000000.attempts.jsonl", []
     state = Attempts(path, "job", size)
-    while (now := state.most or size) > 1 and len(sizes) < 9:
+    while (now := state.max_size or size) > 1 and len(sizes) < 9:
         sizes.append(now)
         tries = [step for row in sorted(state.suspects) for step in (("alone", row), ("survived", row))]
         assert len(tries) == (2 * size if len(sizes) == 2 else 0)
         state = attempts_after_crash(path, *tries, ("work", list(range(now))), size=now)
     assert sizes == expected
-    assert (state.most, state.skipped, state.suspects) == (1, set(), set())
+    assert (state.max_size, state.skipped, state.suspects) == (1, set(), set())
     assert attempts_after_crash(path, ("work", [1]), size=1).skipped == {1}  # in a batch of one too
 
 
@@ -338,8 +338,6 @@ def test_stream_of_model_in_memory_records_no_attempts(opened):
 
 def test_ray_actor_resumes_from_recorded_attempts(opened, tmp_path, monkeypatch):
     """A restarted actor continues from the recorded attempts, without the driver."""
-    import numpy as np
-
     from whyformer.jobs.engines import PartActor
 
     crash_in_model(monkeypatch, {17})
@@ -347,8 +345,7 @@ def test_ray_actor_resumes_from_recorded_attempts(opened, tmp_path, monkeypatch)
     (tmp_path / "out").mkdir()
 
     def work() -> None:
-        result = PartActor(job)({"number": np.array([1]), "size": np.array([4])})
-        assert json.loads(result["part"][0])["failed"] == 1
+        assert json.loads(PartActor(job)({"number": 1, "size": 4})["part"])["failed"] == 1
 
     assert count_crashes(work) == 2
     monkeypatch.undo()

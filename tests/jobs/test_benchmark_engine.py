@@ -21,7 +21,6 @@ from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError, LoadError
 from whyformer.jobs import lines
-from whyformer.jobs.records import RecordFile
 from zoo_evaluate import picture_folder, sentence_file
 
 METHODS = "transformer_attribution,gae,rollout"
@@ -125,13 +124,6 @@ def test_only_the_piece_of_a_damaged_record_is_remeasured(inputs, expected_files
     assert sorted(path.read_bytes().splitlines()) == sorted(expected_files["records.jsonl"].splitlines())
 
 
-def test_records_of_older_version_without_piece_are_accepted(tmp_path):
-    old = [{"sample": s, "key": "k", "values": {"x": 1.0}} for s in "ab"]
-    (tmp_path / "r.jsonl").write_bytes(b"".join(map(lines.encoded, old)))
-    with RecordFile(tmp_path / "r.jsonl") as store:
-        assert (len(store.records), store.dropped, store.torn) == (2, 0, 0)
-
-
 def test_unreadable_sample_is_reported_and_others_are_scored(inputs, tmp_path):
     data = picture_folder(tmp_path / "data", count=5)
     broken = data / "images" / "0.png"
@@ -176,7 +168,7 @@ def test_full_disk_raises_load_error_and_rerun_resumes(inputs, expected_files, t
         return append(file, data)
 
     monkeypatch.setattr(lines.os, "write", full)
-    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. Written records remain"):
+    with pytest.raises(LoadError, match=r"records\.jsonl: No space left on device. Written files remain"):
         run(inputs, tmp_path / "out")
     monkeypatch.undo()
     run(inputs, tmp_path / "out")
@@ -211,12 +203,12 @@ from whyformer.benchmarks.runner import run_benchmark
 
 class Dying(measuring.Actor):
     # the first actor that reaches the third piece dies in the middle of it, once
-    def __call__(self, batch):
+    def __call__(self, item):
         marker = Path(OUT).parent / "died"
-        if KILL and 2 in batch["number"].tolist() and not marker.exists():
+        if KILL and item["number"] == 2 and not marker.exists():
             marker.write_text(str(os.getpid()))
             measuring.Measurer.records = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(batch)
+        return super().__call__(item)
 
 measuring.Actor = Dying
 outcome = run_benchmark(NAME, MODEL, DATA, OUT, methods=METHODS, samples_per_batch=2, engine="ray", actors=ACTORS)

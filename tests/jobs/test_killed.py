@@ -37,7 +37,7 @@ def with_out(opened: OpenedJob, out: Path) -> OpenedJob:
 def would_skip_a_row(out: Path) -> bool:
     """True if killing the process now would make the job skip a row, because an earlier process died in the same rows."""
     attempts = [Attempts(path, "", 4) for path in notes_of(out)]
-    return any(a.skipped or a.most is not None for a in attempts)
+    return any(a.skipped or a.max_size is not None for a in attempts)
 
 
 def kill_in_write(out: Path, when: int) -> None:

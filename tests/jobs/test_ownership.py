@@ -17,7 +17,7 @@ from job_builders import contents, exit_code, run_in_child, text_model, text_tab
 
 import whyformer
 from whyformer.errors import InputError, LoadError, WhyformerError
-from whyformer.jobs import lines, local
+from whyformer.jobs import local
 from whyformer.jobs.costs import estimate
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
@@ -48,8 +48,8 @@ def killed_after(reference, out: Path, parts: int) -> Path:
     def work() -> None:
         original, parts_written = local.Run.add, []
 
-        def add(instance, part) -> None:
-            original(instance, part)
+        def add(instance, part, warned) -> None:
+            original(instance, part, warned)
             parts_written.append(part)
             if len(parts_written) == parts:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -210,16 +210,6 @@ def test_job_without_manifest_and_log_resumes_from_parts(reference, tmp_path):
     run(reference, out)
     assert contents(out) == reference[2]
     assert {name: (out / name).stat().st_mtime_ns for name in times} == times
-
-
-def test_journal_of_older_version_is_removed(reference, tmp_path):
-    out = killed_after(reference, tmp_path / "out", 2)
-    job = json.loads((out / "manifest.json").read_text())["id"]
-    part = {"job": job, "file": "part-000000.parquet", "first": 0, "rows": 6, "written": 5, "failed": 1, "bytes": 1, "sha256": "0"}
-    (out / "journal.jsonl").write_bytes(lines.encoded({"job": job}) + lines.encoded(part) + b'{"job": "' + job.encode())
-    assert len(whyformer.read(out)) == 11
-    run(reference, out)
-    assert contents(out) == reference[2]
 
 
 @pytest.mark.parametrize("lost", ["deleted", "brackets"])

@@ -33,18 +33,18 @@ class Dying(engine.PartActor):
         super().__init__(job)
 
     # the first actor that reaches part 2 dies in the middle of it, once
-    def __call__(self, batch):
+    def __call__(self, item):
         from whyformer.jobs import batching
-        if HOLD and max(batch["number"]) >= 10:
+        if HOLD and item["number"] >= 10:
             time.sleep(HANG)  # the test kills the driver during this sleep
         marker = Path(OUT).parent / "died"
-        if KILL and 2 in batch["number"].tolist() and not marker.exists():
+        if KILL and item["number"] == 2 and not marker.exists():
             original = batching.Session.explain
             def explain(session, *arguments):
                 marker.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL)
             batching.Session.explain = explain
-        return super().__call__(batch)
+        return super().__call__(item)
 
 engine.PartActor = Dying
 maps = engine.run_on_ray(Job(model=MODEL, input=INPUT, out=OUT, methods=("gae",), rows_per_part=6, batch_size=4, engine="ray", actors=ACTORS))

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from waiting import wait_for
+from whyformer.benchmarks.records import RecordFile
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.datasets.readers import TEXT_READERS
 from whyformer.datasets.samples import Text, Texts
 from whyformer.errors import InputError
 from whyformer.jobs import lines
-from whyformer.jobs.records import RecordFile
 from zoo_evaluate import picture_folder, processor, tiny_bert, tiny_vit
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
+from whyformer.notation import method_in, parts
 
 RANDOM, TRUTH = "random", "ground_truth"
 
@@ -90,23 +90,14 @@ def settings_of(methods: str) -> dict[str, dict[str, Any]]:
 
 
 def _items(methods: Any) -> list[Any]:
-    return [p for p in methods.split(",") if p.strip()] if isinstance(methods, str) else list(methods)
+    return parts(methods) if isinstance(methods, str) else list(methods)
 
 
 def _split(item: str) -> tuple[str, str, dict[str, Any]]:
     """Return (label or "", name, settings)."""
-    head, *settings = item.strip().split(":")
+    head, settings = method_in(item)
     label, _, name = head.rpartition("=")
-    parsed = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise InputError(f"settings must be written name:key=value:key=value, unlike {setting!r} in {item!r}")
-        try:
-            parsed[key.strip()] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            parsed[key.strip()] = {"true": True, "false": False}.get(value.casefold(), value)
-    return label.strip(), name.strip(), parsed
+    return label.strip(), name.strip(), settings
 
 
 def generator_for(sample: str, seed: int) -> np.random.Generator:

@@ -217,8 +217,7 @@ def _twin(batch: TextBatch, index: int, scores: Array, target: Any) -> Values:
 
 
 def _log_probability(logits: Array, token: int) -> Array:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return np.asarray(shifted[..., token] - np.log(np.exp(shifted).sum(-1)))
+    return torch.from_numpy(logits).log_softmax(-1)[..., token].numpy()
 
 
 def _removal(batch: TextBatch, index: int, scores: Array) -> Values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from whyformer.benchmarks.batches import read_batch, read_pixels
 from whyformer.benchmarks.configurations import Configuration
+from whyformer.benchmarks.records import Record
 from whyformer.benchmarks.study import Benchmark, Exclusion, Measured, Study
 from whyformer.errors import LoadError
+from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import actor_results, connected
-from whyformer.jobs.batching import ahead
-from whyformer.jobs.records import Record, plain
+from whyformer.jobs.batching import prefetch
 from whyformer.models.loading import fingerprint, resolve_model
 
 Read = Tensor | None | Exception
@@ -148,22 +149,20 @@ class Actor:
             raise LoadError(f"the weights of '{model}' on the actor's machine differ from those on this machine")
         self.pieces, self.measurer = pieces, replace(measurer, study=replace(study, model=loaded))
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the records of each piece as JSON."""
-        pieces = [self.pieces[number] for number in batch["number"].tolist()]
-        results = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
-        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in results]}
+    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        """Return the records of the piece ``number`` as JSON."""
+        piece = self.pieces[item["number"]]
+        records = self.measurer.records(piece, self.measurer.read(piece))
+        return {**item, "records": json.dumps(plain(records, finite=True, digits=6))}
 
 
 def measured(
-    measurer: Measurer, pieces: list[Piece], engine: Engine, model: nn.Module | str, device: str | None, keep: Any
-) -> Iterator[Piece]:
-    """Measure pieces, pass the records of each to ``keep``, and yield the pieces in order."""
+    measurer: Measurer, pieces: list[Piece], engine: Engine, model: nn.Module | str, device: str | None
+) -> Generator[tuple[Piece, list[Record]], None, None]:
+    """Yield the pieces in order, with their records."""
     if engine.engine == "local":
-        reads = ahead(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
-        for piece, read in reads:
-            keep(measurer.records(piece, read))
-            yield piece
+        reads = prefetch(pieces, lambda piece: (piece, measurer.read(piece)), engine.workers, 2 * engine.workers)
+        yield from ((piece, measurer.records(piece, read)) for piece, read in reads)
         return
     study = measurer.study
     bare = replace(measurer, study=replace(study, model=nn.Identity()))
@@ -175,5 +174,4 @@ def measured(
         closing(actor_results(ray, Actor, values, numbers, actors=engine.actors, device=place)) as results,
     ):
         for result in results:
-            keep(json.loads(result["records"]))
-            yield pieces[result["number"]]
+            yield pieces[result["number"]], json.loads(result["records"])

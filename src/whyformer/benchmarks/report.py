@@ -16,7 +16,7 @@ import numpy as np
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.explanation.serialization import written_whole
-from whyformer.jobs.records import plain
+from whyformer.explanation.storage import plain
 
 Values = dict[str, Any]
 """Measurements of one sample and configuration."""
@@ -80,7 +80,7 @@ class Table:
             result = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
             numbers = {"measured": result.value, "low": result.low, "high": result.high, "samples": result.count}
             place = {"table": self.name, "row": row, "column": column}
-            entries.append(plain({**place, **numbers, "published": cell.published}))
+            entries.append(plain({**place, **numbers, "published": cell.published}, finite=True))
         return entries
 
     def _cell(self, row: str, column: str) -> Cell:
@@ -221,7 +221,7 @@ class Report:
             "tables": [{"table": t.name, **{name: getattr(t, name) for name in around}} for t in self.tables],
             "figures": [e for t in self.tables for e in t.entries()],
             "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
-        })  # fmt: skip
+        }, finite=True)  # fmt: skip
         return content
 
     def write(self, folder: Path) -> list[Path]:

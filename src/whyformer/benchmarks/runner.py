@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,18 @@ from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
 from whyformer.benchmarks.measuring import Engine, Measurer, Piece, measured, pieces_of
 from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.records import Record, RecordFile
 from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.datasets.samples import content_digest
-from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError, check_count
+from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError, check_count
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.description import check_values
-from whyformer.jobs.records import Record, RecordFile
-from whyformer.models.loading import fingerprint
+from whyformer.jobs.disk import reporting_write_errors
+from whyformer.models.loading import fingerprint, resolve_model
 from whyformer.models.readout import read_logits
 from whyformer.tape.modules import module_hooks
 
@@ -146,7 +146,9 @@ def run_benchmark(
         if todo:
             say(estimated_cost(benchmark, _trial(study, todo), todo, track))
             measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
-            _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
+            written = _written(store, measured(measurer, pieces, place, model, device))
+            for _ in track(written, f"{benchmark.name}: samples", len(todo)):
+                pass
         by_label = {
             label: {s: store.records[s, key] for s in sorted(contents) if (s, key := keys[s, label]) in store.records}
             for label in labels
@@ -155,27 +157,14 @@ def run_benchmark(
     return Outcome(report, report.write(folder), total - missing, missing)
 
 
-def _measure(
-    measurer: Measurer, store: RecordFile, pieces: list[Piece], run: Callable[..., Iterator[Piece]], track: Track
-) -> None:
-    """Measure the pieces, and write their records."""
-
-    def keep(records: list[Record]) -> None:
-        try:
-            store.add(*records)
-            store.sync()
-        except OSError as error:
-            reason = f"cannot write to {store.path}: {error.strerror}. Written records remain, and a rerun resumes"
-            raise LoadError(reason) from error
-
-    def samples() -> Iterator[int]:
-        """Yield each sample when its records are written."""
-        for piece in run(keep):
+def _written(store: RecordFile, results: Generator[tuple[Piece, list[Record]], None, None]) -> Iterator[int]:
+    """Write the records of pieces, and yield the index of each sample when its records are written."""
+    with closing(results):
+        for piece, records in results:
+            with reporting_write_errors(store.path):
+                store.add(*records)
+                store.sync()
             yield from piece.samples
-
-    title = f"{measurer.benchmark.name}: samples"
-    for _ in track(samples(), title, len({i for piece in pieces for i in piece.samples})):
-        pass
 
 
 def _report(benchmark: Benchmark, study: Study, by_label: dict[str, dict[str, Record]]) -> Report:
@@ -217,7 +206,6 @@ def _open(
     reader: str | None, split: str | None, options: dict[str, Any],
 ) -> Study:  # fmt: skip
     from whyformer.datasets.readers import modality_of, open_pictures, open_texts
-    from whyformer.models.loading import resolve_model
 
     modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
     place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # independent of the working directory
@@ -249,7 +237,7 @@ def _trial(study: Study, todo: Todo) -> Batch:
 # -- estimate of the cost ---------------------------------------------------------------------------
 def estimated_cost(
     benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
-) -> str:  # fmt: skip
+) -> str:
     """Return the estimated cost of the remaining work, by measuring each configuration on the trial samples.
 
     The results of the trial are discarded. The run is cheaper if methods share forward passes.

@@ -50,7 +50,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
                 yield sample.id, c, map_
                 continue
             if "class" in checks:
-                figures["class"] = _compared(metrics.class_sensitivity, map_, least[i]) if least else None
+                figures["class"] = _compared(metrics.spearman, map_, least[i]) if least else None
             if "sensitivity" in checks:
                 figures["sensitivity"] = _compared(_largest, map_, *disturbed[i]) if disturbed else None
             if "infidelity" in checks:

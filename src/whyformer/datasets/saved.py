@@ -66,17 +66,30 @@ def _rows(path: str | Path, split: str | None) -> Any:
     datasets = import_optional("datasets", "reading a Hugging Face data set", "data")
     if not hasattr(datasets, "load_from_disk"):  # an unrelated folder "datasets" on the path was imported
         raise MissingExtra("a folder named datasets on the Python path hides the package datasets: rename the folder")
-    if any(folder.glob("*.parquet")):
-        return datasets.Dataset.from_parquet([str(p) for p in sorted(folder.glob("*.parquet"))])
-    data = datasets.load_from_disk(str(folder))
+    tables = sorted(map(str, folder.glob("*.parquet")))
+    data = datasets.Dataset.from_parquet(tables) if tables else datasets.load_from_disk(str(folder))
+    return one_split(data, split, str(folder), "split=")
+
+
+def one_split(data: Any, split: str | None, name: str, way: str) -> Any:
+    """Return a split of a Hugging Face data set, or the data set itself if it has no splits and none is named.
+
+    Args:
+        data: the data set.
+        split: name of the split; may be omitted if there is only one.
+        name: name of the data set, for error messages.
+        way: how to choose a split, for error messages.
+
+    Raises:
+        InputError: there is no such split, or the choice among several is missing.
+    """
     if not hasattr(data, "keys"):
+        if split:
+            raise InputError(f"{name} has no splits, so there is no '{split}'")
         return data
-    if split is None and len(data) > 1:
-        raise InputError(f"{folder} has the splits {', '.join(data)}: choose one with split=")
-    name = split or next(iter(data))
-    if name not in data:
-        raise wrong_layout(folder, f"the split {name}", ", ".join(data))
-    return data[name]
+    if (split or len(data) > 1) and split not in data:
+        raise InputError(f"{name} has the splits {', '.join(data)}: choose one with {way}")
+    return data[split or next(iter(data))]
 
 
 def _image(data: Any, index: int, column: str) -> Image.Image:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,6 @@ from whyformer.errors import InputError, unknown
 Array = NDArray[np.float64]
 Curves = tuple[Array, Array | None]
 Score = Callable[[Array, float, Array], tuple[Any, Array | None]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The features that a metric removes from one sample, and the value computed from the model's outputs.
-
-    Attributes:
-        masks: scores ``[n]`` -> ``[F, n]``, each row True at the features that are removed together.
-        score: (scores ``[n]``, clean output, outputs ``[F]``) -> (value, curve or None).
-    """
-
-    masks: Callable[[Array], NDArray[np.bool_]]
-    score: Score
 
 
 @dataclass(frozen=True)
@@ -43,8 +29,10 @@ class Metric:
         settings: setting -> default.
         baselines: default baselines for pictures and for text; None if the metric removes no features.
         function: ``(case, **settings) -> values [B]`` or ``(values [B], curves [B, F])``.
-        plan: settings -> :class:`Plan`, for metrics that measure one output of the model.
         of_classes: True if the metric is defined for classes only, by rank or ratio of probabilities.
+        masks: (scores ``[n]``, **settings) -> ``[F, n]``, each row True at features that are removed together; None
+            unless the metric measures one output of the model.
+        score: (scores ``[n]``, clean output, outputs ``[F]``) -> (value, curve or None), for metrics with ``masks``.
     """
 
     name: str
@@ -55,15 +43,16 @@ class Metric:
     settings: dict[str, Any]
     baselines: tuple[str, str] | None
     function: Callable[..., Any] = field(repr=False)
-    plan: Callable[..., Plan] | None = field(default=None, repr=False)
     of_classes: bool = False
+    masks: Callable[..., NDArray[np.bool_]] | None = field(default=None, repr=False)
+    score: Score | None = field(default=None, repr=False)
 
     def check_activation(self, activation: str) -> None:
         """Raise InputError if the metric is defined for classes only and the target is a number ("identity")."""
         if self.of_classes and activation == "identity":
             raise InputError(
                 f"the metric {self.name} is for classes, and the explained target is a number: use one that measures "
-                f"the number, {', '.join(m.name for m in METRICS.values() if m.plan and not m.of_classes)}"
+                f"the number, {', '.join(m.name for m in METRICS.values() if m.masks and not m.of_classes)}"
             )
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -87,8 +76,7 @@ METRICS: dict[str, Metric] = {}
 
 def metric(
     name: str, summary: str, *, better: str, modality: str = "both", needs: tuple[str, ...] = (),
-    baselines: tuple[str, str] | None = None, plan: Callable[..., Plan] | None = None, of_classes: bool = False,
-    **settings: Any,
+    baselines: tuple[str, str] | None = None, of_classes: bool = False, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Return a decorator that registers a function ``(case, **settings) -> values [B]`` or ``(values, curves [B, F])``.
 
@@ -97,34 +85,31 @@ def metric(
     settings = settings | ({"baseline": None} if baselines else {})
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        METRICS[name] = Metric(name, summary, better, modality, needs, settings, baselines, function, plan, of_classes)
+        METRICS[name] = Metric(name, summary, better, modality, needs, settings, baselines, function, of_classes)
         return function
 
     return register
 
 
 def perturbation(name: str, summary: str, masks: Callable[..., Any], score: Score, **described: Any) -> None:
-    """Register a metric of the target's probability, or of its value, from a :class:`Plan`.
+    """Register a metric of the target's probability, or of its value, as features are removed.
 
     Args:
-        name, summary: as for :class:`Metric`.
-        masks, score: the :class:`Plan`.
+        name, summary, masks, score: as for :class:`Metric`.
         **described: as for :func:`metric`; other settings are those of ``masks``.
     """
 
-    def plan(**settings: Any) -> Plan:
-        return Plan(partial(masks, **settings), score)
-
     def function(case: Any, *, baseline: str | int, **settings: Any) -> Curves:
-        steps, results = plan(**settings), []
+        results = []
         for i in range(len(case)):
             scores = case.features(i)
-            outputs = case.follow(i, steps.masks(scores), baseline)
-            results.append(steps.score(scores, float(case.clean[i]), outputs))
+            outputs = case.follow(i, masks(scores, **settings), baseline)
+            results.append(score(scores, float(case.clean[i]), outputs))
         values, curves = zip(*results, strict=True)
         return np.array(values), None if curves[0] is None else np.stack(curves)
 
-    metric(name, summary, plan=plan, **described)(function)
+    metric(name, summary, **described)(function)
+    METRICS[name] = replace(METRICS[name], masks=masks, score=score)
 
 
 def find_metric(name: str) -> Metric:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import MethodSpec, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
-from whyformer.evaluation.registry import METRICS, Plan
+from whyformer.evaluation.registry import METRICS, Metric
 from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
@@ -30,8 +30,8 @@ Candidate = MethodSpec | Explanation
 Goal = Callable[[Tensor], Tensor]
 Parts = tuple[list[int], list[int]]
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
-PLANS = {n: m.plan(**{"steps": 10} if "steps" in m.settings else {}) for n, m in METRICS.items() if m.plan}
-"""Metrics to choose by. Curves have ten steps, because each part holds few features."""
+STEPS = 10
+"""Number of steps of a criterion that is a curve, because each part holds few features."""
 MEAN_BASELINE = ("raw_attention", {"aggregation": {"heads": "mean", "layers": "mean", "rows": "readout"}})
 
 
@@ -221,13 +221,14 @@ def _scored(
     scores = [[_on_features(e, removed) for e in maps] for maps in explained]
     parts = [split(f.nonzero()[:, 0].tolist(), how.holdout, how.seed) for f in removed.features]
     _refuse_cancelling(how.mode, entries, explained, logits, resolver.activation(logits) != "softmax")
-    figures, cost = measure(task, removed, PLANS[how.criterion], scores, goals, parts, logits, how.batch_size)
+    figures, cost = measure(task, removed, criterion, scores, goals, parts, logits, how.batch_size)
     by_sample = [[[e[b] for e in maps] for maps in explained] for b in range(len(classes))]
     return _Scored(classes, figures, by_sample, cost, removed.baseline)
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
-    for name, value, valid in (("criterion", criterion, sorted(PLANS)), ("mode", mode, MODES)):
+    criteria = sorted(name for name, metric in METRICS.items() if metric.masks)
+    for name, value, valid in (("criterion", criterion, criteria), ("mode", mode, MODES)):
         if not isinstance(value, str) or value not in valid:
             raise InputError(f"arbitrate: {name} must be one of {', '.join(valid)}, not {value!r}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
@@ -265,7 +266,7 @@ def split(features: list[int], holdout: float, seed: int) -> Parts:
 
 
 def measure(
-    task: Task, removed: Removal, plan: Plan, scores: Sequence[Sequence[Tensor]], goals: Sequence[Goal],
+    task: Task, removed: Removal, metric: Metric, scores: Sequence[Sequence[Tensor]], goals: Sequence[Goal],
     parts: Sequence[Parts], logits: Tensor, batch_size: int,
 ) -> tuple[Tensor, dict[str, int]]:  # fmt: skip
     """Compute a metric of explanations on both parts of the features; explanations share perturbed inputs.
@@ -273,7 +274,7 @@ def measure(
     Args:
         task: the model and its inputs.
         removed: how features are removed.
-        plan: the metric.
+        metric: the metric, which has ``masks`` and ``score``.
         scores: ``[B, P]`` for each of M explanations and each of K goals.
         goals: functions logits ``[B, C]`` -> measured output ``[B]``.
         parts: parts of each sample, see :func:`split`.
@@ -283,13 +284,16 @@ def measure(
     Returns:
         The values ``[2, M, B, K]``, and the number of "perturbed" inputs, also without sharing ("unshared").
     """
+    assert metric.masks is not None
+    assert metric.score is not None
+    masks = partial(metric.masks, steps=STEPS) if "steps" in metric.settings else metric.masks
     rows: dict[tuple[int, tuple[int, ...]], int] = {}
     requests: dict[tuple[int, int, int, int], tuple[np.ndarray, list[int]]] = {}
     unshared: list[set[int]] = [set() for _ in scores]
     for p, m, b, k in itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals))):
         part = np.array(parts[b][p])
         selected = scores[m][k][b][parts[b][p]].cpu().numpy()
-        subsets = [tuple(part[mask].tolist()) for mask in plan.masks(selected)]
+        subsets = [tuple(part[mask].tolist()) for mask in masks(selected)]
         # -1 is the row of the clean output, which is known
         needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
         requests[p, m, b, k] = selected, needed
@@ -302,7 +306,7 @@ def measure(
     figures = torch.zeros(2, len(scores), len(parts), len(goals), dtype=torch.float64)
     for (p, m, b, k), (selected, needed) in requests.items():
         observed = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in needed])
-        figures[p, m, b, k] = float(plan.score(selected, float(clean[k][b]), observed)[0])
+        figures[p, m, b, k] = float(metric.score(selected, float(clean[k][b]), observed)[0])
     return figures, {"perturbed": len(rows), "unshared": sum(map(len, unshared))}
 
 

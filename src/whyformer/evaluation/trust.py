@@ -16,6 +16,7 @@ from whyformer.evaluation.case import Case, check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.storage import plain
 from whyformer.explanation.warnings import of_input, of_map
 from whyformer.inputs import Inputs
 from whyformer.options import Keywords, shows_options
@@ -117,11 +118,12 @@ class Trust:
     def figures(self, sample: int = 0) -> dict[str, Any]:
         """Return plain values of one sample for display: its curve, and the lowest, mean and highest random curve."""
         random = self.random[:, sample]
-        return {
-            "followed": self.followed[sample], "fractions": list(self.fractions), "curve": _plain(self.curves[sample]),
-            "lowest": _plain(random.min(0)), "mean": _plain(random.mean(0)), "highest": _plain(random.max(0)),
-            "verdict": self.verdict(sample), "warnings": list(self.warnings[sample]), "numeric": self.numeric,
+        facts = {
+            "followed": self.followed[sample], "fractions": self.fractions, "curve": self.curves[sample],
+            "lowest": random.min(0), "mean": random.mean(0), "highest": random.max(0),
+            "verdict": self.verdict(sample), "warnings": self.warnings[sample], "numeric": self.numeric,
         }  # fmt: skip
+        return dict(plain(facts, finite=True))
 
     def noted_in(self, explanation: Explanation) -> Explanation:
         """Return the explanation with these figures in ``diagnostics["trust"]``, which all views show."""
@@ -130,13 +132,12 @@ class Trust:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; NaN becomes None."""
-        return {
-            "method": self.method, "followed": list(self.followed), "fractions": list(self.fractions),
-            "curves": _plain(self.curves), "areas": _plain(self.areas), "random": _plain(self.random),
-            "chance": _plain(self.chance), "verdicts": [self.verdict(i) for i in range(len(self))],
-            "warnings": [list(w) for w in self.warnings], "baseline": self.baseline, "seeds": list(self.seeds),
-            "numeric": self.numeric,
-        }  # fmt: skip
+        names = (
+            "method", "followed", "fractions", "curves", "areas", "random", "chance", "warnings", "baseline", "seeds",
+            "numeric",
+        )  # fmt: skip
+        facts = {name: getattr(self, name) for name in names}
+        return dict(plain({**facts, "verdicts": [self.verdict(i) for i in range(len(self))]}, finite=True))
 
     def __str__(self) -> str:
         lines = []
@@ -144,12 +145,6 @@ class Trust:
             head = f"{self.method}: " if len(self) == 1 else f"{self.method}, sample {sample}: "
             lines += [head + self.verdict(sample), *(f"  {warning}" for warning in warnings)]
         return "\n".join(lines)
-
-
-def _plain(values: NDArray[np.float64]) -> Any:
-    plain = values.astype(object)
-    plain[np.isnan(values)] = None
-    return plain.tolist()
 
 
 @shows_options

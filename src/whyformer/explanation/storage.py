@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -92,16 +93,26 @@ def restored(
     return e
 
 
-def plain(value: Any) -> Any:
-    """Convert tensors, tuples, mappings, geometries and callables to JSON values."""
-    if isinstance(value, Tensor):
-        return value.tolist()
+def plain(value: Any, *, finite: bool = False, digits: int | None = None) -> Any:
+    """Convert tensors, arrays, tuples, mappings, geometries and callables to JSON values.
+
+    Args:
+        value: the value.
+        finite: convert NaN and infinity to None.
+        digits: significant digits of floats; all by default.
+    """
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, Geometry):
-        return plain(asdict(value))
+        value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, finite=finite, digits=digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [plain(v, finite=finite, digits=digits) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if finite else value
+    if isinstance(value, float) and digits is not None:
+        return float(f"{value:.{digits}g}")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

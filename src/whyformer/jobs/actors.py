@@ -53,10 +53,9 @@ def actor_results(
 
     Args:
         ray: the connected Ray, see :func:`connected`.
-        actor: class that is created with the arguments ``values``, and called with columns of pieces to return columns
-            of results.
+        actor: class that is created with the arguments ``values``, and called with a piece to return its result.
         values: arguments of the constructor of ``actor``.
-        pieces: pieces, as mappings of plain values.
+        pieces: pieces, as mappings of plain values; so are results.
         actors: largest number of actors.
         device: device of the model; each actor takes a GPU if it is "cuda".
 
@@ -67,8 +66,8 @@ def actor_results(
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
     gpus = 1 if (device or "").startswith("cuda") else 0
-    results = ray.data.from_items(list(pieces), override_num_blocks=len(pieces)).map_batches(
-        actor, fn_constructor_args=values, batch_size=1, num_cpus=0 if gpus else 1, num_gpus=gpus,
+    results = ray.data.from_items(list(pieces), override_num_blocks=len(pieces)).map(
+        actor, fn_constructor_args=values, num_cpus=0 if gpus else 1, num_gpus=gpus,
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors), max_restarts=RETRIES, max_task_retries=RETRIES,
     )  # fmt: skip
     try:

@@ -56,7 +56,7 @@ class Attempts:
         unfetched: rows in ``skipped`` that must not be fetched from the input either.
         suspects: rows to try alone before all other work.
         died: True if a process died while working on this part.
-        most: largest allowed batch size, after a batch ended the process though none of its rows did so alone.
+        max_size: largest allowed batch size, after a batch ended the process though none of its rows did so alone.
     """
 
     def __init__(self, path: Path, job: str, size: int) -> None:
@@ -64,7 +64,7 @@ class Attempts:
         self.unfetched: set[int] = set()
         self.suspects: set[int] = set()
         self.died = False
-        self.most: int | None = None
+        self.max_size: int | None = None
         self._path, self._job, self._size = path, job, size
         self._cleared: set[int] = set()
         self._fetched: Counter[int] = Counter()
@@ -160,7 +160,7 @@ class Attempts:
         if started - self._cleared - self.skipped:
             self.suspects |= started
         elif len(lanes.get(_WORK, [])) > 1 < size:  # no row alone ended the process: the batch is too large
-            self.most = size // 2
+            self.max_size = size // 2
         else:
             self.skipped |= started
 

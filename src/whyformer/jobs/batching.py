@@ -270,14 +270,14 @@ def read_one(row: Row) -> RowContent:
         return RowContent(row, error=error)
 
 
-def ahead(items: Iterable[Item], read: Callable[[Item], Result], workers: int, most: int) -> Iterator[Result]:
-    """Yield ``read(item)`` for each item in order, computed by ``workers`` threads, at most ``most`` ahead."""
+def prefetch(items: Iterable[Item], read: Callable[[Item], Result], workers: int, depth: int) -> Iterator[Result]:
+    """Yield ``read(item)`` for each item in order, computed by ``workers`` threads, at most ``depth`` ahead."""
     with ThreadPoolExecutor(workers, "whyformer-read") as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
                 waiting.append(pool.submit(read, item))
-                if len(waiting) > most:
+                if len(waiting) > depth:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

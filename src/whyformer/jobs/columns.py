@@ -16,7 +16,6 @@ from whyformer.explanation import storage
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, RowResult
 from whyformer.jobs.description import top_count
-from whyformer.jobs.records import plain
 
 # fields of an explanation that have a column; the other fields are in the column "features"
 _COLUMNS = (
@@ -45,18 +44,18 @@ def schema(scores: str = "float32") -> Any:
 
 @dataclass
 class Rows:
-    """The rows of one part, stored as columns.
+    """The rows of one part.
 
     Attributes:
         scores: "float32", "float16" or "top-K", as in a job.
         labels: class names of the model, which are stored in a row only if the explanation has others.
-        columns: values of each column.
+        rows: a row for each explanation, with the columns of :func:`schema`.
         failures: inputs, or methods of an input, that failed.
     """
 
     scores: str = "float32"
     labels: Mapping[int, str] | None = None
-    columns: dict[str, list[Any]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, explained: RowResult) -> None:
@@ -64,28 +63,20 @@ class Rows:
         self.failures += explained.failures
         for e in explained.explanations:
             try:
-                entries = self._row(explained, e)
+                self.rows.append(self._row(explained, e))
             except InputError as error:
                 row = explained.row
                 self.failures.append(Failure(row.index, row.id, e.method, "InputError", str(error)))
-                continue
-            for name, value in entries.items():
-                self.columns.setdefault(name, []).append(value)
 
     @property
     def warned(self) -> int:
         """Number of explanations with warnings."""
-        return sum(map(bool, self.columns.get("warnings", ())))
-
-    def __len__(self) -> int:
-        """Number of explanations."""
-        return len(self.columns.get("row", ()))
+        return sum(bool(row["warnings"]) for row in self.rows)
 
     def table(self) -> Any:
         """Return a pyarrow table with the columns of :func:`schema`."""
         pa = import_optional("pyarrow", "a table of explanations")
-        fields = schema(self.scores)
-        return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in fields}, schema=fields)
+        return pa.Table.from_pylist(self.rows, schema(self.scores))
 
     def _row(self, explained: RowResult, e: Explanation) -> dict[str, Any]:
         flat = e.scores[0].flatten().float().numpy()
@@ -136,7 +127,7 @@ def shape_of(e: Explanation) -> list[int]:
 
 def _json(value: Any) -> str:
     """Return compact JSON, in which NaN and infinity are null."""
-    return json.dumps(plain(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return json.dumps(storage.plain(value, finite=True), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:
@@ -189,7 +180,5 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
 def failures_table(failures: Sequence[Failure]) -> Any:
     """Return a pyarrow table of failures in the order of the input."""
     pa = import_optional("pyarrow", "a table of failures")
-    ordered = sorted(failures, key=lambda f: f.row)
-    names = ("row", "id", "method", "kind", "reason")
-    kinds = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.string())
-    return pa.table({n: pa.array([getattr(f, n) for f in ordered], k) for n, k in zip(names, kinds, strict=True)})
+    columns = pa.schema([("row", pa.int64()), *((name, pa.string()) for name in ("id", "method", "kind", "reason"))])
+    return pa.Table.from_pylist(list(map(vars, sorted(failures, key=lambda f: f.row))), columns)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, import_optional
 from whyformer.explanation.counts import amount, in_bytes
 from whyformer.inputs.feed import device_of
 from whyformer.jobs.batching import read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
-from whyformer.jobs.disk import DigestFile, write_parquet
-from whyformer.jobs.local import OpenedJob, open_job
+from whyformer.jobs.disk import write_parquet
+from whyformer.jobs.local import open_job
 from whyformer.jobs.ownership import job_files
 from whyformer.jobs.trial import run_trial
 from whyformer.models.memory import total_memory
@@ -86,10 +86,10 @@ def estimate(job: Job) -> Cost:
     """Validate a job, and time the explanation of :data:`SAMPLE` rows, evenly spaced over the first thousand.
 
     Raises:
-        WhyformerError: the job cannot run.
+        WhyformerError: the job cannot run, or its folder contains another job.
     """
     opened = open_job(job)
-    finished = _finished_rows(opened)
+    finished = sum(part.rows for part in job_files(Path(job.out), opened.facts).parts.values())
     spread = list(islice(opened.rows(0), 1000))
     sample = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
     reads = [read_one(row) for row in sample]
@@ -102,7 +102,7 @@ def estimate(job: Job) -> Cost:
         rows.add(explained)
     seconds = time.perf_counter() - start
     table = rows.table()
-    parquet = DigestFile()
+    parquet = import_optional("pyarrow", "a job").MockOutputStream()  # counts the bytes
     write_parquet(table, parquet)
     rows_left = None if opened.count is None else max(0, opened.count - finished)
     place = device_of(opened.session.model)
@@ -113,15 +113,9 @@ def estimate(job: Job) -> Cost:
         explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),
         seconds=None if rows_left is None else seconds / len(reads) * rows_left,
-        bytes=None if rows_left is None else parquet.size * rows_left // len(reads),
+        bytes=None if rows_left is None else parquet.size() * rows_left // len(reads),
         disk=shutil.disk_usage(_existing(Path(job.out))).free,
     )  # fmt: skip
-
-
-def _finished_rows(opened: OpenedJob) -> int:
-    """Return the number of rows that an earlier run finished; a folder of another job raises InputError."""
-    contents = job_files(Path(opened.job.out), opened.facts)
-    return sum(part.rows for part in contents.parts.values())
 
 
 def _existing(path: Path) -> Path:

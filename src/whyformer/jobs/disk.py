@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,24 +58,6 @@ def flush(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-class DigestFile(io.RawIOBase):
-    """A file for writing that keeps only the SHA-256 and the size of its content."""
-
-    def __init__(self) -> None:
-        self.digest, self.size = hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        self.size += len(content)
-        return len(content)
-
-    def tell(self) -> int:
-        return self.size
 
 
 def checksum(path: Path) -> str:

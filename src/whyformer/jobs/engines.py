@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whyformer.errors import LoadError
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Run, Track, explain_opened, make_part, open_job
@@ -44,19 +43,15 @@ class PartActor:
     def __init__(self, job: Job) -> None:
         self.opened = open_job(job)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Compute the parts of a batch, and return a record of each part as columns.
+    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        """Compute the part ``number`` in batches of ``size``, and return a record of it.
 
         ``part`` is the entry of the part as JSON. It is empty if a batch did not fit into memory, and if the
         input ended with the previous part.
         """
-        records = [self._record(*item) for item in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
-        return {name: [record[name] for record in records] for name in records[0]}
-
-    def _record(self, number: int, size: int) -> dict[str, Any]:
-        explained = make_part(self.opened, number, size)
-        record = {"number": number, "fits": explained is not None, "warned": 0, "part": ""}
-        if explained is None or (not explained.facts.rows and number):
+        explained = make_part(self.opened, item["number"], item["size"])
+        record = {"number": item["number"], "fits": explained is not None, "warned": 0, "part": ""}
+        if explained is None or (not explained.facts.rows and item["number"]):
             return record
         part = explained.write(Path(self.opened.job.out))
         return {**record, "warned": explained.rows.warned, "part": json.dumps(asdict(part))}
@@ -67,22 +62,16 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
 
     Raises:
         MissingExtra: Ray is not installed.
-        LoadError: the cluster does not answer, actors died too often, or the number of rows is unknown.
+        LoadError: the cluster does not answer, or actors died too often.
     """
-    with ExitStack() as stack:
-        run = stack.enter_context(Run(open_job(job), say))
-        ray = stack.enter_context(connected(job.address, job.actors))
-        while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
+    with Run(open_job(job), say) as run, connected(job.address, job.actors) as ray:
+        while todo := list(run.todo(None)):  # finite: an input with a name has a known number of rows
             too_large = _compute_missing(ray, job, run, todo, track)
             if too_large is None:
                 break
             run.halve(too_large)
         run.finish()
     return Maps(run.folder.path)
-
-
-def _known_end(run: Run) -> list[int]:
-    raise LoadError(f'engine = "ray" needs an input with a known number of rows, unlike {run.opened.source.name}')
 
 
 def _compute_missing(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
@@ -100,9 +89,6 @@ def record_parts(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
         if not record["fits"]:
             too_large.append(record["number"])
         elif record["part"]:
-            part = read_part(json.loads(record["part"]))
-            run.monitor.part(part.rows, part.written, part.failed, record["warned"])
-            run.add(part)
-            run.failed += part.failed
-            run.check_failures([])
+            run.add(read_part(json.loads(record["part"])), record["warned"])
+            run.check_failures()
     return min(too_large, default=None)

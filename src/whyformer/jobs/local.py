@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from whyformer.explanation.counts import amount
 from whyformer.inputs.feed import dtype_of
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.attempts import Attempts, ProcessEnded, notes_name, skipped_row
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, ahead, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, RowResult, Session, open_session, prefetch, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.folder import Folder
@@ -41,30 +41,14 @@ class TooManyFailures(InputError):  # noqa: N818 - reads better where it is rais
     """More rows failed than ``max_failures`` allows."""
 
 
-@dataclass(eq=False)
-class Cursor:
-    """The position in the input.
-
-    Attributes:
-        rest: the rows from ``index`` on.
-        index: index of the next row.
-        number, part: number and rows of the part that was read last.
-    """
-
-    rest: Iterator[Row] = field(default_factory=lambda: iter(()))
-    index: int = -1
-    number: int = -1
-    part: list[Row] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
 class OpenedJob:
-    """A job with its loaded model and its open input."""
+    """A job with its loaded model and its open input, whose parts are read one after another."""
 
-    job: Job
-    session: Session
-    source: Source
-    cursor: Cursor = field(default_factory=Cursor)
+    def __init__(self, job: Job, session: Session, source: Source) -> None:
+        self.job, self.session, self.source = job, session, source
+        # number and rows of the part that was read last, and the rows of the input from index ``_next`` on
+        self._number, self._part = -1, list[Row]()
+        self._next, self._rest = -1, iter(list[Row]())
 
     @property
     def count(self) -> int | None:
@@ -79,34 +63,31 @@ class OpenedJob:
 
     def part(self, number: int, attempts: Attempts) -> list[Row]:
         """Return the rows of one part; reading continues where the previous part ended."""
-        cursor, step = self.cursor, self.job.rows_per_part
-        if cursor.number != number:
-            self._move_to(number * step)
-            cursor.number, cursor.part = number, list(self._fetched(step, attempts))
+        if self._number != number:
+            self._move_to(number * self.job.rows_per_part)
+            self._number, self._part = number, list(self._fetched(self.job.rows_per_part, attempts))
             attempts.fetch(None)
-        return [attempts.admitted(row) for row in cursor.part]
+        return [attempts.admitted(row) for row in self._part]
 
     def _move_to(self, start: int) -> None:
-        cursor = self.cursor
-        if self.source.sequential and 0 <= cursor.index < start:
-            next(islice(cursor.rest, start - cursor.index - 1, None), None)  # skip the rows between
-        elif cursor.index != start:
-            cursor.rest = self.rows(start)
-        cursor.index = start
+        if self.source.sequential and 0 <= self._next < start:
+            next(islice(self._rest, start - self._next - 1, None), None)  # skip the rows between
+        elif self._next != start:
+            self._rest = self.rows(start)
+        self._next = start
 
     def _fetched(self, count: int, attempts: Attempts) -> Iterator[Row]:
         """Yield the next rows of the input, without fetching rows that crashed the process when they were fetched."""
-        cursor = self.cursor
-        for index in range(cursor.index, cursor.index + count):
+        for index in range(self._next, self._next + count):
+            row: Row | None
             if index in attempts.unfetched:
-                cursor.rest, row = self.rows(index + 1), skipped_row(index, str(index))
+                self._rest, row = self.rows(index + 1), skipped_row(index, str(index))
             else:
                 attempts.fetch(index)
-                fetched = next(cursor.rest, None)
-                if fetched is None:
+                row = next(self._rest, None)
+                if row is None:
                     return
-                row = fetched
-            cursor.index = index + 1
+            self._next = index + 1
             yield row
 
     @cached_property
@@ -166,14 +147,12 @@ def explain_opened(opened: OpenedJob, track: Track | None, say: Callable[[str], 
     """Compute the missing parts in order."""
     with Run(opened, say) as run:
         for number in run.todo(track):
-            part = make_part(opened, number, run.size(number), run.may_fail)
-            while part is None:  # the batch size is too large
+            while (part := make_part(opened, number, run.size(number), run.may_fail)) is None:
                 run.halve(number)
-                part = make_part(opened, number, run.size(number), run.may_fail)
-            if not run.report(part):
+            if not part.facts.rows and number:  # the input ended with the previous part
                 break
             run.check_failures(part.rows.failures)
-            run.add(part.write(run.folder.path))
+            run.add(part.write(run.folder.path), part.rows.warned)
         run.finish()
     return Maps(run.folder.path)
 
@@ -192,7 +171,7 @@ def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = 
     """
     with opened.attempts(number, size) as attempts:
         part_rows = opened.part(number, attempts)
-        if attempts.most is not None and size > attempts.most:
+        if attempts.max_size is not None and size > attempts.max_size:
             return None
         try_alone(opened.session, part_rows, attempts)
         try:
@@ -218,7 +197,7 @@ def _explain(opened: OpenedJob, part_rows: list[Row], size: int, may_fail: int |
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
     # after a crash a single thread reads, as concurrent reading may be the cause
-    reads = ahead(part_rows, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
+    reads = prefetch(part_rows, attempts.reading, 1 if attempts.died else job.workers, 2 * size)
     while waiting := list(islice(reads, size * WINDOW)):
         attempts.work([read.row.index for read in waiting], durable=True)
         for explained in session.explain(waiting, size, attempts.work):
@@ -295,19 +274,15 @@ class Run(ExitStack):
         remaining = None if parts is None else parts - len(finished)
         yield from track(missing, f"parts of {step:,} rows", remaining) if track is not None else missing
 
-    def report(self, part: UnwrittenPart) -> bool:
-        """Report a part; return False if the input ended with the previous part."""
-        self.monitor.part(part.facts.rows, len(part.rows), len(part.rows.failures), part.rows.warned)
-        for failure in part.rows.failures:
+    def add(self, part: Part, warned: int) -> None:
+        """Record a written part, with its number of explanations with warnings, and report rows that were skipped."""
+        self.folder.add(part)
+        self.failed += part.failed
+        self.monitor.part(part, warned)
+        for failure in failures_of(self.folder.path / part.file) if part.failed else ():
             if failure.kind == ProcessEnded.__name__:
                 self.say(f"row {failure.place} is skipped: {failure.reason}")
                 self.monitor.log("set aside", row=failure.row, id=failure.id)
-        return bool(part.facts.rows) or part.facts.part == 0
-
-    def add(self, part: Part) -> None:
-        """Record that a part is written."""
-        self.folder.add(part)
-        self.monitor.log("part", **asdict(part))
 
     @property
     def may_fail(self) -> int | None:
@@ -315,35 +290,36 @@ class Run(ExitStack):
         most = self.opened.job.max_failures
         return None if most is None else max(0, most - self.failed)
 
-    def check_failures(self, more: list[Failure]) -> None:
+    def check_failures(self, unwritten: Sequence[Failure] = ()) -> None:
         """Stop the job if more rows failed than ``max_failures``.
+
+        Args:
+            unwritten: failures of a part that is not written yet.
 
         Raises:
             TooManyFailures: the limit is exceeded; the table of failures lists all failures.
         """
-        self.failed += len(more)
-        most = self.opened.job.max_failures
-        if most is None or self.failed <= most:
+        most, failed = self.opened.job.max_failures, self.failed + len(unwritten)
+        if most is None or failed <= most:
             return
-        failures = [*self._failures(), *more]
-        self.monitor.log("stopped", failed=self.failed)
+        failures = [*self._failures(), *unwritten]
+        self.monitor.log("stopped", failed=failed)
         self.folder.write_failures(failures_table(failures))
         table, first = self.folder.path / FAILURES, failures[0]
         raise TooManyFailures(
-            f"stopped after {self.failed} failures; max_failures is {most} (see {table}). The first: {first.id}: "
+            f"stopped after {failed} failures; max_failures is {most} (see {table}). The first: {first.id}: "
             f"{first.reason}"
         )
 
-    def _failures(self) -> Iterator[Failure]:
-        pq = import_optional("pyarrow.parquet", "a job")
-        for name in sorted(self.folder.parts):
-            if self.folder.parts[name].failed:
-                yield from failures_of(pq.read_schema(self.folder.path / name))
+    def _failures(self) -> list[Failure]:
+        """Return the failures of all written parts."""
+        parts = [self.folder.parts[name] for name in sorted(self.folder.parts)]
+        return [failure for part in parts if part.failed for failure in failures_of(self.folder.path / part.file)]
 
     def finish(self) -> None:
         """Write the failures and the complete manifest; all parts are written."""
         rows = sum(part.rows for part in self.folder.parts.values())
         if not self.folder.is_finished:
-            self.folder.finish(failures_table(list(self._failures())), rows)
+            self.folder.finish(failures_table(self._failures()), rows)
         manifest = self.folder.manifest
         self.monitor.log("finished", rows=rows, written=manifest["written"], failed=manifest["failed"])

@@ -20,8 +20,6 @@ from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
 
 MANIFEST, FAILURES, LOG = "manifest.json", "failures.parquet", "log.jsonl"
-JOURNAL = "journal.jsonl"
-"""List of finished parts of earlier versions, now in the log; it is read and removed."""
 PART = r"part-[0-9]{6,}\.parquet"
 FORMAT = 1
 _CHECKSUM = "sha256"
@@ -110,14 +108,13 @@ def holds(path: Path, part: Part) -> bool:
 
 def finished_parts(folder: Path, manifest: Mapping[str, Any], job: str) -> dict[str, Part]:
     """Return the finished parts that the manifest and the log list, by name and in order; the job may be running."""
-    parts = {}
-    for path in (folder / JOURNAL, folder / LOG):
-        for line in path.read_bytes().splitlines() if path.is_file() else []:
-            facts = lines.read(line) or {}  # a damaged line lists no part
-            with suppress(ValueError, KeyError):  # the line is another event
-                part = read_part({f.name: facts[f.name] for f in fields(Part)})
-                if facts["job"] == job:
-                    parts[part.file] = part
+    parts, log = {}, folder / LOG
+    for line in log.read_bytes().splitlines() if log.is_file() else []:
+        facts = lines.read(line) or {}  # a damaged line lists no part
+        with suppress(ValueError, KeyError):  # the line is another event
+            part = read_part({f.name: facts[f.name] for f in fields(Part)})
+            if facts["job"] == job:
+                parts[part.file] = part
     parts |= {part.file: part for part in map(read_part, manifest.get("parts") or [])}
     return {name: parts[name] for name in sorted(parts)}
 

@@ -10,7 +10,7 @@ from typing import Any
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, check_type
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, ahead, open_session, read_one
+from whyformer.jobs.batching import WINDOW, Failure, RowResult, Session, open_session, prefetch, read_one
 from whyformer.jobs.description import check_values, make_job
 from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
@@ -155,7 +155,7 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
     size = run_trial(session, first).checked().size if batch_size == "auto" else int(batch_size)
-    reads = ahead(rows, read_one, workers, 2 * size)
+    reads = prefetch(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []
         results, size = session.explain_in_memory(window, size)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from whyformer.errors import InputError, import_optional
 from whyformer.jobs import lines
 from whyformer.jobs.folder import Folder
-from whyformer.jobs.manifest import LOG
+from whyformer.jobs.manifest import LOG, Part
 
 
 class Monitor(ExitStack):
@@ -61,21 +62,15 @@ class Monitor(ExitStack):
             rate["seconds_left"] = float(f"{max(0, self.total - self.done) / speed:.3g}")
         return rate
 
-    def part(self, count: int, explanations: int, failures: int, warned: int) -> None:
-        """Count a finished part.
-
-        Args:
-            count: rows of the input.
-            explanations: explanations.
-            failures: rows, or methods of a row, that failed.
-            warned: explanations with warnings.
-        """
-        self.done += count
+    def part(self, part: Part, warned: int) -> None:
+        """Count and log a finished part, with its number of explanations with warnings."""
+        self.done += part.rows
+        self.log("part", **asdict(part))
         if not self._figures:
             return
-        self._figures["rows"].inc(count)
-        self._figures["explanations"].inc(explanations)
-        self._figures["failures"].inc(failures)
+        self._figures["rows"].inc(part.rows)
+        self._figures["explanations"].inc(part.written)
+        self._figures["failures"].inc(part.failed)
         self._figures["warnings"].inc(warned)
         self._figures["rate"].set(self.rate().get("rows_per_second", 0))
         if self.total is not None:

@@ -19,7 +19,6 @@ from whyformer.jobs import lines
 from whyformer.jobs.attempts import NOTES
 from whyformer.jobs.manifest import (
     FAILURES,
-    JOURNAL,
     LOG,
     MANIFEST,
     PART,
@@ -34,7 +33,7 @@ from whyformer.jobs.manifest import (
 from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
 
 OVERLAYS = "overlays"
-_LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}|{NOTES}"
+_LINES = rf"{re.escape(LOG)}|{NOTES}"
 _TEMPORARY = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
 _OVERLAY = re.compile(r"[0-9]{8,}-[0-9]+-.*\.(png|html)")
 _HEAD = 2**16
@@ -49,7 +48,7 @@ class JobFiles:
         parts: intact parts by name.
         sizes: batch size of each part by its number, if there is no manifest.
         damaged: names of damaged files.
-        temporary: files to remove: temporary files of a killed run, and the journal of earlier versions.
+        temporary: temporary files of a killed run, to be removed.
     """
 
     manifest: dict[str, Any] | None = None
@@ -108,11 +107,11 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _sort(contents: JobFiles, ids: Mapping[Path, str | None], finished: Mapping[str, Part], scores: str) -> None:
-    """Classify the files: intact parts, damaged files, and files to remove."""
+    """Classify the files: intact parts, damaged files, and temporary files."""
     for path in ids:
         if path.name == MANIFEST and contents.manifest is None:
             contents.damaged.append(path.name)
-        elif _TEMPORARY.fullmatch(path.name) or path.name == JOURNAL:
+        elif _TEMPORARY.fullmatch(path.name):
             contents.temporary.append(path)
         elif re.fullmatch(PART, path.name) and path.name not in contents.parts:
             intact = verified(path, scores)
@@ -162,7 +161,7 @@ def _id_in_manifest(path: Path) -> str | None:
 
 
 def _id_in_lines(path: Path) -> str | None:
-    """Return the job id of the first line that is intact; lines of earlier versions have no checksum."""
+    """Return the job id of the first line that is intact; "" if the first line in JSON is no line of a job."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     for line in head.splitlines():
@@ -170,9 +169,9 @@ def _id_in_lines(path: Path) -> str | None:
             facts = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(facts, dict) or "job" not in facts:
+        if not isinstance(facts, dict) or not {"job", "check"} <= facts.keys():
             return ""
-        if "check" not in facts or lines.read(line) is not None:
+        if lines.read(line) is not None:
             return str(facts["job"])
     return None
 

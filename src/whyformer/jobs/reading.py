@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.columns import explanation_of, failures_table
+from whyformer.jobs.columns import explanation_of, failures_table, schema
 from whyformer.jobs.disk import checksum
 from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, job_id, read_manifest
 from whyformer.jobs.parts import failures_of
@@ -100,8 +100,6 @@ class Maps:
         tables = [t.replace_schema_metadata(None) for t in self.tables(columns)]
         if tables:
             return pa.concat_tables(tables)
-        from whyformer.jobs.columns import schema
-
         empty = schema(self.manifest["job"]["scores"]).empty_table()
         return empty if columns is None else empty.select(columns)
 
@@ -117,7 +115,7 @@ class Maps:
             if not path.is_file() or expected not in (None, checksum(path)):
                 raise LoadError(f"{path} is missing or damaged: run the job again to rewrite it")
             return pq.read_table(path).replace_schema_metadata(None)
-        failures = (failures_of(pq.read_schema(self._verified(p))) for p in self.parts if p.failed)
+        failures = (failures_of(self._verified(part)) for part in self.parts if part.failed)
         return failures_table(list(itertools.chain.from_iterable(failures)))
 
     def _table(self, part: Part, columns: list[str] | None = None, filters: Any = None) -> Any:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from whyformer.datasets.saved import one_split
 from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
@@ -239,14 +240,7 @@ def _of_data_set(place: str, column: str | None, id_column: str | None) -> Sourc
         data = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # datasets raises many unrelated types
         raise LoadError(f"cannot load the data set {name!r}: {str(error).strip().splitlines()[0][:300]}") from error
-    if hasattr(data, "keys"):
-        if (not split and len(data) > 1) or (split and split not in data):
-            raise InputError(
-                f"{name} has the splits {', '.join(data)}: choose one with {place.split(':')[0]}:{name}:SPLIT"
-            )
-        data = data[split or next(iter(data))]
-    elif split:
-        raise InputError(f"{name} has no splits, so there is no '{split}'")
+    data = one_split(data, split, name, f"hf:{name}:SPLIT")
     check_data(data, column, id_column)
     source = from_python(data, column, id_column)
     return replace(source, name=place, count=len(data), digest=str(data._fingerprint))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from show.builders import ATTACK
 from waiting import HANG
 from whyformer.apps import cli
+from whyformer.notation import settings_in
 from whyformer.options import WORDS
 
 ROOT = Path(__file__).parents[3]
@@ -311,6 +312,11 @@ def test_settings_reach_the_method(photo, tiny_vit):
     result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "--method", "gae", "-s", "start_layer=1", "--json", "--format", "none"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["explanations"][0]["settings"]["start_layer"] == 1
+
+
+@pytest.mark.parametrize(("text", "value"), [("none", "none"), ("None", None), ("null", None), ("TRUE", True), ('{"a": [1, 2]}', {"a": [1, 2]})])
+def test_value_of_a_setting(text, value):
+    assert settings_in([f"weighting={text}"]) == {"weighting": value}  # "none" is a value of some settings
 
 
 def test_auto_chooses_method_for_purpose(photo, tiny_vit):

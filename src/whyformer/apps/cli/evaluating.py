@@ -16,6 +16,7 @@ from whyformer.apps.cli.printing import INCOMPLETE, Printer
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
+from whyformer.notation import settings_in
 from whyformer.options import Options
 
 _NAMES = list(completion.names_file()["benchmarks"])
@@ -60,7 +61,7 @@ def benchmark(
 
     After an interruption, the same command resumes.
     """
-    arguments = opt.settings_in(option, "an option") | opt.specified(described) | opt.specified(place)
+    arguments = settings_in(option, "an option") | opt.specified(described) | opt.specified(place)
     with printer.working() as bars:
         with bars.step("loading"):
             from whyformer.benchmarks.runner import run_benchmark
@@ -117,7 +118,7 @@ def maximize(
         raise InputError(f"--out for {amount(len(units), 'unit')} must end in {', '.join(kinds)}, not {out.name!r}")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}")
-    settings = opt.settings_in(setting) | opt.specified(ascent)
+    settings = settings_in(setting) | opt.specified(ascent)
     with printer.working() as bars:
         loaded = load_model(model, Options(device=device), bars)
         from whyformer.maximize import maximize_activation

@@ -19,6 +19,7 @@ from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer, one_line
 from whyformer.defaults import COMPARED, DEFAULT_METHOD
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.explanation.counts import amount
+from whyformer.notation import parts, settings_in
 from whyformer.options import Options
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def _explain(command: str, question: Question, options: Options, printer: Printe
 
     names = [*COMPARED] if command == "compare" else [DEFAULT_METHOD]
     if question.method is not None:
-        names = opt.parts(question.method)
-    settings, targets = opt.settings_in(question.setting), question.target
+        names = parts(question.method)
+    settings, targets = settings_in(question.setting), question.target
     if question.purpose is not None:
         if DEFAULT_METHOD not in names:
             raise InputError(f"--purpose is a setting of auto, and the method is {names[0]}: leave one of them out")

@@ -6,10 +6,7 @@ type is a dataclass is replaced with the fields of the dataclass.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import inspect
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -21,6 +18,7 @@ from typer import Argument, Option
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.printing import errors_as_sentences
 from whyformer.errors import InputError
+from whyformer.notation import parts, settings_in
 from whyformer.options import WORDS, Options, kind_of
 
 # -- options of several commands -----------------------------------------------------------------------------------
@@ -206,18 +204,6 @@ def _share(text: str) -> float:
         raise InputError(f"a share is written like 0.2 or 20%, not '{text}'") from error
 
 
-def parts(text: str) -> list[str]:
-    """Split a text at commas outside of brackets."""
-    pieces, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth <= 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
 def formats_in(text: str, allowed: Sequence[str]) -> list[str]:
     """Parse ``--format``."""
     formats = list(dict.fromkeys(parts(text.lower())))
@@ -225,26 +211,6 @@ def formats_in(text: str, allowed: Sequence[str]) -> list[str]:
         if name not in (*allowed, "none"):
             raise InputError(f"--format takes {', '.join(allowed)} or none, not '{name}'")
     return [name for name in formats if name != "none"]
-
-
-def value_of(text: str) -> Any:
-    """Parse a value: JSON, a Python literal or text."""
-    text = text.strip()
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(text)
-    return {"true": True, "false": False, "none": None}.get(text.casefold(), text)
-
-
-def settings_in(texts: list[str] | None, subject: str = "a setting") -> dict[str, Any]:
-    """Parse options that are written ``key=value``, such as ``--setting``."""
-    settings = {}
-    for text in texts or ():
-        key, sign, value = text.partition("=")
-        if not sign or not key.strip():
-            raise InputError(f"{subject} is written key=value, not '{text}'")
-        settings[key.strip()] = value_of(value)
-    return settings
 
 
 def one_method(name: str, setting: list[str] | None) -> tuple[str, dict[str, Any]]:

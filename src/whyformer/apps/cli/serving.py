@@ -15,6 +15,7 @@ from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer
 from whyformer.apps.server.limits import Limits
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
+from whyformer.notation import method_in, parts, value_of
 from whyformer.options import Options
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ class JobKeys:
         """Return the keys that were passed, parsed."""
         keys = opt.specified(self)
         if self.methods is not None:
-            keys["methods"] = tuple(map(_method, opt.parts(self.methods)))
+            keys["methods"] = tuple(map(method_in, parts(self.methods)))
         if self.targets is not None and "," in self.targets:
-            keys["targets"] = opt.parts(self.targets)
+            keys["targets"] = parts(self.targets)
         if self.batch_size is not None:
-            keys["batch_size"] = opt.value_of(self.batch_size)
+            keys["batch_size"] = value_of(self.batch_size)
         return keys
 
 
@@ -98,12 +99,6 @@ def run(
 
             described_job = make_job(keys, "the job") if job is None else read_job(job, **keys)
         (_estimate if dry_run else _run)(described_job, printer, bars)
-
-
-def _method(text: str) -> Any:
-    """Parse ``name`` or ``name:setting=value:setting=value``."""
-    name, *settings = text.split(":")
-    return (name, opt.settings_in(settings)) if settings else name
 
 
 def _estimate(job: Job, printer: Printer, bars: Bars) -> None:

@@ -23,10 +23,10 @@ from whyformer.apps.server.limits import Limits
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.storage import plain
 from whyformer.inputs.pictures import open_picture
 from whyformer.inputs.texts import BETWEEN
 from whyformer.jobs.batching import Session
-from whyformer.jobs.records import plain
 from whyformer.jobs.rows import PAIR
 from whyformer.methods import METHODS, find
 from whyformer.show import encode, figure
@@ -127,7 +127,7 @@ class Service:
         e = await self.explain(request, pending)
         if form == "json":
             return await run_in_threadpool(
-                lambda: JSONResponse(plain(record_of("explain", [e], self.session.name, title)))
+                lambda: JSONResponse(plain(record_of("explain", [e], self.session.name, title), finite=True))
             )
         async with self.drawing:
             return Response(await run_in_threadpool(lambda: encode(figure(e), "png")), media_type="image/png")
@@ -182,7 +182,7 @@ async def explain_picture(
 async def list_methods(service: Served) -> list[dict[str, Any]]:
     """List the methods for the model's kind of input, with their settings and defaults."""
     methods = [method for _, method in sorted(METHODS.items()) if method.modality in ("both", service.modality)]
-    return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings)} for m in methods]
+    return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings, finite=True)} for m in methods]
 
 
 @router.get("/health")
@@ -208,7 +208,7 @@ async def metrics(service: Served) -> Response:
 async def refuse(request: Request, error: Exception) -> Response:
     """Return the reason in ASCII: it may repeat what the client sent, and half of a surrogate pair has no UTF-8."""
     if isinstance(error, RequestValidationError):  # without the client's values, which need not be JSON
-        detail: Any = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
+        detail: Any = [{key: plain(one[key], finite=True) for key in ("type", "loc", "msg")} for one in error.errors()]
         error = HTTPException(422, detail)
     elif isinstance(error, WhyformerError):
         error = HTTPException(413 if isinstance(error, TooLarge) else 400, str(error))

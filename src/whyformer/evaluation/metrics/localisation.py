@@ -21,13 +21,13 @@ class SegmentationCounts:
 
     Attributes:
         correct: number of correctly classified pixels.
-        labelled: number of pixels with a known label.
+        labelled: number of pixels, all of which have a known label.
         intersection: pixels of the intersections for (background, foreground).
         union: pixels of the unions for (background, foreground).
         average_precision: average precision of this picture, in 0..1.
         hit: 1 if the highest score lies on the object, else 0.
         energy: fraction of the positive scores that lies on the object.
-        foreground: fraction of the labelled pixels that lies on the object.
+        foreground: fraction of the pixels that lies on the object.
     """
 
     correct: int
@@ -51,33 +51,26 @@ def minmax(scores: ArrayLike) -> NDArray[np.float64]:
     return (s - low) / (high - low)
 
 
-def counts(scores: ArrayLike, mask: ArrayLike, labelled: ArrayLike | None = None) -> SegmentationCounts:
-    """Compare a map with a mask.
+def counts(scores: ArrayLike, mask: ArrayLike) -> SegmentationCounts:
+    """Compare a map ``[H, W]`` with a mask ``[H, W]`` that is True on the object.
 
     A pixel is predicted as foreground if its min–max-scaled score is greater than the mean over the picture.
-
-    Args:
-        scores: ``[H, W]`` map.
-        mask: ``[H, W]`` True on the object.
-        labelled: ``[H, W]`` True at pixels with a known label; all by default.
     """
-    scaled = minmax(scores)
-    truth = np.asarray(mask, dtype=bool)
-    is_labelled = np.ones_like(truth) if labelled is None else np.asarray(labelled, dtype=bool)
-    if scaled.shape != truth.shape or is_labelled.shape != truth.shape:
+    scaled, truth = minmax(scores), np.asarray(mask, dtype=bool)
+    if scaled.shape != truth.shape:
         raise ValueError(f"the map is {scaled.shape} and the mask {truth.shape}")
-    if not (truth & is_labelled).any():
+    if not truth.any():
         raise ValueError("the mask is empty: there is no object in this picture")
     predicted = scaled > scaled.mean()
     return SegmentationCounts(
-        correct=int(((predicted == truth) & is_labelled).sum()),
-        labelled=int(is_labelled.sum()),
-        intersection=(int((~predicted & ~truth & is_labelled).sum()), int((predicted & truth & is_labelled).sum())),
-        union=(int((~(predicted & truth) & is_labelled).sum()), int(((predicted | truth) & is_labelled).sum())),
-        average_precision=two_channel_average_precision(scaled[is_labelled], truth[is_labelled]),
-        hit=pointing_hit(np.where(is_labelled, scaled, -1), truth),
-        energy=energy_in_mask(np.where(is_labelled, np.asarray(scores, dtype=np.float64), 0), truth & is_labelled),
-        foreground=float(truth[is_labelled].mean()),
+        correct=int((predicted == truth).sum()),
+        labelled=truth.size,
+        intersection=(int((~predicted & ~truth).sum()), int((predicted & truth).sum())),
+        union=(int((~(predicted & truth)).sum()), int((predicted | truth).sum())),
+        average_precision=two_channel_average_precision(scaled, truth),
+        hit=pointing_hit(scaled, truth),
+        energy=energy_in_mask(scores, truth),
+        foreground=float(truth.mean()),
     )
 
 

@@ -67,11 +67,6 @@ def max_sensitivity(original: ArrayLike, changed: Sequence[ArrayLike]) -> float:
     return max(relative_change(original, map_) for map_ in changed)
 
 
-def class_sensitivity(top: ArrayLike, least: ArrayLike) -> float:
-    """Return the Spearman correlation of the maps of the most and the least likely class (1: no class effect)."""
-    return spearman(top, least)
-
-
 def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
     """Return (name, parameter names) of the stages that are randomized together, from the output to the input.
 

@@ -8,13 +8,13 @@ and the same figures to the last digit, as a run without interruption.
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.storage import plain
 from whyformer.jobs import lines
 
 Record = dict[str, Any]
@@ -51,16 +51,16 @@ class RecordFile(ExitStack):
 
     def _read(self) -> None:
         intact: list[tuple[bytes, Record]] = []
+        pieces: dict[str, set[Key]] = {}
         for line in self.path.read_bytes().splitlines(keepends=True):
-            record = lines.read(line) if line.endswith(b"\n") else None  # a kill may truncate the last line
-            if record is None or not isinstance(record.get("sample"), str) or not isinstance(record.get("key"), str):
-                self.dropped += 1
-            else:
-                intact.append((line, record))
-        groups: dict[Any, set[Key]] = {}
-        for _, record in intact:
-            groups.setdefault(_piece(record), set()).add((record["sample"], record["key"]))
-        complete = [(line, r) for line, r in intact if (piece := _piece(r)) is None or len(groups[piece]) == piece[1]]
+            record = lines.read(line) or {} if line.endswith(b"\n") else {}  # a kill may truncate the last line
+            match record:
+                case {"sample": str(sample), "key": str(key), "piece": [str(piece), int()]}:
+                    intact.append((line, record))
+                    pieces.setdefault(piece, set()).add((sample, key))
+                case _:
+                    self.dropped += 1
+        complete = [(line, r) for line, r in intact if len(pieces[r["piece"][0]]) == r["piece"][1]]
         self.torn = len(intact) - len(complete)
         self.records = {(r["sample"], r["key"]): r for _, r in complete}
         if self.dropped or self.torn:
@@ -84,7 +84,7 @@ class RecordFile(ExitStack):
     def add(self, *records: Record) -> None:
         """Append records that were measured together, in one write; they count all together or not at all."""
         # six digits are more than the figures show
-        rows = [plain(record, 6) for record in records]
+        rows = [plain(record, finite=True, digits=6) for record in records]
         piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in rows})).encode()), len(rows)]
         rows = [{**record, "piece": piece} for record in rows]
         lines.append(self._file, b"".join(map(lines.encoded, rows)))
@@ -93,26 +93,3 @@ class RecordFile(ExitStack):
     def sync(self) -> None:
         """Flush the file to the disk."""
         os.fsync(self._file)
-
-
-def _piece(record: Record) -> tuple[str, int] | None:
-    """Return (digest, size) of the group that a record was measured in; None for files of earlier versions."""
-    piece = record.get("piece")
-    return (str(piece[0]), int(piece[1])) if isinstance(piece, list) and len(piece) == 2 else None
-
-
-def plain(value: Any, digits: int | None = None) -> Any:
-    """Convert a value to JSON values: NaN and infinity to None, tuples to lists, other objects to strings.
-
-    Args:
-        value: the value.
-        digits: significant digits of floats; all by default.
-    """
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float):
-        return (value if digits is None else float(f"{value:.{digits}g}")) if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): plain(v, digits) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v, digits) for v in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
