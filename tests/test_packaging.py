@@ -30,6 +30,7 @@ ALLOWED_IMPORTS = {
     "targets": {"errors", "models"},
     "show": RESULTS | {"defaults"},
     "datasets": {"errors", "inputs"},
+    "evaluate": set(),
     "models": {"errors", "tape"},
     "tape": {"errors"},
     "rules": {"errors", "tape"},
