@@ -218,6 +218,22 @@ def test_patches_of_any_aspect_ratio_are_on_the_picture(size: tuple[int, int], c
             torch.testing.assert_close(e.logits, model(**encoded).logits)
 
 
+def test_packed_patches_are_evaluated() -> None:
+    """The most important patch is removed first, also of a picture with padding: 36 of 40 patches."""
+    pictures = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=40, **PLAIN)
+    model = tiny("Siglip2ForImageClassification", {"vision_config": {"patch_size": 8, "num_patches": 16}})
+    images = [square((64, 64), (40, 20, 60, 40)), square((40, 100), (40, 20, 60, 40))]
+    e = whyformer.explain(model, images[0], "occlusion", 0, pictures)
+    found = whyformer.trust(e, model, images[0], pictures, steps=36, seeds=[0])
+    encoded = dict(pictures(images=[images[0]], return_tensors="pt"))
+    encoded["pixel_values"][0, int(e.scores.argmax())] = 0
+    with torch.no_grad():
+        assert float(found.curves[0][1]) == pytest.approx(float(model(**encoded).logits.softmax(-1)[0, 0]), rel=1e-4)
+    both = whyformer.explain(model, images, "occlusion", 0, pictures)
+    with pytest.raises(whyformer.WhyformerError, match="one picture at a time"):
+        whyformer.trust(both, model, images, pictures, steps=2, seeds=[0])
+
+
 def compared(pictures: Any) -> Any:
     """A processor that compares pictures with texts."""
     written = words()
