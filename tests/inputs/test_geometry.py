@@ -291,6 +291,12 @@ def test_geometry_of_uniform_images():
         assert inputs.features.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
 
 
+def test_margins_cropped_by_their_brightness_have_no_geometry():
+    """The processor of Nougat crops bright margins, so test pictures do not show what it does to others."""
+    nougat = processor("Nougat", size={"height": 96, "width": 72})
+    assert prepare(torch.nn.Linear(1, 1), textured((120, 300)), nougat).features.geometry is None
+
+
 def test_tensor_input_has_no_geometry():
     pixels = torch.rand(1, 3, 48, 80)
     inputs = prepare(torch.nn.Linear(1, 1), pixels)

@@ -13,9 +13,12 @@ import torchvision
 import transformers as hf
 from PIL import Image
 from torch import Tensor, nn
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 import whyformer
+from prompting import PLAIN, outside, square, words
 from row_orders import Stem
+from shrinking import tiny
 from whyformer.explaining import open_model
 from whyformer.show.painting import overlay
 from zoo import randomise
@@ -179,6 +182,69 @@ def test_bright_corner_has_highest_occlusion_score(corner: int) -> None:
     assert top <= peak // 160 < top + 14 and left <= peak % 160 < left + 14
     drawn = overlay(e)
     assert len(set(map(tuple, drawn[-4].tolist()))) > 1  # hatched; a black line would have a single colour
+
+
+def test_pixels_of_a_flat_picture_are_read() -> None:
+    """Rectifiers without bias are 0 on black, and a max-pool selects one of equal values: the gradient is 0, and the pixels are read."""
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 16, 2))
+    x = torch.zeros(1, 3, 8, 8)
+    x[..., :2, :2] = 1
+    e = whyformer.explain(randomise(stem), x, "input_x_gradient", 0)
+    assert e.read is None and not bool(e.placed().isnan().any())
+
+
+@pytest.mark.parametrize("size", [(64, 64), (40, 100)])
+@pytest.mark.parametrize("corner", range(4))
+@pytest.mark.parametrize("prompt", [False, True])
+def test_patches_of_any_aspect_ratio_are_on_the_picture(size: tuple[int, int], corner: int, prompt: bool) -> None:
+    """SigLIP 2 packs the patches of a picture into a row with padding, alone or compared with texts."""
+    is_bottom, is_right = divmod(corner, 2)
+    top, left = (size[0] - 12) * is_bottom, (size[1] - 12) * is_right
+    image = square(size, (left, top, left + 12, top + 12))
+    pictures = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=40, **PLAIN)
+    vision = {"patch_size": 8, "num_patches": 16}
+    if prompt:
+        model = tiny("Siglip2Model", {"vision_config": vision})
+        e = whyformer.explain(model, {"text": ["what is", "here"], "images": image}, "input_x_gradient", 0, compared(pictures))
+    else:
+        model = tiny("Siglip2ForImageClassification", {"vision_config": vision})
+        e = whyformer.explain(model, [image, image.rotate(180)], "input_x_gradient", 0, pictures)[0]
+    encoded = pictures(images=[image], return_tensors="pt")
+    assert e.part("pixel_values").grid == tuple(encoded["spatial_shapes"][0].tolist())
+    part = e.part("pixel_values")
+    assert outside(part, (left, top, left + 12, top + 12), 1 + max(size[0] / part.grid[0], size[1] / part.grid[1])) < 0.01
+    with torch.no_grad():
+        if not prompt:
+            torch.testing.assert_close(e.logits, model(**encoded).logits)
+
+
+def test_packed_patches_are_evaluated() -> None:
+    """The most important patch is removed first, also of a picture with padding: 36 of 40 patches."""
+    pictures = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=40, **PLAIN)
+    model = tiny("Siglip2ForImageClassification", {"vision_config": {"patch_size": 8, "num_patches": 16}})
+    images = [square((64, 64), (40, 20, 60, 40)), square((40, 100), (40, 20, 60, 40))]
+    e = whyformer.explain(model, images[0], "occlusion", 0, pictures)
+    found = whyformer.trust(e, model, images[0], pictures, steps=36, seeds=[0])
+    encoded = dict(pictures(images=[images[0]], return_tensors="pt"))
+    encoded["pixel_values"][0, int(e.scores.argmax())] = 0
+    with torch.no_grad():
+        assert float(found.curves[0][1]) == pytest.approx(float(model(**encoded).logits.softmax(-1)[0, 0]), rel=1e-4)
+    both = whyformer.explain(model, images, "occlusion", 0, pictures)
+    with pytest.raises(whyformer.WhyformerError, match="one picture at a time"):
+        whyformer.trust(both, model, images, pictures, steps=2, seeds=[0])
+
+
+def compared(pictures: Any) -> Any:
+    """A processor that compares pictures with texts."""
+    written = words()
+
+    def process(images: Any, text: Any, **options: Any) -> dict[str, Any]:
+        return {"input_ids": written(text, **options)["input_ids"], **pictures(images=images, return_tensors="pt")}
+
+    class Compared:
+        image_processor, tokenizer, __call__ = pictures, written, staticmethod(process)
+
+    return Compared()
 
 
 def test_read_region_survives_serialization(tmp_path: Any) -> None:

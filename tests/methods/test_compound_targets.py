@@ -406,3 +406,23 @@ def test_relevance_of_a_contrast_is_the_difference_of_two_classes() -> None:
     model, inputs = build("hf_vit")
     first, second, contrast = (whyformer.explain(model, inputs, "lrp", t, rule="shared").scores for t in (1, 2, Contrast(1, 2)))
     torch.testing.assert_close(contrast, first - second, rtol=0, atol=1e-6 * float(first.abs().max()))
+
+
+class Conditioned(nn.Module):
+    """A text model with a feature of each sample, and a mask of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.kinds = build("bert", torch.float32)[0], nn.Embedding(4, 2)
+
+    def forward(self, input_ids: Tensor, valid: Tensor, is_member: Tensor, product_type: Tensor) -> Tensor:
+        logits: Tensor = self.text(input_ids=input_ids, attention_mask=valid.long()).logits[:, :2]
+        return logits + is_member.float() + self.kinds(product_type)
+
+
+def test_features_of_samples_without_scores_are_named() -> None:
+    """Also truth values, and features whose names are like those of descriptions of tokens."""
+    ids = torch.randint(5, 20, (2, 6))
+    features = {"is_member": torch.tensor([[True], [False]]), "product_type": torch.tensor([1, 2])}
+    e = whyformer.explain(Conditioned().eval(), {"input_ids": ids, "valid": ids > 0, **features}, "input_x_gradient", 0)
+    assert e.diagnostics["unscored"] == ["is_member", "product_type"]

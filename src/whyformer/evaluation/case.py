@@ -15,6 +15,7 @@ from torch import Tensor
 from whyformer.baselines import BLUR
 from whyformer.errors import InputError, check_type
 from whyformer.evaluation.forwards import activated
+from whyformer.explanation.mosaic import on_patches
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
@@ -139,6 +140,8 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     raw: Any = explanation
     if known_explanation is not None:
         raw = known_explanation.heatmap(inputs.image_size) if image else known_explanation.scores
+        if inputs.mosaic is not None and inputs.mosaic.places is not None:
+            raw = on_patches(known_explanation, inputs.mosaic, inputs.extent[-1])
     scores = score_tensor(raw)
     if not bool(torch.isfinite(scores).all()):
         raise InputError("the scores hold NaN or infinity, so they cannot be evaluated")

@@ -176,8 +176,8 @@ def trust(
         model, processor, **options: as for :func:`whyformer.explain`.
         inputs: the explained inputs; by default the texts or pictures that the explanation holds.
         baseline: replacement of removed features. Pictures: "zero" (the processor's mean colour; default), "black",
-            "mean", "blur" or "noise". Text: the "mask", "unk" or "pad" of the tokenizer, or without one of the
-            model's config (by default the first that it has), otherwise "delete".
+            "mean", "blur" or "noise". Vectors: "zero" (default) or "mean". Text: the "mask", "unk" or "pad" of the
+            tokenizer, or without one of the model's config (by default the first that it has), otherwise "delete".
         steps: number of steps of a curve.
         seeds: seeds of the random maps.
         batch_size: perturbed samples in one forward pass.
@@ -267,7 +267,7 @@ def _join(results: Sequence[Trust]) -> Trust:
 
 
 def _default_baseline(inputs: Inputs) -> str:
-    if inputs.modality == "image":
+    if inputs.modality != "text":
         return "zero"
     return next((name for name in TOKENS if name in dict(inputs.fill_ids)), "delete")
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from whyformer.errors import InputError
 from whyformer.explanation.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -77,6 +78,21 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
         flat = scores if level == "pixel" else scores.flatten(1)
         explanations[name] = replace(e, scores=flat, level=level, features=features, input=name)
     return explanations
+
+
+def on_patches(e: Explanation, mosaic: Mosaic, patches: int) -> Tensor:
+    """Return the scores ``[B, patches]`` of the packed patches of one picture per sample, 0 for padding: the inverse of
+    :func:`on_pictures`.
+
+    Raises:
+        InputError: the maps are on another grid.
+    """
+    scores = torch.zeros(len(e), patches, dtype=e.scores.dtype)
+    for i, ((rows, _),) in enumerate(mosaic.places or []):
+        if e.grid != rows.shape:
+            raise InputError("the maps of several pictures of other shapes share one grid: pass one picture at a time")
+        scores[i, rows.flatten()] = e.scores[i]
+    return scores
 
 
 def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry | None] | None:

@@ -200,7 +200,10 @@ def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
     level = (span[1] - span[0]) / 255
     at, places = np.arange(len(line)) + 0.5, span[0] + line * 255 * level
     step, start = np.polyfit(at[fit_rows], places[fit_rows], 1)
-    if not step > 0 or np.abs(places - start - step * at)[fit_rows].max() > 1 + step + 1.5 * level:
+    off_line = np.abs(places - start - step * at)
+    if not step > 0 or off_line[fit_rows].max() > 1 + step + 1.5 * level:
+        return None
+    if off_line[visible].max() > 0.2 * length:  # part of the ramp was cropped because of its brightness
         return None
     fitted = (float(start), float(start + step * len(line)))
     # pictures are resized to whole pixels, and cropped and padded by whole pixels, before or after

@@ -20,7 +20,7 @@ Group = list[Image.Image]
 Process = Callable[[Group], Tensor]
 
 
-def measure_mosaic(process: Process, groups: list[Group], shape: torch.Size) -> Mosaic | None:
+def measure_mosaic(process: Process, groups: list[Group], *, packed: bool) -> Mosaic | None:
     """Measure where the tiles or packed patches of each sample lie on its pictures.
 
     With one picture of a prompt white and the others black, the bright tiles or patches are those of that picture.
@@ -29,12 +29,11 @@ def measure_mosaic(process: Process, groups: list[Group], shape: torch.Size) -> 
     Args:
         process: function from the pictures of one prompt to its tiles ``[T, C, H, W]`` or packed patches ``[P, D]``.
         groups: the pictures of each prompt.
-        shape: shape of the model's input, ``[B, T, C, H, W]``, ``[B · T, C, H, W]`` or ``[B · P, D]``.
+        packed: whether these are packed patches.
 
     Returns:
         The mosaic, in which a picture may have no geometry; None if the processor fails on test pictures.
     """
-    packed = len(shape) == 2
     parts: list[list[Any]] = []
     try:
         for group in groups:

@@ -27,6 +27,7 @@ from whyformer.inputs.feed import (
 )
 from whyformer.inputs.geometry import distortions, picture_features
 from whyformer.inputs.inputs import Inputs
+from whyformer.inputs.mosaic import measure_mosaic
 from whyformer.inputs.normalize import normalized
 from whyformer.inputs.packing import are_patches, channels_last, check_assigned, has_several_pictures, is_evenly_packed
 from whyformer.inputs.pictures import as_rgb, black_and_white, notes, without_normalisation
@@ -179,7 +180,8 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    names = [name.replace(suffix, "attention_mask") for suffix in ("inputs_embeds", "embeds") if suffix in name]
+    ends = ("inputs_embeds", "embeds", "values")  # pixel_values has a pixel_attention_mask
+    names = [name.replace(end, "attention_mask") for end in ends if end in name]
     if "input_ids" not in kwargs:  # it would be the mask of the text
         names.append("attention_mask")
     masks = [without_cached(kwargs[m], tensor.shape[1]) for m in names if isinstance(kwargs.get(m), Tensor)]
@@ -332,30 +334,37 @@ def _from_pictures(model: nn.Module, pictures: list[Image.Image], processor: Any
     # RGB pictures are not copied, so that many explanations share a large picture
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
-    pixels = processed(processor, rgb)
-    facts = _picture_facts(pixels, "pixel_values", {}, model, processor)
+    if hasattr(processor, "preprocess"):
+        args, kwargs, _ = as_arguments(model, _encoded(processor, rgb), "pixel_values")
+    else:  # the transform of a model of timm or torchvision
+        args, kwargs = (processed(processor, rgb),), {}
+    facts, process = _from_tensors(args, kwargs, model, processor), partial(processed, processor)
+    if facts.tensor.dim() == 3:  # patches of each picture, packed into a row
+        mosaic = measure_mosaic(lambda group: process(group)[0], [[p] for p in rgb], packed=True)
+        return replace(facts, mosaic=mosaic, notes=[notes(p) for p in rgb])
     features = facts.features
     if features.pictures is not None:
-        features = replace(features, **picture_features(partial(processed, processor), rgb))
-    size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        features = replace(features, **picture_features(process, rgb))
+    size = (int(facts.tensor.shape[-2]), int(facts.tensor.shape[-1]))
     boxes = features.geometry or [None] * len(rgb)
     changes = [notes(p) + distortions((p.height, p.width), size, b) for p, b in zip(rgb, boxes, strict=True)]
-    if hasattr(processor, "preprocess"):
-        facts = _with_arguments(facts, model, {"pixel_values": pixels})
-    else:  # the transform of a model of timm or torchvision
-        facts = replace(facts, args=(pixels,), scored=0, name=argument_name(model, 0))
     return replace(facts, features=features, notes=changes)
+
+
+def _encoded(processor: Any, pictures: list[Image.Image]) -> dict[str, Tensor]:
+    """Return the tensors that an image processor makes of pictures, among them ``pixel_values``."""
+    try:
+        encoded = dict(processor(images=pictures, return_tensors="pt"))
+        return {n: t for n, t in encoded.items() if isinstance(t, Tensor)} | {"pixel_values": encoded["pixel_values"]}
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"the image processor fails: check its preprocessor_config.json ({reason})") from error
 
 
 def processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
     """Return the processor's pixels ``[B, C, H, W]``."""
     if hasattr(processor, "preprocess"):
-        try:
-            pixels: Tensor = dict(processor(images=pictures, return_tensors="pt"))["pixel_values"]
-        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise InputError(f"the image processor fails: check its preprocessor_config.json ({reason})") from error
-        return pixels
+        return _encoded(processor, pictures)["pixel_values"]
     if not callable(processor):
         raise InputError(
             "processor must be a Hugging Face image processor or a function picture -> tensor, "

@@ -131,9 +131,8 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
             sides[name] = replace(side, features=features, notes=[notes(p) for p in pictures])
         elif process is not None and "pixel" in name:
             packed = side.modality == "tensor"
-            shape = side.tensor.flatten(1).shape if packed else side.tensor.shape
-            pieces = partial(_pieces, process, 2 if packed else side.tensor.dim())
-            sides[name] = replace(side, mosaic=measure_mosaic(pieces, groups, shape))
+            pieces = partial(_pieces, process, packed)
+            sides[name] = replace(side, mosaic=measure_mosaic(pieces, groups, packed=packed))
         if side.modality == "text":
             # the tokenizer's id comes first: Gemma 3's processor has that of the single token that it replaces by many
             owners = (processor.tokenizer, processor)
@@ -176,11 +175,11 @@ def _reproduces(process: Callable[[list[Image.Image]], Tensor], groups: list[lis
     return True
 
 
-def _pieces(process: Any, axes: int, pictures: list[Image.Image]) -> Tensor:
+def _pieces(process: Any, packed: bool, pictures: list[Image.Image]) -> Tensor:
     """Return the tiles ``[T, C, H, W]`` or packed patches ``[P, D]`` of one prompt's pictures."""
     tensor: Tensor = process(pictures)
-    if axes == 2:
-        return tensor.flatten(1)
+    if packed:
+        return tensor.flatten(0, 1) if tensor.dim() == 3 else tensor.flatten(1)
     return tensor.flatten(0, 1) if tensor.dim() == 5 else tensor
 
 

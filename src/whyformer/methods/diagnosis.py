@@ -126,8 +126,11 @@ def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
 
 def _describes(name: str, value: Any, rows: set[torch.Size]) -> bool:
     """Return whether an argument describes rows ``[B, N]`` or pixels of other inputs, such as a mask or the box of each
-    token. Boxes and points that belong to no tokens are prompts (SAM)."""
-    return is_auxiliary(name) and (not re.search("box|point", name) or getattr(value, "shape", ())[:2] in rows)
+    token. Boxes and points that belong to no tokens are prompts (SAM), and a type of a whole sample is a feature."""
+    shape = getattr(value, "shape", ())
+    if shape[:2] in rows or shape[1:2] in {row[1:] for row in rows}:  # [B, N] or [1, N]
+        return is_auxiliary(name) or getattr(value, "dtype", None) == torch.bool
+    return is_auxiliary(name) and not re.search("box|point|type|segment|timestep", name)
 
 
 def random_states(model: nn.Module) -> list[Tensor]:
@@ -168,11 +171,13 @@ def with_randomness(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
 
 
 def _has_numbers(tensor: Tensor) -> bool:
-    return tensor.dim() > 0 and tensor.dtype != torch.bool
+    return tensor.dim() > 0
 
 
 def _changed(value: Tensor) -> Tensor:
-    """Return other numbers of the same magnitude, or a permutation of the ids."""
+    """Return other numbers of the same magnitude, a permutation of the ids, or the opposite truth values."""
+    if value.dtype == torch.bool:
+        return ~value
     if value.is_floating_point():
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
         return value + noise * (value.abs().mean() + 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
 from whyformer.methods.map_passes import MapPass, WalkResult
-from whyformer.methods.passes import Callback, argument_of, record_pass
+from whyformer.methods.passes import Callback, ForwardPass, argument_of, record_pass
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.sources import Sources
@@ -26,6 +26,7 @@ from whyformer.options import DEFAULTS, Options
 from whyformer.rules.registered import custom_rules
 from whyformer.tape.feeding import find_read_box
 from whyformer.tape.places import Box
+from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite
 
 __all__ = ["Scores", "Task"]
@@ -227,11 +228,19 @@ class Task(Sources):
         recorded = next(iter(self._passes.values()), None)
         if recorded is None and self.shared is not None:
             recorded = self.shared.known_pass(self.inputs)
-        with suppress(WhyformerError):
-            inputs = self.inputs.select(slice(0, 1))
+        place = self.scored_inputs[name].scored
+        inputs = self.inputs.with_main(name).select(slice(0, 1))
+
+        def parts(inputs: Inputs, recorded: ForwardPass | None = None) -> tuple[Tape, int, Iterable[int]]:
             recorded = recorded or record_pass(self.model, self.feed(inputs), inputs.samples)
-            number = recorded.tape.number(argument_of(recorded.feed, self.scored_inputs[name].scored))
-            return find_read_box(recorded.tape, number, recorded.outputs.values())
+            return recorded.tape, recorded.tape.number(argument_of(recorded.feed, place)), recorded.outputs.values()
+
+        def noise() -> tuple[Tape, int, Iterable[int]]:
+            pixels = torch.randn(inputs.tensor.shape, generator=torch.Generator().manual_seed(0))
+            return parts(inputs.with_tensor(pixels.to(inputs.tensor)))
+
+        with suppress(WhyformerError):
+            return find_read_box(*parts(inputs, recorded), noise)
         return None
 
     def lay_out(self, scores: Scores) -> Scores:

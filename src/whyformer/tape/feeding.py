@@ -2,7 +2,7 @@
 
     fed = find_fed(tape, rows, family)
     fed[number]  # the row of the family that a row of the input feeds, 0 for none
-    find_read_box(tape, tape.number(pixels), outputs)  # (left, top, right, bottom) of the pixels that are read
+    find_read_box(tape, tape.number(pixels), outputs, noise)  # (left, top, right, bottom) of the pixels that are read
 
 New rows are created from other rows by single calls, one step after another. If the rows of a new row lie side by side
 in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: let J
@@ -15,7 +15,7 @@ fields overlap, their centres are measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -293,26 +293,38 @@ def _in_line(power: Tensor, along: Tensor, share: Tensor, count: int) -> bool:
 
 
 # -- the part of a picture that is read ------------------------------------------------------------------------------
-def find_read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
+def find_read_box(
+    tape: Tape, number: int, outputs: Iterable[int], noise: Callable[[], tuple[Tape, int, Iterable[int]]]
+) -> Box | None:
     """Return the bounding box of the pixels that a model reads; None if it is the whole picture, or unknown. A
     convolution whose stride equals its kernel size ignores the pixels after the last whole patch.
 
     Random flows are propagated to the pixels from the values that the first attention reads, or from the outputs if
-    there is no attention. Pixels without a flow are not read.
+    there is no attention. Pixels without a flow are not read, if they have none in a pass with random pixels either:
+    where a picture is of one colour, rectifiers may be 0, and a max-pool selects one of equal values.
 
     Args:
         tape: a recorded pass.
         number: number of the picture, ``[..., H, W]``.
         outputs: numbers of the values that the model returned.
+        noise: records a pass with random pixels; returns its tape, number and outputs.
     """
     ends = tuple(outputs)
+
+    def measured() -> Box | None:
+        return _read_box(tape, number, ends) and _read_box(*noise())
+
+    return _BOXES.once((tape.signature, number, ends), measured)
+
+
+def _read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
     with bare():
-        box = _BOXES.once((tape.signature, number, ends), lambda: _read_box(tape, number, ends))
+        box = _box_of_flows(tape, number, outputs)
     tape.release()
     return box
 
 
-def _read_box(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
+def _box_of_flows(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
     if not tape.floating(number) or len(tape.shapes[number]) < 3:
         return None
     ends = _before_attention(tape, number, outputs)
@@ -328,7 +340,7 @@ def _read_box(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
     return None if (left, top, right, bottom) == (0, 0, width, height) else (left, top, right, bottom)
 
 
-def _before_attention(tape: Tape, number: int, outputs: tuple[int, ...]) -> list[int]:
+def _before_attention(tape: Tape, number: int, outputs: Iterable[int]) -> list[int]:
     """Return the values computed from a picture before the first attention that are read by it or later; without an
     attention, the outputs that depend on the picture."""
     calls = needed_calls(tape.calls, outputs)
