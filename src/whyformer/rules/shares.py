@@ -320,7 +320,7 @@ class ShareRules:
         """Return ``[S, ...]``, the same weight for every source of a sample, 0 for padding."""
         label, real = self.rows.labels.get(value, ()), self.real.T.to(sizes)
         if label:
-            weights = real[:, self.samples.of(value).to(sizes.device)]
+            weights = real[:, self.samples.of(value, sizes[0]).to(sizes.device)]
         elif sizes.dim() > 1 and sizes.shape[1] == real.shape[1]:
             weights = real.reshape(*real.shape, *[1] * (sizes.dim() - 2))
         else:
