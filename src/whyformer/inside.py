@@ -131,7 +131,7 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
     for i, (_, attention) in enumerate(attentions):
         for n in _products(attention):
             totals[:, i] += samples.sums(n, relevance[n]).double().cpu()
-    neurons = [_of_samples(relevance[n], samples.of(n), len(names)) for _, n in mlps]
+    neurons = [_of_samples(relevance[n], samples.of(n, relevance[n]), len(names)) for _, n in mlps]
     modules = [record.value(n).module for _, n in mlps]
     rules = composite if isinstance(composite, str) else "own rules"
     numbers = [b for b, _ in attentions], [b for b, _ in mlps]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -170,14 +171,14 @@ def test_equivalent_implementation_has_same_scores(how: str) -> None:
     torch.testing.assert_close(plain, variant)
 
 
-class Sorted(VariantModel):
-    """Sorts before pooling, which is not a sum of shares."""
+class Multiplied(VariantModel):
+    """Pools by a product, which is not a sum of shares."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.words(input_ids)
         for block in self.blocks:
             x = block(x)
-        return self.head(x.sort(1).values[:, 0])
+        return self.head(x.cumprod(1)[:, -1])
 
 
 class Detached(VariantModel):
@@ -200,10 +201,40 @@ class SortedInside(VariantModel):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize(("kind", "message"), [(Sorted, "operation 'sort'"), (SortedInside, "no recognizable blocks")])
+@pytest.mark.parametrize(("kind", "message"), [(Multiplied, "operation 'cumprod'"), (SortedInside, "no recognizable blocks")])
 def test_operation_without_shares_is_refused(kind: type[VariantModel], message: str) -> None:
     with pytest.raises(MethodNotApplicable, match=f"decompx has no meaning.*{message}"):
         whyformer.explain(kind(**PLAIN).eval(), {"input_ids": torch.arange(5)[None]}, method="decompx")
+
+
+class Selected(VariantModel):
+    """Pools the largest values, by their size or by given indices."""
+
+    pool: Callable[[Tensor], Tensor]
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.pool(x))
+
+
+@pytest.mark.parametrize("pool", [lambda x: x.amax(1), lambda x: x.topk(2, 1).values[:, 0], lambda x: x[:, 0].maximum(x[:, 3])])
+def test_selection_by_size_equals_selection_by_index(pool: Callable[[Tensor], Tensor]) -> None:
+    inputs, model = {"input_ids": torch.arange(5)[None]}, Selected(**PLAIN).double().eval()
+    chosen = list[Tensor]()
+
+    def by_size(x: Tensor) -> Tensor:
+        chosen.append((x == pool(x)[:, None]).byte().argmax(1, keepdim=True))
+        return pool(x)
+
+    model.pool = by_size
+    selected = whyformer.explain(model, inputs, method="decompx", target=1)
+    indices = chosen[0]
+    model.pool = lambda x: x.gather(1, indices)[:, 0]
+    expected = whyformer.explain(model, inputs, method="decompx", target=1)
+    torch.testing.assert_close(selected.scores, expected.scores)
+    torch.testing.assert_close(selected.scores.sum(), selected.logits[0, 1])
 
 
 def test_detached_operations_are_included() -> None:

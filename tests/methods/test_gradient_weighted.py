@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
+from whyformer.errors import ModelError
 from whyformer.rules.multipliers import CompositeName
 from zoo import LENGTHS, bert, build, hf_vit, to
 
@@ -136,3 +138,55 @@ def test_image_has_patch_scores_on_grid() -> None:
     for method in METHODS:
         explanation = whyformer.explain(model, pixels, method=method, target=1, **({"steps": 2} if "steps" in whyformer.methods.find(method).settings else {}))
         assert (explanation.level, explanation.grid, tuple(explanation.scores.shape)) == ("patch", (4, 4), (2, 16))
+
+
+class MappedAttention(nn.Module):
+    """One attention over vectors; ``finish`` turns the scores ``[B, H, N, N]`` into the map."""
+
+    def __init__(self, finish: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.finish, self.qkv, self.out, self.head = finish, nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        return q @ k.mT, v
+
+    def read(self, x: Tensor, weights: Tensor, v: Tensor) -> Tensor:
+        return self.head((x + self.out((weights @ v).transpose(1, 2).flatten(2)))[:, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.parts(x)
+        return self.read(x, self.finish(scores), v)
+
+
+def with_sink(scores: Tensor) -> Tensor:
+    return torch.cat([scores, torch.ones_like(scores[..., :1])], -1).softmax(-1)[..., :-1]
+
+
+def mixed_over_heads(scores: Tensor) -> Tensor:
+    return torch.einsum("bhij,gh->bgij", scores.softmax(-1), torch.tensor([[1.0, -0.5], [-0.3, 1.0]]).to(scores))
+
+
+def test_agcam_uses_the_scores_of_the_map_without_its_sink() -> None:
+    model, x = MappedAttention(with_sink).double().eval(), torch.randn(2, 5, 6, dtype=torch.double)
+    scores, v = model.parts(x)
+    weights = with_sink(scores).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.read(x, weights, v)[:, 1].sum(), weights)
+    expected = (scores.sigmoid() * gradient.clamp(min=0)).mean(1)[:, 0]
+    torch.testing.assert_close(whyformer.explain(model, x, "agcam", target=1).scores, expected.detach())
+
+
+def test_agcam_refuses_maps_without_scores() -> None:
+    model, x = MappedAttention(mixed_over_heads).eval(), torch.randn(2, 5, 6)
+    with pytest.raises(ModelError, match="grad_sam"):
+        whyformer.explain(model, x, "agcam")
+    assert whyformer.explain(model, x, "grad_sam").scores.any()
+
+
+def test_norms_of_heads_with_negative_weights() -> None:
+    model, x = MappedAttention(mixed_over_heads).double().eval(), torch.randn(2, 5, 6, dtype=torch.double)
+    scores, v = model.parts(x)
+    vectors = torch.einsum("bhij,bhjd,ohd->bhijo", mixed_over_heads(scores), v, model.out.weight.unflatten(1, (2, 3)))
+    found = whyformer.explain(model, x, "norm_attention", scope="heads", block=0).scores
+    torch.testing.assert_close(found, vectors.norm(dim=-1).mean(1)[:, 0].detach())

@@ -202,6 +202,13 @@ def test_unknown_rows_raise(function: Any) -> None:
         RowSamples(rows).sums(n, X)
 
 
+def test_sums_over_a_single_sample_need_no_rows() -> None:
+    _, rows, n = rows_of(lambda x: x.sort(1)[0], X[:1])
+    values, samples = torch.randn_like(X[:1]), RowSamples(rows)
+    torch.testing.assert_close(samples.sums(n, values), values.sum()[None])
+    assert samples.spread(n, torch.tensor([2.0]), values).expand(values.shape).eq(2).all()
+
+
 def test_attention_map_over_unknown_rows_raises() -> None:
     """The attention is recognised, but arranging its map raises."""
 

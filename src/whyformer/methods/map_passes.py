@@ -29,11 +29,11 @@ from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
-from whyformer.tape.structure import Attention
+from whyformer.tape.structure import Attention, Piece
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
-from whyformer.tape.walking import Composite
+from whyformer.tape.walking import Composite, replay
 
 __all__ = [
     "Key",
@@ -140,7 +140,24 @@ class MapPass:
         # a map among learned vectors is constant, so no unit computes it
         if any(p.map in makers and makers[p.map].kind == SHIFTED_SOFTMAX for p in attention.pieces):
             raise ModelError("the attention scores of the model are not computed: it multiplies exp(q·k) by a bias")
-        return attention.arrange(*(self.recording.tape[p.scores] for p in attention.pieces))
+        return attention.arrange(*(self._scores_of(p) for p in attention.pieces))
+
+    def _scores_of(self, piece: Piece) -> Tensor:
+        """Return the scores of a piece in the layout of its map, which may be a view of the softmax, such as all
+        columns but that of a sink."""
+        tape, makers, whole = self.recording.tape, self.program.makers, piece.map
+        while whole in makers and makers[whole].kind == "view":
+            whole = makers[whole].entries[0]
+        n = whole
+        while n in makers and piece.scores not in makers[n].entries:
+            unit = makers[n]
+            if unit.kind in ("layer", "weighted sum") or (len(unit.entries) > 1 and unit.kind != "quotient"):
+                raise ModelError(
+                    "its attention maps mix outputs of softmaxes, so that their entries have no scores of their own: "
+                    "use a method that needs no scores, such as grad_sam"
+                )
+            n = unit.entries[0]
+        return replay(tape, {whole: tape[piece.scores]}, [piece.map])[0]
 
     # -- names of rows
     @cached_property

@@ -133,6 +133,8 @@ class ShareRules:
             results = self._normed(unit, entries)
         elif unit.kind in _SLOPED and len(entries) == 1:
             results = self._sloped(unit, entries)
+        elif unit.kind == "selection":
+            results = self._selected(unit, entries)
         else:
             raise self._untraceable(unit)
         return dict(zip(unit.exits, results, strict=True))
@@ -243,6 +245,18 @@ class ShareRules:
             rest = function(shares.pending) if rest is None else function(shares.pending) + rest
         return [Shares(self._by_source(function, shares), rest, shares.is_late, shares.is_alone)]
 
+    def _selected(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
+        """Return the elements of x_←j that the unit selects from the recorded value; the choice is held constant."""
+        values = tuple(self.tape[e] for e in entries)
+
+        def function(*x: Tensor) -> list[Tensor]:
+            repeated = lambda *v: repeat_unit(self.tape, unit, dict(zip(entries, v, strict=True)))  # noqa: E731
+            selected: list[Tensor] = torch.func.jvp(repeated, values, x)[1]
+            return selected
+
+        shares = [self.distribute_rest(e, s) for e, s in entries.items()]
+        return self._linear(function, entries, shares)
+
     def _sloped(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return x_←j ⊙ (g(z) − g(0)) / z, where z is the recorded value; g(0) is the rest."""
         (entry,) = entries
@@ -308,7 +322,7 @@ class ShareRules:
         """Return ``[S, ...]``, the same weight for every source of a sample, 0 for padding."""
         label, real = self.rows.labels.get(value, ()), self.real.T.to(sizes)
         if label:
-            weights = real[:, self.samples.of(value).to(sizes.device)]
+            weights = real[:, self.samples.of(value, sizes[0]).to(sizes.device)]
         elif sizes.dim() > 1 and sizes.shape[1] == real.shape[1]:
             weights = real.reshape(*real.shape, *[1] * (sizes.dim() - 2))
         else:

@@ -274,26 +274,31 @@ class RowSamples:
     rows: Rows
     _of: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
-    def of(self, value: int) -> Tensor:
-        """Return the sample of each element, with size 1 along axes along which it does not change."""
+    def of(self, value: int, tensor: Tensor) -> Tensor:
+        """Return the sample of each element of a tensor in the shape of a value, with size 1 along axes along which it
+        does not change."""
         if value not in self._of:
             label = self.rows.labels.get(value, ())
-            if not label:
-                raise ModelError(f"the samples of the elements of value {value} are unknown")
-            self._of[value] = slim(self.rows.sample[thin(label[0])])
+            if not label and int(self.rows.sample.max()) > 0:
+                raise ModelError(
+                    f"the samples of the elements of value {value} are unknown, so that its relevance cannot be summed "
+                    "over each sample: pass one sample at a time"
+                )
+            single = torch.zeros([1] * tensor.dim(), dtype=torch.long)
+            self._of[value] = slim(self.rows.sample[thin(label[0])]) if label else single
         return self._of[value]
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
         """Return ``[B]``, the sums of a flow at a value over each sample."""
-        return _sums(flow, self.of(value), int(self.rows.sample.max()) + 1)
+        return _sums(flow, self.of(value, flow), int(self.rows.sample.max()) + 1)
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return ``numbers``, one for each sample, in a shape that broadcasts to that of a flow at a value."""
-        return numbers[self.of(value).to(numbers.device)]
+        return numbers[self.of(value, flow).to(numbers.device)]
 
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest element of each sample of a value, in its shape."""
-        samples = self.of(value).to(tensor.device)
+        samples = self.of(value, tensor).to(tensor.device)
         index, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
         low, high = (
             tensor.new_zeros(count).scatter_reduce_(0, index, tensor.flatten(), reduction, include_self=False)[samples]

@@ -38,8 +38,9 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     Raises:
         MethodNotApplicable: an operation without a rule for shares, several sequences, or no blocks.
 
-    Extensions of the paper, whose models have neither: each branch of a product (a gate) gets half of it, and if no
-    token has a share in a row, its bias is distributed equally. For pictures, the shares of CLS and registers have no
+    Extensions of the paper, whose models have none of these: each branch of a product (a gate) gets half of it; an
+    operation that selects by size (max-pooling) selects the same elements of each share; and if no token has a share
+    in a row, its bias is distributed equally. For pictures, the shares of CLS and registers have no
     place on the map; they are in ``diagnostics["shares"]``, with the sum and Σ_c l_c ∂f/∂l_c ("target").
     """
     task.blocks("the input of the first")

@@ -53,7 +53,7 @@ class Mixture:
 
     def by_heads(self) -> Tensor:
         """Return ‖α^h_ij f_h(x_j)‖, ``[B, H, N, N]``."""
-        return self.weights * self.parts.norm(dim=-1)[:, :, None]
+        return self.weights.abs() * self.parts.norm(dim=-1)[:, :, None]
 
     def residual_norms(self) -> Tensor:
         """Return ‖x_i‖, ``[B, N]``, for cross-attention, in which no key is the query itself."""
