@@ -132,6 +132,39 @@ def test_rows_of_map_are_those_of_its_product_with_values(weighted: Callable[[Te
     assert torch.allclose(whyformer.explain(model, x, "raw_attention").scores, expected[:, 0])
 
 
+POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda w, v: (w[..., None] * v).sum(1),
+    "einsum": lambda w, v: torch.einsum("bnh,bnhd->bhd", w, v),
+    "W' V": lambda w, v: w.mT @ v[:, :, 0],
+    "V' W": lambda w, v: (v[:, :, 0].mT @ w).mT,
+    "sum, heads first": lambda w, v: (w.mT[..., None] * v.transpose(1, 2)).sum(2, keepdim=True),
+    "head by head": lambda w, v: torch.stack([w[:, None, :, i] @ v[:, :, i] for i in range(3)], 1),
+}
+
+
+class Pool(nn.Module):
+    """One block, then a pool by three learned queries, whose weights have the queries as the last axis."""
+
+    def __init__(self, pooled: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.pooled = pooled
+        self.parts = nn.ModuleList(base.linear(f"pool {i}", n, 8) for i, n in enumerate((8, 8, 8, 8, 3)))
+        self.head = base.linear("pool", 4, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + (self.parts[0](x) @ self.parts[1](x).mT).softmax(-1) @ self.parts[2](x)
+        weights, values = self.parts[4](x.tanh()).softmax(1), self.parts[3](x)[:, :, None].expand(-1, -1, 3, -1)
+        return self.head(self.pooled(weights, values).flatten(1))
+
+
+@pytest.mark.parametrize("name", [name for name in POOLS if name != "sum"])
+def test_maps_of_learned_queries_in_any_layout(name: str) -> None:
+    model, first, x = Pool(POOLS[name]).eval(), Pool(POOLS["sum"]).eval(), base.noise("pool", 2, 5, 8)
+    for method in ("rollout", "gae", "transformer_attribution"):
+        scores = whyformer.explain(model, x, method, 1).scores
+        assert torch.allclose(scores, whyformer.explain(first, x, method, 1).scores)
+
+
 class WithoutSoftmax(nn.Module):
     """One block whose attention map is an activation of the scores."""
 

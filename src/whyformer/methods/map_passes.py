@@ -23,13 +23,14 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Callback, Change, ForwardPass, Layout, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
+from whyformer.tape.map_search import Piece
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes, multiplies_constants
 from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
-from whyformer.tape.structure import Attention, Piece
+from whyformer.tape.structure import Attention
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
