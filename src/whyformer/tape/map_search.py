@@ -17,7 +17,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rearranging import rearranged
 from whyformer.tape.rows import Label, Rows, constant_along, slim
-from whyformer.tape.tables import COPIES, PRODUCTS, name_set
+from whyformer.tape.tables import COPIES, KINDS, PRODUCTS, name_set
 from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import ACTIVATIONS, PRODUCT_KINDS, UNNORMALIZED, Unit, reduced_axes
 from whyformer.tape.values import Tape
@@ -263,11 +263,13 @@ class _MapSearch:
             n = next(o for o in calls[-1].operands if o in self.maps or o in self.weighted)
         index = torch.arange(shapes[a.origin].numel()).view(shapes[a.origin])
         for call in reversed(calls):
-            if len(call.operands) > 1:
+            if KINDS.get(call.name) != "view":  # A ⊙ V
                 index = index.expand(shapes[call.results[0]])
+            elif len(call.operands) > 1:  # a selection by indices
+                return None
             elif call.name not in COPIES:
                 (index,) = rearranged(call, [index])
-        return index if index.shape == shapes[entry] else None
+        return index
 
     def factors(self, scores: int) -> tuple[int, ...]:
         """Return the two factors of scores, in the order of their labels; () if unknown."""
@@ -276,7 +278,7 @@ class _MapSearch:
             unit = makers[n]
             if unit.kind in (*PRODUCT_KINDS, "gate"):
                 return unit.entries[:2]
-            if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
+            if unit.kind not in (*ACTIVATIONS, "view", "scale", "shift", "add", "weighted sum", "layer"):
                 break
             before = next((e for e in unit.entries if len(self.rows.labels.get(e, ())) == 2), unit.entries[0])
             if unit.kind == "layer" and self.tape.shapes[n].numel() < self.tape.shapes[before].numel():
@@ -295,8 +297,8 @@ def _changes(label: Tensor, axis: int) -> bool:
 
 
 def _repeats(label: Label, keys: int, axis: int) -> bool:
-    """Return True if a row occurs twice along the axis of keys. An attention sink has the number of the query row
-    and is ignored."""
+    """Return True if a row occurs twice along the axis of keys. An attention sink has the number of the query row and
+    is ignored."""
     numbers = slim(label[keys])
     if len(label) == 2:
         numbers = numbers.masked_fill(numbers == slim(label[1 - keys]), 0)
