@@ -17,7 +17,8 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS, Method, list_methods
-from whyformer.methods.passes import ForwardPass, Layout
+from whyformer.methods.layout import Layout
+from whyformer.methods.passes import ForwardPass
 from whyformer.methods.sharing import SharedPasses, sharing
 from whyformer.methods.task import Task
 from whyformer.models import load

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, ModelError, unknown
 from whyformer.explaining import OpenedModel, prepared
 from whyformer.inside import Inside, look_inside
-from whyformer.methods.passes import ForwardPass, Layout, record_pass
+from whyformer.methods.layout import Layout
+from whyformer.methods.passes import ForwardPass, record_pass
 from whyformer.models.isolation import Snapshot
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared

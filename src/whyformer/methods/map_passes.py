@@ -21,7 +21,8 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import Callback, Change, ForwardPass, Layout, LogitsReader, record_pass
+from whyformer.methods.layout import Layout
+from whyformer.methods.passes import Callback, Change, ForwardPass, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
 from whyformer.tape.map_search import Piece
 from whyformer.tape.members import Members
@@ -36,13 +37,7 @@ from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, replay
 
-__all__ = [
-    "Key",
-    "MapPass",
-    "NamedAttention",
-    "WalkResult",
-    "map_pass_of",
-]
+__all__ = ["Key", "MapPass", "NamedAttention", "WalkResult", "map_pass_of"]
 
 Key = frozenset[str]
 """A name of rows: the set of the inputs whose elements they represent. Rows of learned vectors get a separate name."""
@@ -144,21 +139,18 @@ class MapPass:
         return attention.arrange(*(self._scores_of(p) for p in attention.pieces))
 
     def _scores_of(self, piece: Piece) -> Tensor:
-        """Return the scores of a piece in the layout of its map, which may be a view of the softmax, such as all
-        columns but that of a sink."""
-        tape, makers, whole = self.recording.tape, self.program.makers, piece.map
-        while whole in makers and makers[whole].kind == "view":
-            whole = makers[whole].entries[0]
-        n = whole
-        while n in makers and piece.scores not in makers[n].entries:
-            unit = makers[n]
+        """Return the scores of a piece in the layout of its map, such as all columns but that of a sink."""
+        tape, scores = self.recording.tape, self.recording.tape[piece.scores]
+        for n in piece.path[1:]:
+            unit = self.program.makers[n]
             if unit.kind in ("layer", "weighted sum") or (len(unit.entries) > 1 and unit.kind != "quotient"):
                 raise ModelError(
                     "its attention maps mix outputs of softmaxes, so that their entries have no scores of their own: "
                     "use a method that needs no scores, such as grad_sam"
                 )
-            n = unit.entries[0]
-        return replay(tape, {whole: tape[piece.scores]}, [piece.map])[0]
+            if unit.kind == "view":
+                scores = replay(tape, {unit.entries[0]: scores}, [n])[0]
+        return scores
 
     # -- names of rows
     @cached_property
@@ -202,6 +194,11 @@ class MapPass:
     def copies(self) -> list[tuple[Key, Key, Tensor]]:
         """:attr:`Layout.copies` with the names of the streams."""
         return [(self.name_of(s), self.name_of(t), same) for s, t, same in self.layout.copies]
+
+    @property
+    def reduced(self) -> set[Key]:
+        """Names of the streams that consist of rows of another stream, or of weighted sums of them."""
+        return {self.name_of(stream) for stream, _, _ in self.layout.reductions}
 
     @cached_property
     def key_streams(self) -> dict[int, dict[Key, Tensor | None]]:

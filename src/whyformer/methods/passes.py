@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from whyformer.errors import ModelChanged, ModelError, UnknownOperation
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
+from whyformer.methods.layout import Layout
 from whyformer.models.ends import end_in, without_end
 from whyformer.models.isolation import WAIT
 from whyformer.models.output import Output, with_tensors
@@ -31,14 +32,13 @@ from whyformer.tape.calls import every_tensor, needed_calls
 from whyformer.tape.checks import foreign_leaves, reads_of_unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows
-from whyformer.tape.program import Program, read_program
+from whyformer.tape.program import read_program
 from whyformer.tape.recording import record_call
-from whyformer.tape.rows import Rows, Source
-from whyformer.tape.sharing import find_copies, split_keys
+from whyformer.tape.rows import Source
 from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
-from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
-from whyformer.tape.structure import Attention, find_attentions
+from whyformer.tape.streams import find_first_maps, find_streams, spine
+from whyformer.tape.structure import find_attentions
 from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
@@ -47,7 +47,6 @@ __all__ = [
     "Callback",
     "Change",
     "ForwardPass",
-    "Layout",
     "LogitsReader",
     "record_pass",
     "record_wide_pass",
@@ -60,79 +59,6 @@ Callback = Callable[..., None]
 
 
 # -- one pass --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """The rows that the values of a pass hold, and the attention between them.
-
-    Attributes:
-        rows: the rows of the pass.
-        attentions: the attentions in the order of execution.
-        streams: groups of rows that attend together, in the order of their first attention.
-        first_maps: number of each attention map among learned vectors before they attend to any input -> the sample of
-            each of its entries along the first axis.
-        is_complete: False if there is attention over vectors of a second table, in which the same ids are looked up.
-    """
-
-    rows: Rows
-    attentions: Sequence[Attention]
-    streams: Sequence[Stream]
-    first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    is_complete: bool = True
-
-    @property
-    def roots(self) -> list[int]:
-        """Numbers of the values in which rows begin."""
-        return [*self.rows.roots.values(), *self.first_maps]
-
-    @cached_property
-    def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
-        """Return :func:`~whyformer.tape.sharing.find_copies` of the streams."""
-        return find_copies(self.rows, self.attentions, self.streams)
-
-    @cached_property
-    def split(self) -> dict[int, tuple[list[tuple[Stream, Tensor]], Tensor]]:
-        """Map of each attention in a block -> :func:`~whyformer.tape.sharing.split_keys` of it."""
-        inside = ((stream, attention) for stream in self.streams for b in stream.blocks for attention in b.attentions)
-        return {attention.map: split_keys(attention, stream, self.streams) for stream, attention in inside}
-
-    def earlier(self, stream: Stream) -> list[Stream]:
-        """Return the streams whose rows attend and are then merged into the rows of a stream."""
-        if stream.is_learned:
-            return []
-        same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
-        before = same[: next((i for i, s in enumerate(same) if s is stream), 0)]
-        if stream.is_mixed:
-            return before
-        # rows that began before the merge, to which merged rows are added
-        attended = {id(a.keys) for block in stream.blocks for a in block.attentions}
-        return [s for s in before if not s.is_read and id(s.rows) not in attended]
-
-    @cached_property
-    def merged(self) -> frozenset[int]:
-        """The streams whose rows attend and are then merged into those of another stream, by id."""
-        return frozenset(id(s) for stream in self.streams for s in self.earlier(stream))
-
-    @property
-    def leading(self) -> list[Attention]:
-        """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
-        rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
-        unknown = (stream for stream in self.streams if not stream.all_blocks)  # the readers of these rows are unknown
-        reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}
-        leading = list[Attention]()
-        for attention in reversed(self.attentions):
-            reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
-            if attention.queries is None or id(rows.get(attention.map, attention.queries)) in reached:
-                leading.append(attention)
-                reached.add(id(attention.keys))
-                reached.update(id(stream.rows) for stream, _ in self.split.get(attention.map, ((), None))[0])
-        return leading
-
-    def borders(self, program: Program) -> dict[int, int]:
-        """Return {input of a block: index among all blocks} for blocks that no path of the program bypasses."""
-        blocks = [block for stream in self.streams for block in stream.blocks]
-        return {block.entry: i for i, block in enumerate(blocks) if is_passed(program, block.entry)}
-
-
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
     """One recorded forward pass.
@@ -220,7 +146,7 @@ class ForwardPass:
         rows = find_rows(tape, [*find_sources(tape, fed, several, packed, transposed), *learned], outputs)
         program = read_program(tape, [*rows.roots.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
-        layout = Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
+        layout = Layout(tape, program, rows, attentions, find_streams(program, tape, rows, attentions), maps)
         if not rows.repeats:
             return layout
         every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)

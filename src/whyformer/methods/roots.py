@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import Feed, ForwardPass, Layout, LogitsReader, argument_of, record_pass
+from whyformer.methods.layout import Layout
+from whyformer.methods.passes import Feed, ForwardPass, LogitsReader, argument_of, record_pass
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import read_program

@@ -425,6 +425,8 @@ class Sources:
         self.refuse_without_maps()
         if self.one_sequence:
             return
+        if self.structure.map_pass.reduced:
+            raise self.refuse(MERGED)
         streams = {name for a in self.structure.attentions.values() for name in a.queries | a.keys}
         reason = f"its attention mixes several sequences of tokens ({', '.join(sorted(streams))})"
         if len(streams) < 2:

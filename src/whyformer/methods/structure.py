@@ -16,7 +16,10 @@ __all__ = ["MERGED", "NOT_YET", "NO_ATTENTION", "UNREAD", "Structure"]
 NOT_YET = "is not supported yet"
 NO_ATTENTION = "no attention was seen in its forward pass"
 UNREAD = "the output of its last block is unknown or does not reach the logits"
-MERGED = "its attention works in windows or at several resolutions, so there is no map over all tokens"
+MERGED = (
+    "it removes or merges tokens between its blocks, or attends in windows or at several resolutions, so there is no "
+    "map over all tokens"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +83,9 @@ class Structure:
 
     def alone(self, name: str) -> Key | None:
         """Return the name of the rows that hold an input and are read by the target, if they attend only to themselves,
-        once in each block; else None."""
-        matches = [key for key, stream in self.ends.items() if name in key and stream.attends_to_itself]
+        once in each block, and none of them was removed or merged before; else None."""
+        ends = ((key, stream) for key, stream in self.ends.items() if key not in self.map_pass.reduced)
+        matches = [key for key, stream in ends if name in key and stream.attends_to_itself]
         return matches[0] if len(matches) == 1 else None
 
     def tower(self, name: str) -> Key | None:
@@ -130,7 +134,8 @@ class Structure:
             return reason, "has no meaning"
         if not self.map_pass.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
-        if _share_inputs(s for s in self.streams if id(s) not in layout.merged):
+        reduced = {id(before) for _, before, _ in layout.reductions}
+        if _share_inputs(s for s in self.streams if id(s) not in layout.merged | reduced):
             return "it processes one input in several sequences of rows beside each other", NOT_YET
         if any(map(self._is_bypassed, self.ends.values())):
             return "the target reads other values than the states of its tokens", NOT_YET

@@ -15,7 +15,18 @@ from torch import Tensor
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.custom_ops import HIDDEN_LAYER
-from whyformer.tape.rearranging import along_features, holds_rows, is_crossed, padded, pools, rearranged, window
+from whyformer.tape.rearranging import (
+    along_features,
+    complex_view,
+    factors_of,
+    holds_rows,
+    is_crossed,
+    padded,
+    pools,
+    rearranged,
+    sorted_features,
+    window,
+)
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, PRODUCTS, name_set
@@ -81,6 +92,7 @@ class _Labeller:
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
         self.blank: set[int] = set()  # values that hold only padding
+        self.unknown: dict[int, str] = {}  # value of unknown rows -> the input from which it is computed
         self.fixed: set[int] = set()  # families of constants that have not been combined with other rows yet
         self.blends = False  # whether the current call combines several rows of a family in an element
         self.windows: dict[Any, int] = {}  # position of windows -> first row of the first result
@@ -90,6 +102,8 @@ class _Labeller:
         for call in calls:
             if not self._look_up(call):
                 self._follow(call)
+            if KINDS.get(call.name) != "silent":
+                self._trace(call)
 
     # -- where rows begin
     def _new(
@@ -186,6 +200,17 @@ class _Labeller:
         return None, ""
 
     # -- propagation
+    def _trace(self, call: Call) -> None:
+        """Record from which input the results of a call are computed whose rows are unknown."""
+        results = [r for r in call.results if not (r in self.labels or r in self.blank) and self.tape.floating(r)]
+        name = next(filter(None, map(self._source_of, call.operands)), "") if results else ""
+        self.unknown.update(dict.fromkeys(results, name) if name else {})
+
+    def _source_of(self, value: int) -> str:
+        """Return the input from which a value is computed; "" for constants."""
+        label = self.labels.get(value)
+        return self.rows.source_of(label[0]) if label else self.unknown.get(value, "")
+
     def _follow(self, call: Call) -> None:
         """Label the results of a call."""
         if any(o in self.ids for o in call.operands):
@@ -227,9 +252,9 @@ class _Labeller:
         if name in _REDUCED and len(call.operands) == 1:
             return self._reduce(call, labels[0], shape)
         if name in _SORTED:
-            return self._sort(call, labels[0], shape)
+            return sorted_features(call, labels[0], shape)
         if name in _COMPLEX:
-            return self._complex(call, labels[0], shape)
+            return complex_view(call, labels[0], shape)
         if name == "copy":
             return tuple(t.expand(shape) for t in labels[1])
         if not _is_pointwise(call):
@@ -307,8 +332,8 @@ class _Labeller:
         return [() if is_stray else k for k, is_stray in zip(labels, strays, strict=True)]
 
     def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
-        """Label constants that are concatenated with rows: constant rows, such as class tokens, become new rows, and
-        constant features belong to the rows beside them."""
+        """Label values without rows that are concatenated with rows: constant rows, such as class tokens, and those of
+        unknown values become new rows; constant features belong to the rows beside them."""
         axis, shape = call.argument("dim", 0), label.shape
         like = next(k[0] for k in labels if k)
         filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
@@ -325,8 +350,15 @@ class _Labeller:
             return label.expand(shape)  # the constants are concatenated along the axis of samples
         missing = (label == 0).expand(size)
         numbers = torch.zeros(size, dtype=torch.long)
-        numbers[missing] = self._new(samples.expand(size)[missing], "", call.results[0])
-        self.fixed.add(len(self.rows.families) - 1)
+        names = ["" if k else self.unknown.get(o, "") for k, o in zip(labels, call.operands, strict=True)]
+        parts = [(names.index(n), self.tape.shapes[o]) for n, o in zip(names, call.operands, strict=True)]
+        origin = torch.cat([torch.full((t[axis],), i) for i, t in parts if len(t) == len(shape)])
+        origin = origin.view(-1, *(1,) * (len(shape) - 1 - axis % len(shape)))
+        for i in origin.unique().tolist():
+            here = missing & (origin == i)
+            if bool(here.any()):
+                numbers[here] = self._new(samples.expand(size)[here], names[i], call.results[0])
+                self.fixed.update(() if names[i] else [len(self.rows.families) - 1])
         return torch.where(missing, numbers, label).expand(shape)
 
     def _join(self, label: Tensor) -> None:
@@ -377,18 +409,9 @@ class _Labeller:
         has those of q and of k; and A V, ``[Q, K] @ [K, D]``, has the queries of A. If all rows are summed, as in
         pooling by learned queries, the result has new rows, which mix them.
         """
-        summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
-        for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
-            row = _without(numbers, axis, shape)
-            if not constant_along(numbers, axis) or (len(label) == 2 and _is_only_key(numbers, axis, other, shape)):
-                summed.append((numbers, axis))
-            elif not any(equal(row, t) for t in preserved):
-                preserved.append(row)
-        if len(preserved) == 2 and a and b:  # the product of a row with a matrix of its sample belongs to the row
-            moving = [t for t, axis in zip(preserved, (-2, -1), strict=True) if _may_hold_rows(t, axis)]
-            preserved = moving or preserved
+        preserved, summed = factors_of(a, b, shape)
         if preserved:
-            return tuple(preserved[:2])
+            return preserved[:2]
         numbers, axis = summed[0]
         by = -2 if a and b else axis if pools(numbers, axis) else None
         return (self._mixture(call, numbers, axis, shape, by=by),)
@@ -414,7 +437,7 @@ class _Labeller:
         first = first_places(inverse.flatten(), len(sets))
         order = first.argsort()  # in the order of their first occurrence
         rows = of.flatten()[first[order]]
-        source = self.rows.families[int(self.rows.family[rows].max())].source
+        source = self.rows.source_of(label)
         numbers = torch.empty(len(sets), dtype=torch.long)
         numbers[order] = self._new(self.rows.sample[rows], source, call.results[0])
         return numbers[inverse].expand(shape)
@@ -431,12 +454,6 @@ class _Labeller:
         single = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
         return tuple(m.expand(size).reshape(shape) for m in single) or (self._mixture(call, label[0], axes, shape),)
 
-    def _sort(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Return the label of a sort: sorted features of a row belong to the same row; () for sorted rows."""
-        axis = call.argument("dim", -1)
-        labels = all(constant_along(t, axis) for t in label)
-        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if labels else ()
-
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
         """Return the label of a convolution or pool, ``[B, C, *grid]``. If the size of the grid is unchanged, the rows
         are the same; otherwise, or if the channels hold several grids, the result has new rows."""
@@ -445,7 +462,7 @@ class _Labeller:
         first = label[0].narrow(1, 0, 1)
         if first.shape[2:] == shape[2:] and all(constant_along(t, 1) for t in label):
             return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
-        source = self.rows.families[int(self.rows.family[first].max())].source
+        source = self.rows.source_of(first)
         # the largest along the grid, because padding has the sample 0
         samples = self.rows.sample[first].amax([*range(2, len(shape))], keepdim=True).expand(shape[0], 1, *shape[2:])
         numbers = self._new(samples, source, call.results[0], tuple(shape[2:]))
@@ -469,28 +486,6 @@ class _Labeller:
         if places and all(constant_along(t, -1) for t in places):
             return tuple(t[..., 0].unsqueeze(1).expand(shape) for t in places)
         return self._resize(call, labels[0], shape)
-
-    def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        if call.name == "view_as_complex":
-            return tuple(t.select(-1, 0) for t in label)
-        return tuple((t.unsqueeze(-1) if call.name == "view_as_real" else t).expand(shape) for t in label)
-
-
-def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:
-    """Return a label at the first index along the summed axis of a product, in the shape of the product."""
-    first = label.narrow(axis, 0, 1)
-    return (first if label.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
-
-
-def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> bool:
-    """Return True if a label of a map is that of its only key, which the other operand of A V has too."""
-    row, keys = _without(label, axis, shape), (_without(t, -3 - axis, shape) for t in other)
-    return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
-
-
-def _may_hold_rows(label: Tensor, axis: int) -> bool:
-    """Return True if an axis of a product may hold rows, and not the features of a single row."""
-    return label.dim() < -axis or label.shape[axis] == 1 or not constant_along(label, axis)
 
 
 def _is_pointwise(call: Call) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rearranging import rearranged
 from whyformer.tape.rows import Label, Rows, constant_along, slim
@@ -40,6 +39,7 @@ class Piece:
         scores: number of the input of the softmax or activation.
         product: number of the product A·V.
         query, key, value: numbers of the factors of the scores and of A·V; None if unknown.
+        path: numbers of the values from the result of the softmax or activation to the map.
     """
 
     map: int
@@ -48,6 +48,7 @@ class Piece:
     query: int | None = None
     key: int | None = None
     value: int | None = None
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +75,17 @@ class _Map:
 
     Attributes:
         unit: the softmax or activation that computes it.
+        path: the values from the exit of the unit to the value.
         origin: number of the map before calls that only rearrange it.
     """
 
     unit: Unit
+    path: tuple[int, ...]
     origin: int
+
+    def at(self, value: int, *, same: bool = False) -> _Map:
+        """Return the map at a value that is computed from it, with the ``same`` origin or with this value as origin."""
+        return _Map(self.unit, (*self.path, value), self.origin if same else value)
 
 
 class _MapSearch:
@@ -97,7 +104,7 @@ class _MapSearch:
         self.maps = dict[int, _Map]()
         for call in (tape.maker[n] for n in program.roots if len(rows.labels.get(n, ())) == 2):  # constant maps
             unit = Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
-            self.maps[unit.exit] = _Map(unit, unit.exit)
+            self.maps[unit.exit] = _Map(unit, (unit.exit,), unit.exit)
         self.weighted: dict[int, tuple[_Map, int]] = {}
 
     def pieces(self) -> Iterator[LabelledPiece]:
@@ -106,7 +113,7 @@ class _MapSearch:
         activations = self.activations()
         for unit in self.program.units:
             if unit.kind in SOFTMAX_KINDS or unit.exit in activations:
-                self.maps[unit.exit] = _Map(unit, unit.exit)
+                self.maps[unit.exit] = _Map(unit, (unit.exit,), unit.exit)
                 continue
             entry = next((e for e in unit.entries if e in self.maps or e in self.weighted), None)
             if entry is None:
@@ -161,17 +168,17 @@ class _MapSearch:
         same_size = self.tape.shapes[unit.exit].numel() == self.tape.shapes[entry].numel()
         rearranges = unit.kind == "view" and unit.name not in _FILLS and same_size
         if unit.kind in _GATES and v is not None:
-            self.weighted[unit.exit] = a, v
+            self.weighted[unit.exit] = a.at(unit.exit, same=True), v
             if self.is_map(unit.exit, a):  # a gate for each head
-                self.maps[unit.exit] = _Map(a.unit, unit.exit)
+                self.maps[unit.exit] = a.at(unit.exit)
             return
-        if entry in self.weighted and rearranges:
-            self.weighted.update(dict.fromkeys(unit.exits, self.weighted[entry]))
+        for r in unit.exits if entry in self.weighted and rearranges else ():
+            self.weighted[r] = a.at(r, same=True), self.weighted[entry][1]
         if entry in self.maps:
             for r in unit.exits:
                 keeps = unit.kind in _MAY_KEEP_MAPS and self.is_map(r, a)
                 if keeps or unit.kind in ("view", "scale", "shift"):
-                    self.maps[r] = _Map(a.unit, a.origin if rearranges and len(unit.exits) == 1 else r)
+                    self.maps[r] = a.at(r, same=rearranges and len(unit.exits) == 1)
 
     def is_map(self, value: int, a: _Map) -> bool:
         """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
@@ -187,7 +194,7 @@ class _MapSearch:
             v: number of V.
         """
         labels, (scores, *_) = self.rows.labels, a.unit.entries
-        piece = Piece(a.origin, scores, product, value=v)
+        piece = Piece(a.origin, scores, product, value=v, path=a.path[: a.path.index(a.origin) + 1])
         label, at_map = labels.get(a.unit.exit, ()), labels.get(a.origin, ())
         axis = self.key_axis(a, entry, product)
         if axis is None or not label or len(at_map) != len(label):
@@ -237,7 +244,7 @@ class _MapSearch:
             entry: number of A, or of A ⊙ V before the sum over the keys.
             product: number of A·V.
         """
-        axes, index = self.summed_axes(entry, product), self.positions_of(a, entry)
+        axes, index = self.summed_axes(entry, product), self.positions_of(a)
         label = self.rows.labels.get(product)
         if label is None or len(label) != 1 or not axes or index is None:
             return None
@@ -255,14 +262,11 @@ class _MapSearch:
         rows[index.flatten()] = queries.expand(index.shape).flatten()
         return rows.view(shape)
 
-    def positions_of(self, a: _Map, entry: int) -> Tensor | None:
+    def positions_of(self, a: _Map) -> Tensor | None:
         """Return the position in A of each element of a rearranged A, or of A ⊙ V; None if unknown."""
-        shapes, calls, n = self.tape.shapes, list[Call](), entry
-        while n != a.origin:
-            calls.append(self.tape.maker[n])
-            n = next(o for o in calls[-1].operands if o in self.maps or o in self.weighted)
+        shapes = self.tape.shapes
         index = torch.arange(shapes[a.origin].numel()).view(shapes[a.origin])
-        for call in reversed(calls):
+        for call in (self.tape.maker[n] for n in a.path[a.path.index(a.origin) + 1 :]):
             if KINDS.get(call.name) != "view":  # A ⊙ V
                 index = index.expand(shapes[call.results[0]])
             elif len(call.operands) > 1:  # a selection by indices

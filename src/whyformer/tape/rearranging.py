@@ -1,4 +1,4 @@
-"""Calls that rearrange elements, applied to row numbers (:mod:`whyformer.tape.labelling`)."""
+"""Row numbers (:mod:`whyformer.tape.labelling`) of calls that rearrange or multiply elements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.rows import Label, constant_along, slim, thin
+from whyformer.tape.rows import Label, constant_along, equal, slim, thin
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
-__all__ = ["along_features", "holds_rows", "is_crossed", "padded", "pools", "rearranged", "window"]
+__all__ = [
+    "along_features",
+    "complex_view",
+    "factors_of",
+    "holds_rows",
+    "is_crossed",
+    "padded",
+    "pools",
+    "rearranged",
+    "sorted_features",
+    "window",
+]
 
 _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
@@ -36,6 +47,20 @@ def rearranged(call: Call, numbers: list[Tensor]) -> list[Tensor]:
     if call.name in _FLOATS:
         return [t.long() for t in call([t.double() for t in numbers])]
     return call(numbers)
+
+
+def sorted_features(call: Call, label: Label, shape: torch.Size) -> Label:
+    """Return the label of a sort: sorted features of a row belong to the same row; () for sorted rows."""
+    axis = call.argument("dim", -1)
+    of_features = all(constant_along(t, axis) for t in label)
+    return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if of_features else ()
+
+
+def complex_view(call: Call, label: Label, shape: torch.Size) -> Label:
+    """Return the label of a call between real and complex values."""
+    if call.name == "view_as_complex":
+        return tuple(t.select(-1, 0) for t in label)
+    return tuple((t.unsqueeze(-1) if call.name == "view_as_real" else t).expand(shape) for t in label)
 
 
 def padded(label: Tensor, before: Tensor) -> Tensor:
@@ -76,3 +101,36 @@ def is_crossed(a: Tensor, b: Tensor) -> bool:
     """Return True if each of two labels changes along an axis along which the other is constant, as in a map."""
     moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
     return (True, False) in moves and (False, True) in moves
+
+
+def factors_of(a: Label, b: Label, shape: torch.Size) -> tuple[Label, list[tuple[Tensor, int]]]:
+    """Return (the rows of a product a @ b that its factors have too; other labels of the factors, which change along
+    their summed axis, with this axis)."""
+    summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
+    for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
+        row = _without(numbers, axis, shape)
+        if not constant_along(numbers, axis) or (len(label) == 2 and _is_only_key(numbers, axis, other, shape)):
+            summed.append((numbers, axis))
+        elif not any(equal(row, t) for t in preserved):
+            preserved.append(row)
+    if len(preserved) == 2 and a and b:  # the product of a row with a matrix of its sample belongs to the row
+        moving = [t for t, axis in zip(preserved, (-2, -1), strict=True) if _may_hold_rows(t, axis)]
+        preserved = moving or preserved
+    return tuple(preserved), summed
+
+
+def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:
+    """Return a label at the first index along the summed axis of a product, in the shape of the product."""
+    first = label.narrow(axis, 0, 1)
+    return (first if label.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
+
+
+def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> bool:
+    """Return True if a label of a map is that of its only key, which the other operand of A V has too."""
+    row, keys = _without(label, axis, shape), (_without(t, -3 - axis, shape) for t in other)
+    return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
+
+
+def _may_hold_rows(label: Tensor, axis: int) -> bool:
+    """Return True if an axis of a product may hold rows, and not the features of a single row."""
+    return label.dim() < -axis or label.shape[axis] == 1 or not constant_along(label, axis)

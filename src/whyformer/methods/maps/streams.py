@@ -25,14 +25,14 @@ from whyformer.methods.passes import Callback
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
 from whyformer.methods.task import Scores, Task
 from whyformer.models.readout import without_excluded
-from whyformer.tape.sharing import same_rows
+from whyformer.tape.shared_rows import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
 MapStep = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
 class Copies(MapStep):
-    """A step in which one stream copies rows of another: True where the query row is the key row."""
+    """A step in which the rows of a stream are rows of another one, or sums of them: the matrix S of their weights."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Paths:
         for step in reversed(self.steps):
             before = dict(rows)
             if isinstance(step, Copies):
-                for (queries, keys), same in step.items():
+                for (queries, keys), weights in step.items():
                     if queries in before:
-                        add(keys, _times(before[queries], same.to(before[queries])))
+                        add(keys, _times(before[queries], weights))
                 continue
             for queries in {q for q, _ in step if q in before}:
                 maps = {k: fused for (q, k), fused in step.items() if q == queries}
@@ -80,17 +80,25 @@ class Paths:
         return rows
 
     def mean_of_rows(self) -> dict[Key, Tensor]:
-        """Return the mean ``[B, N]`` over the steps of r Ē, for all rows that a stream in ``readouts`` attends to."""
-        products: dict[Key, list[Tensor]] = defaultdict(list)
-        for step in (step for step in self.steps if not isinstance(step, Copies)):
+        """Return the mean ``[B, N]`` over the steps of r Ē, for all rows that a stream in ``readouts`` attends to, or a
+        stream whose rows it copies or reduces."""
+        rows, products = dict(self.readouts), defaultdict[Key, list[Tensor]](list)
+        for step in reversed(self.steps):
             for (queries, keys), fused in step.items():
-                if queries in self.readouts:
-                    products[keys].append(_times(self.readouts[queries], fused))
-        return {keys: torch.stack(rows).mean(0) for keys, rows in products.items()}
+                if queries not in rows:
+                    continue
+                moved = _times(rows[queries], fused)
+                if isinstance(step, Copies):
+                    rows[keys] = rows[keys] + moved if keys in rows else moved
+                    products[keys] += [_times(product, fused) for product in products.get(queries, ())]
+                else:
+                    products[keys].append(moved)
+        return {keys: torch.stack(parts).mean(0) for keys, parts in products.items() if parts}
 
 
 def _times(rows: Tensor, fused: Tensor) -> Tensor:
-    """Return r Ē for rows ``[B, ..., Q]`` and a map ``[B, Q, K]``."""
+    """Return r Ē for rows ``[B, ..., Q]`` and a map ``[B, Q, K]``, or r S."""
+    fused = fused.to(rows) if fused.dtype == torch.bool else fused
     return torch.einsum("b...q,bqk->b...k", rows.to(fused.dtype), fused)
 
 
@@ -114,6 +122,8 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = F
     """
     crosses = any(queries != keys for step in paths.steps for queries, keys in step)
     if crosses and (how.rows != "readout" or (how.layers == "product" and not has_residual)):
+        if task.structure.map_pass.reduced:
+            raise task.refuse(MERGED)
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
             verdict="is not supported yet",
@@ -219,8 +229,8 @@ class StreamTask:
         )
 
     def in_order(self, steps: Mapping[int, MapStep]) -> list[MapStep]:
-        """Return steps sorted by the depth of their attentions. Rows that one stream copies from another are a separate
-        step, before the steps of the first.
+        """Return steps sorted by the depth of their attentions. Rows that one stream copies from another, or reduces,
+        are a separate step, before the steps of the first.
 
         Raises:
             MethodNotApplicable: there are no steps.
@@ -228,10 +238,10 @@ class StreamTask:
         if not steps:
             raise self.task.refuse(UNREAD, verdict=NOT_YET)
         copies: dict[int, Copies] = {}
-        for queries, keys, same in self.map_pass.copies:
-            depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
-            copies.setdefault(depth, Copies())[queries, keys] = same
         home = self.task.inputs.tensor.device  # blocks may be on several devices
+        for queries, keys, weights in self.map_pass.copies:
+            depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
+            copies.setdefault(depth, Copies())[queries, keys] = weights.to(home)
         moved = {depth: {pair: fused.to(home) for pair, fused in step.items()} for depth, step in steps.items()}
         depths = sorted({*steps, *copies})
         return [table[depth] for depth in depths for table in (copies, moved) if depth in table]
@@ -256,6 +266,7 @@ class StreamTask:
     ) -> Scores:
         """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Sums.diagnostics`."""
         diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Sums) else figures or {}
+        rows = {key: values for key, values in rows.items() if key not in self.map_pass.reduced}
         return self.task.of_sources(rows, logits, diagnostics)
 
     def walk(

@@ -1,0 +1,113 @@
+"""The rows that the values of a pass hold, and the attention between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows
+from whyformer.tape.shared_rows import find_copies, reduction_of, split_keys
+from whyformer.tape.streams import Stream, is_passed
+from whyformer.tape.structure import Attention
+from whyformer.tape.values import Tape
+
+__all__ = ["Layout"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The rows that the values of a pass hold, and the attention between them.
+
+    Attributes:
+        tape: the pass.
+        program: its program from the values in which the rows begin.
+        rows: the rows of the pass.
+        attentions: the attentions in the order of execution.
+        streams: groups of rows that attend together, in the order of their first attention.
+        first_maps: number of each attention map among learned vectors before they attend to any input -> the sample of
+            each of its entries along the first axis.
+        is_complete: False if there is attention over vectors of a second table, in which the same ids are looked up.
+    """
+
+    tape: Tape
+    program: Program
+    rows: Rows
+    attentions: Sequence[Attention]
+    streams: Sequence[Stream]
+    first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def roots(self) -> list[int]:
+        """Numbers of the values in which rows begin."""
+        return [*self.rows.roots.values(), *self.first_maps]
+
+    @cached_property
+    def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
+        """:func:`~whyformer.tape.shared_rows.find_copies` of the streams, and their reductions."""
+        pairs = find_copies(self.rows, self.attentions, self.streams)
+        others = (pair for pair in pairs if not any(pair[1] is s for s in self.earlier(pair[0])))
+        return [*others, *self.reductions]
+
+    @cached_property
+    def reductions(self) -> list[tuple[Stream, Stream, Tensor]]:
+        """The streams that consist of some rows of the stream before, or of weighted sums of them, as (stream, stream
+        before, :func:`~whyformer.tape.shared_rows.reduction_of`)."""
+        pairs = ((stream, before) for stream in self.streams for before in self.earlier(stream)[-1:])
+        found = ((s, t, reduction_of(self.program, self.tape, self.rows, t, s)) for s, t in pairs)
+        return [(s, t, matrix) for s, t, matrix in found if matrix is not None]
+
+    @cached_property
+    def split(self) -> dict[int, tuple[list[tuple[Stream, Tensor]], Tensor]]:
+        """Map of each attention in a block -> :func:`~whyformer.tape.shared_rows.split_keys` of it."""
+        inside = ((stream, attention) for stream in self.streams for b in stream.blocks for attention in b.attentions)
+        return {attention.map: split_keys(attention, stream, self.streams) for stream, attention in inside}
+
+    def earlier(self, stream: Stream) -> list[Stream]:
+        """Return the streams whose rows attend and are then merged into the rows of a stream."""
+        if stream.is_learned:
+            return []
+        same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
+        before = same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+        if stream.is_mixed:
+            return before
+        # rows that began before the merge, to which merged rows are added
+        attended = {id(a.keys) for block in stream.blocks for a in block.attentions}
+        return [s for s in before if not s.is_read and id(s.rows) not in attended]
+
+    @cached_property
+    def merged(self) -> frozenset[int]:
+        """The streams whose rows attend and are then merged into those of another stream other than by a known
+        reduction, by id."""
+        known, merged = {(id(s), id(t)) for s, t, _ in self.reductions}, set[int]()
+        for stream in self.streams:
+            later = stream
+            for before in reversed(self.earlier(stream)):
+                if id(later) in merged or (id(later), id(before)) not in known:
+                    merged.add(id(before))
+                later = before
+        return frozenset(merged)
+
+    @property
+    def leading(self) -> list[Attention]:
+        """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
+        rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
+        unknown = (stream for stream in self.streams if not stream.all_blocks)  # the readers of these rows are unknown
+        reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}
+        leading = list[Attention]()
+        for attention in reversed(self.attentions):
+            reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
+            if attention.queries is None or id(rows.get(attention.map, attention.queries)) in reached:
+                leading.append(attention)
+                reached.add(id(attention.keys))
+                reached.update(id(stream.rows) for stream, _ in self.split.get(attention.map, ((), None))[0])
+        return leading
+
+    def borders(self, program: Program) -> dict[int, int]:
+        """Return {input of a block: index among all blocks} for blocks that no path of the program bypasses."""
+        blocks = [block for stream in self.streams for block in stream.blocks]
+        return {block.entry: i for i, block in enumerate(blocks) if is_passed(program, block.entry)}

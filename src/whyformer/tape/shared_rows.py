@@ -1,0 +1,135 @@
+"""Find streams that share rows or reduce those of another stream, and keys that belong to several streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.calls import needed_calls
+from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows
+from whyformer.tape.state import bare
+from whyformer.tape.streams import Block, Stream, path_to
+from whyformer.tape.structure import Attention
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import recomputed
+
+__all__ = ["find_copies", "reduction_of", "same_rows", "split_keys"]
+
+
+def find_copies(
+    rows: Rows, attentions: Iterable[Attention], streams: Iterable[Stream]
+) -> list[tuple[Stream, Stream, Tensor]]:
+    """Return pairs of streams that share rows of learned vectors: the second stream creates them, and the first reads
+    them, as a prompt contains the outputs of a Q-Former.
+
+    Args:
+        rows: the rows of the pass.
+        attentions: all attentions of the pass.
+        streams: all streams of the pass.
+
+    Returns:
+        For each pair, (first stream, second stream, ``[B, N, M]``, True where a row of the first is a row of the
+        second).
+    """
+    attending, products = [s for s in streams if s.blocks], {p.product for a in attentions for p in a.pieces}
+    matches = []
+    for stream, before in ((s, t) for s in attending for t in attending if t.last < s.last and _are_alike(s, t)):
+        same = same_rows(stream.rows, before.rows)
+        families = [rows.families[f] for f in set(rows.family[stream.rows[same.any(2)]].tolist())]
+        if families and all(not family.source or family.value in products for family in families):
+            matches.append((stream, before, same))
+    return matches
+
+
+def reduction_of(program: Program, tape: Tape, rows: Rows, before: Stream, after: Stream) -> Tensor | None:
+    """Return the matrix S ``[B, N, M]`` with Y = S X + constants, if the M rows X at the end of a stream become the N
+    rows Y at the beginning of a later one: tokens are removed, or merged into weighted sums of them. Choices that
+    depend on values, such as which tokens are merged, and weights are those of the pass.
+
+    Returns:
+        S; None if Y is not such a function of X, or if the first attention after it has no residual connection.
+    """
+    first, last = before.last, after.blocks[0].entry if after.blocks else -1
+    if last not in program.dominator or not _is_residual(program, after.blocks[0]):
+        return None
+    is_passed = first in path_to(program.dominator, last)
+    x, y = rows.features(first, tape[first], before.rows), rows.features(last, tape[last], after.rows)
+    (b, m, *features), size = x.shape, y.shape[2:]
+    if len(features) != 1 or x.shape[2:] != size:
+        return None
+    between = tape.calls[tape.maker[first].number + 1 : tape.maker[last].number + 1]
+    results = [(r, tape.shapes[r]) for call in between for r in call.results]
+    of_rows = {r for r, shape in results if shape.numel() <= b * m and shape[-1:] != size}  # without features
+    fixed = {r: tape[r] for r, _ in results if r in of_rows or not tape.floating(r)}
+    calls = needed_calls(between, [last], ends={first, *fixed})
+
+    def reduced(values: Tensor) -> Tensor:
+        changes = {**fixed, first: rows.with_features(first, tape[first], before.rows, values)}
+        return rows.features(last, recomputed(tape, calls, changes)[last], after.rows)
+
+    with bare():
+        tolerance = 16 * torch.finfo(y.dtype).eps * y.abs().max()
+        constant = reduced(torch.zeros_like(x))
+        is_linear = ((reduced(x / 2) - (constant + y) / 2).abs() <= tolerance).all()
+        if not bool(is_linear) or not (is_passed or bool((constant.abs() <= tolerance).all())):
+            return None
+        columns = list[Tensor]()
+        for start in range(0, m, *features):  # each feature measures the weights of another row
+            width = min(m - start, *features)
+            unit = torch.zeros_like(x)
+            unit[:, start : start + width, :width] = torch.eye(width).to(unit)
+            columns.append((reduced(unit) - constant)[..., :width])
+        matrix = torch.cat(columns, -1)
+        return matrix if bool(((matrix @ x + constant - y).abs() <= tolerance).all()) else None
+
+
+def _is_residual(program: Program, block: Block) -> bool:
+    """Return True if the input of a block is added to the output of one of its branches."""
+    same = {block.entry}
+    for unit in program.units:
+        if unit.kind == "view" and unit.entries[0] in same:
+            same.update(unit.exits)
+        elif unit.kind == "add" and unit.exit <= block.exit and not same.isdisjoint(unit.entries):
+            return True
+    return False
+
+
+def split_keys(
+    attention: Attention, queries: Stream, streams: Sequence[Stream]
+) -> tuple[list[tuple[Stream, Tensor]], Tensor]:
+    """Assign the keys of an attention to streams, if they belong to several: the stream of the queries, and streams
+    that end before the attention, the latest first.
+
+    Args:
+        attention: an attention whose queries and keys are known.
+        queries: the stream of its queries.
+        streams: all streams.
+
+    Returns:
+        A list of (stream, ``[B, K, N]``, True where a key is a row of the stream), empty if all keys belong to one
+        stream; and ``[B, K]``, True at keys that belong to none of the listed streams.
+    """
+    assert attention.keys is not None
+    matches, rest = list[tuple[Stream, Tensor]](), attention.keys
+    attending = [s for s in streams if s.blocks]
+    if not any(s.rows is attention.keys for s in attending):
+        before = [s for s in attending if s is not queries and s.last < attention.map and _are_alike(s, queries)]
+        for stream in (queries, *reversed(before)):
+            same = same_rows(rest, stream.rows)
+            if bool(same.any()):
+                matches.append((stream, same))
+                rest = rest.masked_fill(same.any(2), 0)
+    return matches, rest > 0
+
+
+def _are_alike(first: Stream, second: Stream) -> bool:
+    """Return True if two streams have the same number of samples; texts that are compared with pictures may differ."""
+    return len(first.rows) == len(second.rows)
+
+
+def same_rows(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``[B, N, M]``, True where a row of ``[B, N]`` equals a row of ``[B, M]``; 0 is no row."""
+    return (first[:, :, None] == second[:, None, :]) & (first > 0)[:, :, None]
