@@ -168,10 +168,19 @@ def mixed_over_heads(scores: Tensor) -> Tensor:
     return torch.einsum("bhij,gh->bgij", scores.softmax(-1), torch.tensor([[1.0, -0.5], [-0.3, 1.0]]).to(scores))
 
 
-def test_agcam_uses_the_scores_of_the_map_without_its_sink() -> None:
-    model, x = MappedAttention(with_sink).double().eval(), torch.randn(2, 5, 6, dtype=torch.double)
+def scaled_without_sink(scores: Tensor) -> Tensor:
+    return 1.5 * with_sink(scores)
+
+
+def transposed_and_scaled(scores: Tensor) -> Tensor:
+    return (with_sink(scores.transpose(0, 1)) * 2).transpose(0, 1).contiguous()
+
+
+@pytest.mark.parametrize("finish", [with_sink, scaled_without_sink, transposed_and_scaled])
+def test_agcam_uses_the_scores_of_the_map_without_its_sink(finish: Callable[[Tensor], Tensor]) -> None:
+    model, x = MappedAttention(finish).double().eval(), torch.randn(2, 5, 6, dtype=torch.double)
     scores, v = model.parts(x)
-    weights = with_sink(scores).detach().requires_grad_()
+    weights = finish(scores).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(model.read(x, weights, v)[:, 1].sum(), weights)
     expected = (scores.sigmoid() * gradient.clamp(min=0)).mean(1)[:, 0]
     torch.testing.assert_close(whyformer.explain(model, x, "agcam", target=1).scores, expected.detach())
