@@ -271,7 +271,7 @@ def test_bounded_image_stays_between_black_and_white() -> None:
     assert (result.image.amax((1, 2)) <= white + 1e-5).all()
     # black is 0 and white 255, by the range of the processor and not by that of the image
     shares = (result.image.permute(1, 2, 0) - black) / (white - black)
-    assert torch.equal(result.shown, (shares * 255).round().to(torch.uint8))
+    assert torch.equal(result.pixels, (shares * 255).round().to(torch.uint8))
     assert result.settings["range"] == "known"
     unknown = maximize_activation(Linear().eval(), 1, steps=60, learning_rate=1.0, noise=0.0)
     assert unknown.image.abs().max() <= 1
@@ -400,6 +400,6 @@ def test_bundled_model_by_name() -> None:
         assert result.picture().size == (112, 112)
         assert result.history[-1] > result.history[0] + 1
     # its processor maps 0 to mid-grey and 1 to white
-    assert result.shown.float().sub(127.5).div(127.5).sub(result.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
+    assert result.pixels.float().sub(127.5).div(127.5).sub(result.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
     with pytest.raises(InputError, match="model for pictures"):
         maximize_activation("bundled:sst2", "positive")

@@ -38,7 +38,7 @@ EXPLANATIONS = {
 ANSWERS = {
     "an answer": replace(answer(), turns=[("user", 0, 3), ("assistant", 3, 5)], notes=["a note"]),
     "its words": answer().by("word"),
-    "with a picture": replace(answer(), seen={"pixel_values": PictureScores(picture(input="pixel_values"), torch.rand(2, 24))}),
+    "with a picture": replace(answer(), picture_maps={"pixel_values": PictureScores(picture(input="pixel_values"), torch.rand(2, 24))}),
     "of a source": replace(answer(), source=2, part="decoder_input_ids"),
 }  # fmt: skip
 TENSORS = st.sampled_from([

@@ -83,7 +83,7 @@ def test_given_continuation_and_span_with_image() -> None:
     g = whyformer.explain_generation(model, "what is", "here on", **options)
     assert [p.strip() for p in g.pieces[g.generated]] == ["here", "on"]
     span = whyformer.explain_span(g, 0, 1, model, processor, prompt="what is", images=options["images"])
-    span_scores, step_scores = span.part("pixel_values").scores, g.seen["pixel_values"].scores
+    span_scores, step_scores = span.part("pixel_values").scores, g.picture_maps["pixel_values"].scores
     assert torch.allclose(span_scores[0], step_scores.sum(0), atol=1e-6)
     with pytest.raises(InputError, match="prompt= and images= again"):
         whyformer.explain_span(g, 0, 1, model, processor)

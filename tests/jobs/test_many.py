@@ -336,7 +336,7 @@ def test_estimate_predicts_cost_without_writing(tmp_path):
     job = Job(model=text_model(tmp_path / "bert"), input=str(table), out=str(tmp_path / "out"), methods=("gae", "rollout"))
     cost = estimate(job)
     assert not (tmp_path / "out").exists()
-    assert (cost.rows, cost.there, cost.failed, cost.batch_size) == (200, 0, 1, 32)
+    assert (cost.rows, cost.finished, cost.failed, cost.batch_size) == (200, 0, 1, 32)
     assert cost.memory > 0 < cost.seconds
     assert cost.warnings == ["1 of 67 rows of the trial failed; the first: r0: the text is empty"] or cost.sampled == 64
     maps = run_job(job)

@@ -318,7 +318,7 @@ def test_partial_files_of_killed_run_are_removed(reference, tmp_path, manifest):
 def test_unfinished_job_is_readable_and_estimate_writes_nothing(reference, tmp_path):
     out = killed_after(reference, tmp_path / "out", 2)
     before = snapshot(out)
-    assert estimate(Job(**{**vars(reference[0].job), "out": str(out)})).there in (12, 18)
+    assert estimate(Job(**{**vars(reference[0].job), "out": str(out)})).finished in (12, 18)
     maps = whyformer.read(out)
     assert (maps.complete, maps.failures().num_rows) == (False, 1)
     assert snapshot(out) == before

@@ -148,7 +148,7 @@ def generation_with_picture(matrix: list[list[float]], diagnostics: list[dict[st
         matrix=torch.tensor(matrix), tokens=[p.strip() for p in pieces], pieces=pieces, ids=[0, 1, 1, 1, 1, 2, 6, 7], start=6,
         method="gae", settings={}, explained="log-probability", value=torch.zeros(2), target=torch.tensor([6, 7]),
         target_names=["'one'", "'two'"], logits=logits, labels={i: repr(p) for i, p in enumerate(pieces)},
-        seen={"pixel_values": PictureScores(first, torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]))},
+        picture_maps={"pixel_values": PictureScores(first, torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]))},
         diagnostics=diagnostics or [{}, {}],
     )  # fmt: skip
 
@@ -220,7 +220,7 @@ def test_words_are_pale_beside_dominant_picture(size: int) -> None:
     g = generation_with_picture(PICTURE_MATRIX)
     scores, edge = torch.zeros(2, size, size), -(-size // 16)
     scores[:, :edge, :edge] = 30 / edge**2
-    talk = answers.conversation(replace(g, seen={n: replace(part, scores=scores) for n, part in g.seen.items()}))
+    talk = answers.conversation(replace(g, picture_maps={n: replace(part, scores=scores) for n, part in g.picture_maps.items()}))
     np.testing.assert_allclose(talk.unit(0), talk.matrix[0] / 30, rtol=1e-6)
     np.testing.assert_allclose(talk.unit(None), talk.sums / 60, rtol=1e-6)
 

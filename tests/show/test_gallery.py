@@ -10,7 +10,7 @@ from whyformer.errors import InputError
 
 
 def maximized(unit, colour, shape=(6, 8)):
-    return SimpleNamespace(shown=np.full((*shape, 3), colour, dtype=np.uint8), unit=unit, activation=12.3456)
+    return SimpleNamespace(pixels=np.full((*shape, 3), colour, dtype=np.uint8), unit=unit, activation=12.3456)
 
 
 def test_gallery_has_unchanged_pictures_in_rows_with_labels():

@@ -54,7 +54,7 @@ class Generation(Displayable):
         part: name of the argument with the decoder's tokens, if the model has an encoder.
         unit: "token"; "word", "sentence" or "turn" after :meth:`by`.
         groups: (start, end) token range of each unit after :meth:`by`.
-        seen: maps of each picture of the prompt, by the name of its part (``"pixel_values"``).
+        picture_maps: maps of each picture of the prompt, by the name of its part (``"pixel_values"``).
         diagnostics: diagnostics of each step, as in an Explanation.
         notes: sentences on the preparation of the prompt and the choice of generated tokens.
     """
@@ -80,7 +80,7 @@ class Generation(Displayable):
     part: str = ""
     unit: str = "token"
     groups: list[Range] | None = None
-    seen: dict[str, PictureScores] = field(default_factory=dict)
+    picture_maps: dict[str, PictureScores] = field(default_factory=dict)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     classes: Tensor | None = None
@@ -151,7 +151,7 @@ class Generation(Displayable):
 
         parts = {self.part: of_range(self.source, end, self.part)} if self.source else {}
         facts = {"target": self.target[t : t + 1], "labels": self.labels, **self._outputs(t)}
-        parts |= {n: maps.at(t, **facts, target_names=[self.target_names[t]]) for n, maps in self.seen.items()}
+        parts |= {n: maps.at(t, **facts, target_names=[self.target_names[t]]) for n, maps in self.picture_maps.items()}
         return of_range(0, self.source or end, self.input, parts=parts, diagnostics=notes)
 
     def __iter__(self) -> Iterator[Explanation]:
@@ -222,7 +222,7 @@ class Generation(Displayable):
             turns=[(role, at[a], at[b]) for role, a, b in self.turns],
             special=None if self.special is None else alone, unit=unit, groups=merged,
             diagnostics=[dict(c) for c in claims for _ in steps],
-            seen={name: maps.merged(steps) for name, maps in self.seen.items()},
+            picture_maps={name: maps.merged(steps) for name, maps in self.picture_maps.items()},
         )  # fmt: skip
 
     # -- saving and displaying ---------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _MOST = 2**31
 
 def schema(kind: type) -> type[BaseModel]:
     """Return the schema of the values of generations, without tensors and pictures."""
-    return schema_of("GenerationSchema", (kind,), (*_TENSORS, *_OPTIONAL, "seen"))
+    return schema_of("GenerationSchema", (kind,), (*_TENSORS, *_OPTIONAL, "picture_maps"))
 
 
 class GenerationCandidate(BaseModel):
@@ -59,8 +59,9 @@ def to_dict(g: Generation) -> dict[str, Any]:
     if g.unit == "token":
         facts["candidates"] = [_candidates(g, t) for t in range(len(g))]
         facts["probabilities"] = [g.probability(t) for t in range(len(g))]
-    if g.seen:
-        facts["seen"] = {n: {**to_plain(maps.first), "scores": maps.scores.tolist()} for n, maps in g.seen.items()}
+    if g.picture_maps:
+        maps = g.picture_maps.items()
+        facts["seen"] = {n: {**to_plain(m.first), "scores": m.scores.tolist()} for n, m in maps}
     return {**facts, "prompt": g.prompt, "text": g.text}
 
 
@@ -78,9 +79,9 @@ def _candidates(g: Generation, step: int) -> list[dict[str, Any]]:
 
 def _contents(g: Generation) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     """Return the format, the facts and the tensors of a file."""
-    facts = {**to_plain_generation(g), "seen": {name: to_plain(maps.first) for name, maps in g.seen.items()}}
+    facts = {**to_plain_generation(g), "seen": {name: to_plain(maps.first) for name, maps in g.picture_maps.items()}}
     tensors = {n: tensor for n in (*_TENSORS, *_OPTIONAL) if (tensor := getattr(g, n)) is not None}
-    for i, maps in enumerate(g.seen.values()):
+    for i, maps in enumerate(g.picture_maps.values()):
         tensors |= {f"{_SEEN}{i}.{name}": tensor for name, tensor in tensors_of(maps.at(0)).items()}
         tensors[f"{_SEEN}{i}.all"] = maps.scores
     return _FORMAT, facts, tensors
@@ -105,11 +106,11 @@ def load(kind: type[Generation], path: str | Path) -> Generation:
     expected = "a saved explanation of a generated text"
     facts, tensors = serialization.read(path, _FORMAT, expected)
     with errors_as(LoadError, f"{path} is not {expected}"):
-        seen = {}
+        maps = {}
         for i, (name, first) in enumerate(facts.pop("seen", {}).items()):
             stored = of_prefix(tensors, f"{_SEEN}{i}.")
-            seen[name] = PictureScores(restored(Explanation, first, stored), stored["all"])
-        return _restored(kind, facts, tensors, seen)
+            maps[name] = PictureScores(restored(Explanation, first, stored), stored["all"])
+        return _restored(kind, facts, tensors, maps)
 
 
 def from_dict(kind: type[Generation], facts: Mapping[str, Any]) -> Generation:
@@ -156,13 +157,13 @@ def _logits(facts: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _restored(
-    kind: type[Generation], facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, PictureScores]
+    kind: type[Generation], facts: Mapping[str, Any], tensors: Mapping[str, Tensor], maps: dict[str, PictureScores]
 ) -> Generation:
     """Return a generation after checking the types of its values and their consistency."""
     stored = {name: facts[name] for name in schema(kind).model_fields if name in facts}
     values: dict[str, Any] = vars(checked(schema(kind), stored, "this answer"))
     values |= {name: tensors[name] for name in _TENSORS} | {name: tensors.get(name) for name in _OPTIONAL}
-    g = kind(**values, seen=seen)
+    g = kind(**values, picture_maps=maps)
     _check_fit(g)
     return g
 
@@ -178,7 +179,7 @@ def _check_fit(g: Generation) -> None:
         raise ValueError("its sizes do not fit together")
     if not 0 <= g.source <= g.start == tokens - steps:
         raise ValueError("its steps do not fit its tokens")
-    by_step = [g.value, g.target_names, g.diagnostics or g.value, *(maps.scores for maps in g.seen.values())]
+    by_step = [g.value, g.target_names, g.diagnostics or g.value, *(maps.scores for maps in g.picture_maps.values())]
     if any(len(entries) != steps for entries in by_step):
         raise ValueError("its sizes do not fit together")
     for entry in g.diagnostics:
@@ -195,7 +196,7 @@ def _check_fit(g: Generation) -> None:
             raise ValueError(f"its {name} are out of range")
     if any(not 0 <= i < tokens for i in g.special or ()):
         raise ValueError("its special tokens are out of range")
-    for maps in g.seen.values():
+    for maps in g.picture_maps.values():
         if maps.scores.shape[1:] != maps.first.scores.shape[1:]:
             raise ValueError("its maps do not fit its pictures")
         replace(maps.first, scores=maps.scores)  # raises for NaN and infinity

@@ -142,7 +142,7 @@ def explain_span(
     opened = open_model(model, processor, **options)
     begin = g.ids[g.source : g.start] if g.source else []
     completion = Completion(g.ids[: g.source or g.start], g.ids[g.start :], begin)
-    if g.seen:
+    if g.picture_maps:
         if prompt is None or (images is None and not has_pictures(prompt)):
             raise InputError("the prompt has pictures, which are not stored: pass prompt= and images= again")
         ((ids, extra),), _ = with_images(opened.model, prompt, images, opened.processor)

@@ -318,7 +318,7 @@ class Steps:
             target_names=[(e.target_names or ["?"])[0] for e in explanations],
             turns=self.completion.turns, special=self.completion.special, part="".join(texts[1:]),
             input=explanations[0].input or "input_ids",
-            seen={name: PictureScores.of([e.parts[name] for e in explanations]) for name in pictures},
+            picture_maps={name: PictureScores.of([e.parts[name] for e in explanations]) for name in pictures},
             diagnostics=[e.diagnostics for e in explanations], notes=[*self.completion.notes, *self._notes(outputs)],
         )  # fmt: skip
 

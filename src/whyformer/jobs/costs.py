@@ -30,7 +30,7 @@ class Cost:
 
     Attributes:
         rows: number of rows of the input; None if it is unknown.
-        there: number of rows that an earlier run finished.
+        finished: number of rows that an earlier run finished.
         sampled: number of rows of the trial.
         failed: number of rows of the trial that failed.
         reason: reason of the first failure; None if none failed.
@@ -44,7 +44,7 @@ class Cost:
     """
 
     rows: int | None
-    there: int
+    finished: int
     sampled: int
     failed: int
     reason: str | None
@@ -72,7 +72,7 @@ class Cost:
     def sentence(self) -> str:
         """Return the cost as a sentence."""
         rows = "an unknown number of rows" if self.rows is None else amount(self.rows, "row")
-        done = f", {self.there:,} of them finished" if self.there else ""
+        done = f", {self.finished:,} of them finished" if self.finished else ""
         cost = ""
         if self.seconds is not None:
             cost = f": about {_duration(self.seconds)} and {in_bytes(self.bytes or 0)} of disk space"
@@ -108,7 +108,7 @@ def estimate(job: Job) -> Cost:
     place = device_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
-        rows=opened.count, there=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
+        rows=opened.count, finished=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
         reason=reason,
         explanations=table.num_rows / len(reads), batch_size=size, memory=trial.pass_bytes * size,
         available=total_memory(place),

@@ -45,11 +45,11 @@ class Monitor(ExitStack):
         self._file.write(lines.encoded({**who, "event": event, **facts, **self.rate()}))
         self._file.flush()
 
-    def begin(self, there: int) -> None:
+    def begin(self, finished: int) -> None:
         """Log the start of the run, with the number of rows finished by earlier runs."""
-        self.done = self._before = there
+        self.done = self._before = finished
         self._start = time.monotonic()
-        self.log("started", there=there, total=self.total)
+        self.log("started", there=finished, total=self.total)
 
     def rate(self) -> dict[str, Any]:
         """Return the rows per second of this run, and the remaining seconds at this rate."""

@@ -50,7 +50,7 @@ class Maximized:
         history: activation of the augmented picture before each step, and of the final picture.
         unit: name of the unit.
         settings: all settings needed to repeat the run.
-        shown: ``[H, W, 3]`` uint8, the image without normalisation.
+        pixels: ``[H, W, 3]`` uint8, the image without normalisation.
     """
 
     image: Tensor
@@ -58,11 +58,11 @@ class Maximized:
     history: list[float]
     unit: str
     settings: dict[str, Any]
-    shown: Tensor
+    pixels: Tensor
 
     def picture(self, scale: int = 1) -> Image.Image:
         """Return a PIL picture, enlarged by ``scale`` without interpolation."""
-        picture = Image.fromarray(self.shown.numpy())
+        picture = Image.fromarray(self.pixels.numpy())
         return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
     def save(self, path: str | Path) -> Path:
@@ -75,7 +75,7 @@ class Maximized:
                 note.add_itxt("whyformer", json.dumps(facts))
                 self.picture().save(partial, format="PNG", pnginfo=note)
             elif path.suffix == ".safetensors":
-                tensors = {"image": self.image.contiguous(), "shown": self.shown.contiguous()}
+                tensors = {"image": self.image.contiguous(), "shown": self.pixels.contiguous()}
                 save_file(tensors, partial, metadata={"whyformer": json.dumps(facts)})
             else:
                 raise InputError(f"{path.name}: use .png (the picture) or .safetensors (tensor and history too)")
@@ -202,9 +202,9 @@ def maximize_activation(
     }  # fmt: skip
     shares = canvas.shares(image) if full["bounded"] or ends is not None else image
     # without a processor, the picture is shown as it is, or scaled to its range if it exceeds 0..1
-    shown = without_normalisation(shares.clamp(0, 1) if shares is not image else image, None)
-    assert shown is not None
-    return Maximized(image[0], history[-1], history, goal.name, record, shown[0])
+    pixels = without_normalisation(shares.clamp(0, 1) if shares is not image else image, None)
+    assert pixels is not None
+    return Maximized(image[0], history[-1], history, goal.name, record, pixels[0])
 
 
 def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: Canvas) -> Tensor:

@@ -120,7 +120,7 @@ class Conversation:
     def signed(self) -> bool:
         """True if scores of the answer have a sign."""
         g = self.whole
-        diagnostics = (*g.diagnostics, *(picture.first.diagnostics for picture in g.seen.values()))
+        diagnostics = (*g.diagnostics, *(picture.first.diagnostics for picture in g.picture_maps.values()))
         known = any(d.get("signed") is True for d in diagnostics)
         return known or any(colours.scale(row).signed for row in array(g.matrix))
 
@@ -218,7 +218,7 @@ class Conversation:
     @cached_property
     def _picture_scores(self) -> list[Array]:
         """``[1 + T, ...]`` scores of each picture for the whole answer, and for each step."""
-        maps = [array(picture.scores) for picture in self.g.seen.values()]
+        maps = [array(picture.scores) for picture in self.g.picture_maps.values()]
         return [np.concatenate([m.sum(0)[None], m]) for m in maps]
 
     @cached_property
@@ -250,14 +250,14 @@ class Conversation:
     def picture(self, name: str, step: int | None) -> Explanation:
         """Return the map of a picture for a step, or for the whole answer (None)."""
         if step is None:
-            return self.g.seen[name].merged([(0, len(self.g))]).at(0)
+            return self.g.picture_maps[name].merged([(0, len(self.g))]).at(0)
         return self.g[step].part(name)
 
     def picture_note(self, step: int | None) -> str:
         """Return the share of a step's scores on pictures, and the pixel of the largest score on each, as text."""
-        if not self.g.seen:
+        if not self.g.picture_maps:
             return ""
-        places = [place for name in self.g.seen if (place := _place(self.picture(name, step)))]
+        places = [place for name in self.g.picture_maps if (place := _place(self.picture(name, step)))]
         return f"picture {100 * self.picture_share(step):.0f} %" + (f" ({', '.join(places)})" if places else "")
 
     def special_note(self, step: int | None) -> str:
@@ -287,7 +287,7 @@ def _picked(g: Generation, places: list[int], steps: list[int]) -> Generation:
     return replace(
         g, matrix=g.matrix[steps][:, places], start=at(g.start), source=at(g.source), special=None,
         target_names=[g.target_names[t] for t in steps], turns=[(role, at(a), at(b)) for role, a, b in g.turns],
-        seen={name: replace(maps, scores=maps.scores[steps]) for name, maps in g.seen.items()},
+        picture_maps={name: replace(maps, scores=maps.scores[steps]) for name, maps in g.picture_maps.items()},
         diagnostics=[g.diagnostics[t] for t in steps] if g.diagnostics else [], **changed,
     )  # fmt: skip
 
@@ -307,7 +307,7 @@ def conversation(g: Generation, most: int | None = None) -> Conversation:
 
 def _with_pictures(g: Generation) -> Generation:
     """Return the answer with each run of placeholder tokens of a picture as a single piece."""
-    if not g.seen:
+    if not g.picture_maps:
         return g
     unscored = (array(g.matrix) == 0).all(0)
 

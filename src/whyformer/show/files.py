@@ -91,7 +91,7 @@ def answer_contents(
             from whyformer.explanation.generation_files import content as saved
 
             return saved(g)
-        return paper.encode(film(g, **look) if g.seen else grid.figure(g), kind)
+        return paper.encode(film(g, **look) if g.picture_maps else grid.figure(g), kind)
 
     return {f"{stem}.{kind}": content(kind) for kind in kinds}
 

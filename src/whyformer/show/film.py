@@ -42,11 +42,11 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     Look.of(look)
     if not hasattr(g, "seen"):
         raise InputError("film draws the result of whyformer.explain_generation; figure draws explanations")
-    if not g.seen:
+    if not g.picture_maps:
         raise InputError("this text was generated without a picture, so there is no film strip: show its words instead")
     talk = answers.conversation(g)
     g = talk.g
-    films = [[g[t].part(name) for t in range(len(g))] for name in g.seen]
+    films = [[g[t].part(name) for t in range(len(g))] for name in g.picture_maps]
     ratio = max(high / wide for maps in films for high, wide in [drawn_size(maps[0])])
     wide = _WIDE / max(1.0, ratio / 1.5)
     high = wide * ratio

@@ -38,11 +38,11 @@ def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
     check_count("columns", columns)
     columns = min(columns, len(maxima))
     wide = min(1.9, max(0.7, _PAGE / columns - _GAP))
-    high = wide * max(m.shown.shape[0] / m.shown.shape[1] for m in maxima)
+    high = wide * max(m.pixels.shape[0] / m.pixels.shape[1] for m in maxima)
     paper = Paper()
     for i, maximum in enumerate(maxima):
         x, y = _GAP + i % columns * (wide + _GAP), _TOP + i // columns * (high + _TOP)
-        paper.picture(np.asarray(maximum.shown), x, y, wide, high)
+        paper.picture(np.asarray(maximum.pixels), x, y, wide, high)
         value = format_score(float(f"{maximum.activation:.3g}"))
         label = f"{fitted(maximum.unit, wide - measure(value, 5.5) - 0.08, 5.5)}  {value}"
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")

@@ -23,7 +23,7 @@ from torch import Tensor
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
 from whyformer.tape.program import read_program
-from whyformer.tape.rows import Family, Rows, constant_along
+from whyformer.tape.rows import RowFamily, Rows, constant_along
 from whyformer.tape.state import bare
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SOFTMAX_KINDS
@@ -66,7 +66,7 @@ UNMIXED = Composite("gradient without attention", _MIXTURES)
 """The gradient with the mixing of attentions held constant."""
 
 
-def find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
+def find_fed(tape: Tape, rows: Rows, family: RowFamily) -> Tensor | None:
     """Return ``[R]``, the row of a family that each row of its input feeds, 0 for none, by composing the steps between.
     Return None if a row feeds several rows in some step, or if a step is unknown.
 
@@ -78,13 +78,13 @@ def find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
     return rows.once(("fed", family.value), lambda: _find_fed(tape, rows, family))
 
 
-def measure_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
+def measure_fed(tape: Tape, rows: Rows, family: RowFamily) -> Tensor | None:
     """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
     before = rows.roots[family.source]
     return rows.once(("measured", family.value), lambda: _measure_step(tape, rows, before, family.value))
 
 
-def _find_fed(tape: Tape, rows: Rows, family: Family) -> Tensor | None:
+def _find_fed(tape: Tape, rows: Rows, family: RowFamily) -> Tensor | None:
     numbers = torch.arange(len(rows))
     if family.value == rows.roots[family.source]:
         return torch.where(rows.family == rows.families.index(family), numbers, 0)
@@ -197,7 +197,7 @@ def _weighted_flows(
     return (flow.double() for flow in flows_between(tape, before, seeds))
 
 
-def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: Family, later: Family) -> bool:
+def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: RowFamily, later: RowFamily) -> bool:
     """Return True if rows of a later family replace rows of a family that were overwritten before they were read, as
     when a model sets padding to 0 and a convolution over positions then fills it.
 
@@ -223,7 +223,7 @@ def frame_of(moments: int, frames: int) -> Tensor:
     return torch.div(middles * frames, moments, rounding_mode="floor").long().clamp(max=frames - 1)
 
 
-def represents_shares(tape: Tape, rows: Rows, family: Family, root: Family) -> bool:
+def represents_shares(tape: Tape, rows: Rows, family: RowFamily, root: RowFamily) -> bool:
     """Return True if the rows of a family represent equal shares of an input, in the order of their grids: moments of a
     sound, or pixels of a picture.
 
@@ -258,7 +258,7 @@ def _coordinates(grid: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def _sums_for_centres(
-    tape: Tape, rows: Rows, family: Family, root: Family, places: list[Tensor]
+    tape: Tape, rows: Rows, family: RowFamily, root: RowFamily, places: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
 

@@ -27,7 +27,7 @@ from whyformer.tape.rearranging import (
     sorted_features,
     window,
 )
-from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
+from whyformer.tape.rows import Label, RowFamily, Rows, Source, constant_along, equal, first_places, no_rows, slim, thin
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, PRODUCTS, name_set
 from whyformer.tape.values import Tape
@@ -124,7 +124,7 @@ class _Labeller:
         if len(counts) and bool((counts == counts[0]).all()):
             by_sample = by_sample.view(len(counts), -1)
         looked_up = None if elements is None else elements.flatten()[order].view(by_sample.shape)
-        rows.families.append(Family(source, value, by_sample, grid or (by_sample.shape[-1],), looked_up))
+        rows.families.append(RowFamily(source, value, by_sample, grid or (by_sample.shape[-1],), looked_up))
         rows.sample = torch.cat([rows.sample, samples.flatten()])
         rows.family = torch.cat([rows.family, torch.full((count,), len(rows.families) - 1)])
         return numbers

@@ -31,7 +31,7 @@ from whyformer.tape.feeding import (
     represents_shares,
     resizes,
 )
-from whyformer.tape.rows import Family, Rows
+from whyformer.tape.rows import RowFamily, Rows
 from whyformer.tape.values import Tape
 
 __all__ = ["Box", "Elements", "box_cells", "find_elements"]
@@ -157,7 +157,7 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     return Elements(shares, only.grid) if is_picture else _even_elements(shares, root)
 
 
-def _families_inside(tape: Tape, rows: Rows, numbers: Tensor, source: str) -> list[Family]:
+def _families_inside(tape: Tape, rows: Rows, numbers: Tensor, source: str) -> list[RowFamily]:
     """Return the families of an input that occur among row numbers ``[B, N]``; without later families that only replace
     rows of the first that were overwritten before they were read."""
     families = [rows.families[f] for f in rows.family[numbers].unique().tolist()]
@@ -167,12 +167,12 @@ def _families_inside(tape: Tape, rows: Rows, numbers: Tensor, source: str) -> li
     return families
 
 
-def _even_elements(shares: Tensor, root: Family) -> Elements:
+def _even_elements(shares: Tensor, root: RowFamily) -> Elements:
     """Return the elements of a sequence ``[B, M]`` of which each of N rows ``[B, N]`` represents an equal share."""
     return Elements(shares[:, frame_of(root.numbers.shape[1], shares.shape[1])], None, even=True)
 
 
-def _joined_fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
+def _joined_fed(maps: Sequence[Tensor | None], root: RowFamily) -> Tensor | None:
     """Return ``[B, M]``, the row that each element of an input feeds, 0 for none; None if an element feeds several
     rows, or if no element feeds any.
 
@@ -188,7 +188,7 @@ def _joined_fed(maps: Sequence[Tensor | None], root: Family) -> Tensor | None:
     return fed if bool((fed > 0).any()) else None
 
 
-def _picture_elements(fed: Tensor, root: Family) -> Elements | None:
+def _picture_elements(fed: Tensor, root: RowFamily) -> Elements | None:
     """Return the cells of the pictures of each sample, from ``[B, pixels]``, the row that each pixel feeds."""
     count = fed.shape[1] // math.prod(root.grid)
     pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *root.grid))
@@ -212,7 +212,7 @@ def _sequence_elements(fed: Tensor, merged: bool) -> Elements | None:
     return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
 
 
-def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | None:
+def _cells_of(tape: Tape, rows: Rows, family: RowFamily, source: str) -> Cells | None:
     """Return the cells of a picture, with the index of their rows among the M rows of a family, which must be the same
     in all samples; None if unknown."""
     if family.numbers.dim() < 2 or family.numbers.shape[1] != math.prod(family.grid):  # packed patches
@@ -235,14 +235,14 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | No
     return _merged_cells(find_step(tape, rows, operand, family.value), family, before, cells)
 
 
-def _family_of(rows: Rows, label: Tensor) -> Family | None:
+def _family_of(rows: Rows, label: Tensor) -> RowFamily | None:
     """Return the family to which all rows of a label belong; None if they belong to several."""
     numbers = rows.family[rows.distinct(label)].unique()
     return rows.families[int(numbers)] if len(numbers) == 1 else None
 
 
 def _convolved_cells(
-    tape: Tape, call: Call, label: Tensor, family: Family, before: Family, cells: Cells
+    tape: Tape, call: Call, label: Tensor, family: RowFamily, before: RowFamily, cells: Cells
 ) -> Cells | None:
     """Return the cells of the output of a convolution or a pool; None if the cells of its operand do not lie along its
     axes."""
@@ -322,7 +322,7 @@ def _lines_in_order(operand: Tensor, grid: Tensor) -> list[Tensor] | None:
     return result
 
 
-def _merged_cells(into: Tensor | None, family: Family, before: Family, cells: Cells) -> Cells | None:
+def _merged_cells(into: Tensor | None, family: RowFamily, before: RowFamily, cells: Cells) -> Cells | None:
     """Return the cells of rows that merge several rows each; None if the merged cells do not form boxes.
 
     Args:

@@ -23,8 +23,8 @@ from torch import Tensor
 from whyformer.errors import ModelError
 
 __all__ = [
-    "Family",
     "Label",
+    "RowFamily",
     "RowSamples",
     "Rows",
     "Source",
@@ -132,7 +132,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class RowFamily:
     """Rows that begin in the same value.
 
     Attributes:
@@ -169,7 +169,7 @@ class Rows:
 
     labels: dict[int, Label] = field(default_factory=dict)
     sample: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
-    families: list[Family] = field(default_factory=lambda: [Family("", -1, torch.zeros(1, 0, dtype=torch.long), ())])
+    families: list[RowFamily] = field(default_factory=lambda: [RowFamily("", -1, torch.zeros(1, 0).long(), ())])
     family: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     joined: dict[int, int] = field(default_factory=dict)
     blended: set[int] = field(default_factory=set)

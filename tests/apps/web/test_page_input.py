@@ -119,7 +119,7 @@ def test_snippet_and_command_give_same_scores(visitor, elsewhere, view):
     assert snippet.count("whyformer.") == 1
     exec(snippet, namespace)
     np.testing.assert_array_equal(namespace["g"].matrix.numpy(), expected.matrix.numpy())
-    np.testing.assert_array_equal(namespace["g"].seen["pixel_values"].scores.numpy(), expected.seen["pixel_values"].scores.numpy())
+    np.testing.assert_array_equal(namespace["g"].picture_maps["pixel_values"].scores.numpy(), expected.picture_maps["pixel_values"].scores.numpy())
     assert (namespace["g"].method, namespace["g"].settings, namespace["g"].ids) == (expected.method, expected.settings, expected.ids)
     command = shlex.split(reproduce.command(visitor.session.view))
     piped = command[2] if command[0] == "printf" else None

@@ -140,7 +140,7 @@ def models(
     for name in filter(None, dict.fromkeys(names)):
         maps = [item.e for item in saved if item.e.model == name]
         inputs = [_input(e) for e in maps]
-        inputs += ["text and pictures" if item.g.seen else "text" for item in answers if item.g.model == name]
+        inputs += ["text and pictures" if item.g.picture_maps else "text" for item in answers if item.g.model == name]
         labels: dict[int, str] = next((e.labels for e in maps if e.labels), {})
         rows.append({
             "title": model_title(name), "inputs": list(dict.fromkeys(inputs)), "maps": len(inputs),

@@ -78,7 +78,7 @@ def _pictures(talk: Conversation) -> list[tuple[Markup | None, list[tuple[int | 
     """Return (picture, maps) for each picture of the prompt. Maps are (chosen word, its text, map, largest score) for
     the whole answer and each step."""
     g, pictures = talk.g, []
-    for name in g.seen:
+    for name in g.picture_maps:
         explanations = {step: talk.picture(name, step) for step in (None, *range(len(g)))}
         first = explanations[None]
         if not painting.drawable(first) and painting.base(first) is None:
@@ -121,7 +121,7 @@ def style(talk: Conversation, mark: str, themed: bool) -> Markup:
         chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~.t .k{i}"
         rules.append(f"{chosen}.t .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
         rules.append(f"{focused}{{outline:3px solid var(--accent,{colours.LIGHT['accent']})}}")
-    if g.seen:  # the map of the word under the pointer replaces that of the chosen word
+    if g.picture_maps:  # the map of the word under the pointer replaces that of the chosen word
         steps = range(g.start, len(g.pieces))
         rules += [f"#{mark}-{i}:checked~.seen .m{i}{{visibility:visible}}" for i in (WHOLE, *steps)]
         rules.append(f"#{mark}:has(.w:hover) .seen .m{{visibility:hidden}}")
