@@ -114,7 +114,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("limit", "metrics_port"), (_Count | None, "an integer of at least 1")),
     "max_failures": (Natural | None, "an integer of at least 0"),
     "batch_size": (Literal["auto"] | _Count, '"auto" or an integer of at least 1'),
-    "methods": (Annotated[list[Any], Field(min_length=1)], "a list with at least one method"),
+    "methods": (Annotated[list[Any], Field(min_length=1)], 'a list with at least one method, such as ["gae"]'),
     "targets": (Literal["predicted", "all"] | _Column | _Top | _Classes, _TARGETS),
     "scores": (Literal["float32", "float16"] | _Top, f'"float32", "float16" or {_K}'),
     "overlays": _FLAG,

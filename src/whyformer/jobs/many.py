@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from whyformer.comparing import method_list
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, check_type
 from whyformer.explanation.result import Explanation
@@ -75,7 +76,7 @@ def explain_many(
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     check_values({"batch_size": batch_size, "workers": workers})
-    methods = [method] if isinstance(method, str | dict | tuple) else list(method)
+    methods = method_list(method)
     if not methods:
         raise InputError("there are no methods: name at least one")
     check_data(data, column, id_column)
