@@ -16,6 +16,7 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.schemas import Natural
 from whyformer.explanation.storage import plain
+from whyformer.jobs.actors import check_engine
 from whyformer.options import DEFAULTS, NAMES, WORDS, Options, kind_of, split
 from whyformer.targets import written_target
 
@@ -80,6 +81,7 @@ class Job:
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", as_list(self.targets))
         check_values({f.name: getattr(self, f.name) for f in fields(self)} | vars(self.options))
+        check_engine(self.engine, self.address, self.actors)
         if "://" in self.out:
             raise InputError(f"out must be a local or mounted folder, not {self.out!r}")
         if self.options.rules is not None:
