@@ -12,6 +12,7 @@ from whyformer.errors import InputError, WhyformerError, check_type, without_fra
 from whyformer.explaining import prepared
 from whyformer.explanation.display import Displayable
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.normalize import refuse_file_names
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
 from whyformer.methods.sharing import sharing
@@ -112,6 +113,7 @@ def compare(
         check_type(name, value, Iterable | None, "a list")
     selected = None if methods is None else [read_method(m) for m in method_list(methods)]
     ready = prepared(model, inputs, processor, **options)
+    refuse_file_names(inputs, ready.processor)
     named = [targets] if isinstance(targets, str) else targets
     goals = ready.likeliest(likeliest) if named is None else list(named)
     if selected is None:

@@ -135,6 +135,23 @@ def _opened(item: Any, processor: Any) -> Any:
     return _as_tensor(item) if raw is None else Image.fromarray(raw)
 
 
+def refuse_file_names(inputs: Any, processor: Any) -> None:
+    """Raise if a text is the name of a picture or a sound that exists, for a model that reads text. Not called for
+    texts of clients of a server, who must not learn which files exist.
+
+    Raises:
+        InputError: an input is such a name.
+    """
+    for item in inputs if isinstance(inputs, list) else [inputs]:
+        named = isinstance(item, str) and (is_picture_name(item) or is_sound_name(item))
+        if named and not _is_file_name(item, processor) and os.path.isfile(item):
+            kind = "a picture" if is_picture_name(item) else "a sound"
+            raise InputError(
+                f"{item} is {kind}, and this model does not read it: pass a model that reads {kind}, or, to explain "
+                f"the name itself as a text, add a space to it ({item + ' '!r})"
+            )
+
+
 def _is_file_name(text: str, processor: Any) -> bool:
     """Return whether a text has the suffix of a file of the kind that the processor reads."""
     if is_sound_name(text):
