@@ -19,6 +19,7 @@ from whyformer import show
 from whyformer.errors import InputError, LoadError, ModelError, WhyformerError
 from whyformer.evaluation.deletion import token_deletion
 from whyformer.models.loading import Loaded, load
+from whyformer.targets.naming import class_index
 from zoo import build
 
 explain = whyformer.explain
@@ -259,6 +260,15 @@ def test_unknown_class_name_raises() -> None:
         explain(*build("bert"), target="cow")
 
 
+@pytest.mark.parametrize("labels", [("tench, Tinca tinca", "Goldfish", "HAMMERHEAD"), ("TENCH", "goldfish", "hammerhead")])
+@pytest.mark.parametrize(("name", "meant"), [("TENC", "tench"), ("tenchs", "tench"), ("GOLDFISHS", "goldfish"), ("Hammer", "hammerhead")])
+def test_similar_class_names_are_suggested_in_any_case(labels: tuple[str, ...], name: str, meant: str) -> None:
+    with pytest.raises(InputError, match="no class") as raised:
+        class_index(name, dict(enumerate(labels)))
+    suggested = str(raised.value).partition("Did you mean '")[2].partition("'")[0]
+    assert suggested.casefold() == meant and any(suggested in label for label in labels)
+
+
 def test_class_names_ignore_case_and_may_be_indices() -> None:
     labels = sst2().model.config.id2label
     for index, label in labels.items():
@@ -371,7 +381,7 @@ def test_uncached_model_without_network_raises() -> None:
         explain("someone/no-such-model", "a fine film")
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "", "my model"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "my model"])
 def test_missing_model_folder_raises(name: str) -> None:
     with refused(LoadError, "no such folder"):
         explain(name, "a fine film")

@@ -107,7 +107,20 @@ def test_cached_explanations_are_reused() -> None:
     assert sorted(cache) == ["gae 2", "gae 4", "raw_attention"]
 
 
+@pytest.mark.parametrize("methods", ["gae", ("rollout", {"start_layer": 1}), {"method": "rollout", "start_layer": 1}])
+@pytest.mark.parametrize("targets", [None, "Contrast(1, 2)", "3"])
+def test_a_single_method_or_target_is_a_list_of_one(methods: Any, targets: Any) -> None:
+    model, inputs = build("hf_vit")
+    (alone,) = compare(model, inputs, methods, targets).explanations
+    (listed,) = compare(model, inputs, [methods], None if targets is None else [targets]).explanations
+    assert torch.equal(alone.scores, listed.scores) and alone.settings == listed.settings
+    assert alone.target_names == listed.target_names
+    several = compare(model, inputs, (methods, "raw_attention"), targets).explanations
+    assert [e.method for e in several] == [alone.method, "raw_attention"]
+
+
 @pytest.mark.parametrize(("methods", "targets", "match"), [
+    ("rolout", None, "Did you mean 'rollout'"), (("rollout", {"start": 1}), None, "no setting 'start'"), ("gae", "Contrast(1, 9)", "out of range"),
     (["rolout"], None, "Did you mean 'rollout'"), ([("rollout", {"start": 1})], None, "no setting 'start'"), ([3], None, "a method is a name"),
     ([{"start_layer": 0}], None, "a method is a name"), ([], None, "no methods"), (["gae"], [], "no targets"), (["gae"], [0, 9], "class 9 is out of range"),
 ])  # fmt: skip

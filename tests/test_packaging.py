@@ -44,7 +44,7 @@ ALLOWED_IMPORTS = {
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "options", "prepared", "progress", "targets"},
     "inside": {"errors", "show", "tape"},
     "recording": {"errors", "explaining", "inside", "methods", "models", "options", "prepared", "rules", "tape", "targets"},
-    "comparing": RESULTS | {"show", "defaults", "explaining", "methods", "options", "prepared", "progress", "targets"},
+    "comparing": RESULTS | {"show", "defaults", "explaining", "inputs", "methods", "options", "prepared", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "options", "prepared", "tape", "targets"},
     "auditing": {"errors", "explaining", "explanation", "methods", "models", "options", "prepared", "progress", "rules", "show", "tape", "targets"},
     "maximize": RESULTS | {"models", "inputs", "progress", "tape", "targets"},

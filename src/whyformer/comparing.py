@@ -12,6 +12,7 @@ from whyformer.errors import InputError, WhyformerError, check_type, without_fra
 from whyformer.explaining import prepared
 from whyformer.explanation.display import Displayable
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.normalize import refuse_file_names
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
 from whyformer.methods.sharing import sharing
@@ -83,7 +84,7 @@ class Comparison(Displayable):
 def compare(
     model: Any,
     inputs: Any,
-    methods: Sequence[MethodSpec] | None = None,
+    methods: MethodSpec | Sequence[MethodSpec] | None = None,
     targets: Sequence[Target] | None = None,
     processor: Any = None,
     *,
@@ -98,9 +99,10 @@ def compare(
 
     Args:
         model, inputs, processor, progress, **options: as for :func:`explain`.
-        methods: names, (name, settings) or ``{"method": name, setting: value}``; default: all methods for this kind
-            of input.
-        targets: each as for :func:`explain`; a list among them holds one class per sample.
+        methods: a list of names, (name, settings) or ``{"method": name, setting: value}``, or one of them; default: all
+            methods for this kind of input.
+        targets: a list of targets, each as for :func:`explain`, or one as text; a list among them holds one class per
+            sample.
         likeliest: if ``targets`` is None, explain this many classes with the highest logits of each sample.
 
     Raises:
@@ -109,9 +111,11 @@ def compare(
     """
     for name, value in (("methods", methods), ("targets", targets)):
         check_type(name, value, Iterable | None, "a list")
-    selected = None if methods is None else [read_method(m) for m in methods]
+    selected = None if methods is None else [read_method(m) for m in method_list(methods)]
     ready = prepared(model, inputs, processor, **options)
-    goals = ready.likeliest(likeliest) if targets is None else list(targets)
+    refuse_file_names(inputs, ready.processor)
+    named = [targets] if isinstance(targets, str) else targets
+    goals = ready.likeliest(likeliest) if named is None else list(named)
     if selected is None:
         selected = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
     if not selected or not goals:
@@ -122,6 +126,13 @@ def compare(
     if not explanations:
         raise refusals[0].error
     return Comparison(explanations, refusals)
+
+
+def method_list(methods: Any) -> list[Any]:
+    """Return a list of methods, from a list or a single one: a name, a pair (name, settings) or a mapping."""
+    is_pair = isinstance(methods, tuple) and len(methods) == 2 and isinstance(methods[1], Mapping)
+    single = isinstance(methods, str | Mapping) or (is_pair and isinstance(methods[0], str))
+    return [methods] if single else list(methods)
 
 
 def read_method(spec: MethodSpec, kinds: str = "a method is a name") -> tuple[Method, dict[str, Any]]:

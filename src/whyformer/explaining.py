@@ -13,7 +13,7 @@ from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
-from whyformer.inputs.normalize import count_of, normalized, wants_processor
+from whyformer.inputs.normalize import count_of, normalized, refuse_file_names, wants_processor
 from whyformer.inputs.prepare import prepare_normalized
 from whyformer.inputs.stacking import are_stackable
 from whyformer.methods import find
@@ -84,6 +84,7 @@ def explain(
         bar = progress if is_all or callable(progress) else False
         return ready.explain(method, target, progress=bar, **settings)
 
+    refuse_file_names(inputs, opened_model.processor)
     count, read = count_of(inputs, opened_model.processor), partial(read_inputs, opened_model)
     if count is None or count == 1:
         return explained(read(inputs), target)

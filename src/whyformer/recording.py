@@ -336,7 +336,7 @@ class Record:
                 shapes = f"{list(value.shape)}, and its replacement {list(tensor.shape)}"
                 raise InputError(f"value {value.number} has the shape {shapes}")
         end = self._pass.end
-        numbers = [v.number for v in self.outputs.values()] + ([] if end is None else [end.logits])
+        numbers = [v.number for v in self.outputs.values()] + ([] if end is None else list(end.reads))
         tensors = replay_tape(self.tape, {v.number: t for v, t in replaced.items()}, numbers)
         values = dict(zip(numbers, tensors, strict=True))
         output = self._pass.output(lambda n: values[n] if n in values else self.tape[n])

@@ -173,7 +173,7 @@ def test_end_function_with_probability_target() -> None:
 
 def test_other_final_functions_are_no_end_functions() -> None:
     """Outputs between 0 and 1 of other functions, and a sigmoid inside the model."""
-    for end in (lambda z: z.sigmoid() ** 2, lambda z: z.clamp(0, 1), lambda z: -z.abs(), lambda z: z.sigmoid()[:, 1:]):
+    for end in (lambda z: z.sigmoid() ** 2, lambda z: z.clamp(0, 1), lambda z: -z.abs()):
         actual = explain(Model(end), pictures(), "occlusion", 1)
         assert "end_function" not in actual.diagnostics
         torch.testing.assert_close(actual.logits, Model(end)(pictures()))
@@ -201,6 +201,17 @@ def test_scaled_logits_of_granite_in_half_precision() -> None:
     actual = explain(model, ids, "input_x_gradient")
     assert "end_function" not in actual.diagnostics
     torch.testing.assert_close(actual.logits, model(ids).logits[:, -1], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+@pytest.mark.parametrize("end", ["softmax", "log_softmax", "sigmoid"])
+def test_softmax_over_a_single_output_is_stated(end: str, classes: int) -> None:
+    for target in (None, 0):
+        e = explain(Model(ENDS[end][1], classes), pictures(), "gae", target)
+        torch.testing.assert_close(e.logits, Model(None, classes)(pictures()))
+        constant = classes == 1 and end != "sigmoid"
+        assert all(any("softmax" in w for w in e[i].warnings) is constant for i in range(2))
+        assert e.activation == ("identity" if constant else "sigmoid" if end == "sigmoid" else "softmax")
 
 
 def test_constant_output_is_no_end_function() -> None:

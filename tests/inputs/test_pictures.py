@@ -218,3 +218,18 @@ def test_distortion_and_enlargement_of_image_are_noted(size, message):
         assert f"note: {message}" in show.page(e)
         assert f"note: {message}" in show.fragment(e)
         assert f"note: {message}" in " ".join(t.get_text() for t in show.figure(e).texts).replace("\n", " ") or len(message) > 60
+
+
+@pytest.mark.parametrize("function", [whyformer.explain, whyformer.compare])
+@pytest.mark.parametrize("name", ["x.png", "clip.wav", "folder/photo.JPG"])
+def test_name_of_a_file_is_no_text(function, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    explain = lambda inputs: function("bundled:sst2", inputs, "rollout" if function is whyformer.explain else ["rollout"])  # noqa: E731
+    explain(name)  # there is no such file, so it is a text
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"content")
+    for inputs in (name, ["a film", name]):
+        with pytest.raises(InputError, match="this model does not read it"):
+            explain(inputs)
+    explain([f"{name} ", "a film"])
+    explain(f"a film called {name}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from PIL import Image
 from torch import Tensor, nn
 
 import whyformer
@@ -201,3 +202,58 @@ def test_padding_token_and_side_of_tokenizer_are_used() -> None:
     assert e.tokens is not None and e.tokens[0][:5] == ["</s>"] * 5 and not e.scores[0, :5].any()
     for single, row in zip(e, rows, strict=True):
         assert_equals_alone(single, whyformer.explain(model, row[None], "input_x_gradient", 2))
+
+
+PAIRS = [("A good film.", "It is bad."), ("Dull and far too long for me.", "Yes."), ("Fine.", "A warm and charming film.")]
+NAMED = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, NAMED, [PAIRS[0], *NAMED[1:]]], ids=["tuples", "mappings", "both"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_list_of_pairs_of_texts_equals_its_samples(pairs: list[Any], count: int) -> None:
+    model = whyformer.Explainer("bundled:sst2", dtype="float64")
+    targets = [1, 0, 1][:count]
+    e = whyformer.explain(model, pairs[:count], "attnlrp", targets)
+    (compared,) = whyformer.compare(model, pairs[:count], "attnlrp", [targets]).explanations
+    assert len(e) == count and torch.equal(e.scores, compared.scores)
+    for i in range(count):
+        alone = whyformer.explain(model, NAMED[i], "attnlrp", targets[i])
+        assert_equals_alone(e[i], alone)
+        assert e[i].texts == alone.texts and e[i].target_names == alone.target_names
+
+
+def test_long_list_of_pairs_is_explained_in_batches() -> None:
+    e = whyformer.explain("bundled:sst2", PAIRS * 12, "input_x_gradient")
+    assert len(e) == 36
+    torch.testing.assert_close(e[34].logits, whyformer.explain("bundled:sst2", NAMED[1], "input_x_gradient").logits)
+
+
+def picture(angle: int) -> Image.Image:
+    return Image.open("examples/pictures/digits_37.png").rotate(angle)
+
+
+PROMPTS = [("What digits?", picture(0)), ("Which numbers do you see?", picture(90))]
+FORMS_OF_PROMPTS: dict[str, Callable[[str, Image.Image], Any]] = {
+    "tuples": lambda text, shown: (text, shown),
+    "picture first": lambda text, shown: (shown, text),
+    "list of pictures": lambda text, shown: (text, [shown]),
+    "mappings": lambda text, shown: {"text": text, "images": shown},
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PROMPTS)
+def test_list_of_prompts_with_pictures_equals_its_samples(form: str) -> None:
+    model = whyformer.Explainer("bundled:reader", dtype="float64")
+    prompts = [FORMS_OF_PROMPTS[form](*prompt) for prompt in PROMPTS]
+    e = whyformer.explain(model, prompts, "input_x_gradient")
+    for i, (text, shown) in enumerate(PROMPTS):
+        alone = whyformer.explain(model, {"text": text, "images": shown}, "input_x_gradient")
+        assert torch.equal(whyformer.explain(model, prompts[i : i + 1], "input_x_gradient").scores, alone.scores)
+        for name in alone.inputs:
+            assert_equals_alone(e[i].part(name), alone.part(name))
+
+
+@pytest.mark.parametrize("samples", [[PAIRS[0], "A film."], [("a", "b", "c")], [PAIRS[0], {"text": "a", "images": "b"}]])
+def test_list_of_different_samples_is_refused(samples: list[Any]) -> None:
+    with pytest.raises(InputError, match="not a list of"):
+        whyformer.explain("bundled:sst2", samples, "input_x_gradient")

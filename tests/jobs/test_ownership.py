@@ -22,6 +22,7 @@ from whyformer.jobs.costs import estimate
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import OpenedJob, explain_opened, open_job
+from whyformer.jobs.manifest import manifest_bytes
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +221,52 @@ def test_finished_job_without_manifest_is_not_overwritten_by_another_job(referen
     before = snapshot(out)
     with pytest.raises(InputError, match="of another job"):
         run(reference, out, methods=("rollout",))
+    assert snapshot(out) == before
+
+
+STOPPED = {
+    "refused": ({"methods": ("vit_cx",)}, InputError),
+    "too many failures": ({"max_failures": 0, "rows_per_part": 20}, InputError),
+    "killed": ({"methods": ("rollout",)}, None),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_folder_of_a_job_that_wrote_no_part_is_taken(reference, tmp_path, name):
+    out, (changed, error) = tmp_path / "out", STOPPED[name]
+    opened = open_job(Job(**{**vars(reference[0].job), "out": str(out), **changed}))
+    if error is None:
+        def work() -> None:
+            local.make_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            explain_opened(opened, None, lambda text: None)
+
+        assert exit_code(run_in_child(work)) == -signal.SIGKILL
+    else:
+        with pytest.raises(error):
+            explain_opened(opened, None, lambda text: None)
+    assert (out / "manifest.json").is_file() and not list(out.glob("part-*.parquet"))
+    run(reference, out)
+    assert contents(out) == reference[2]
+
+
+@pytest.mark.parametrize("kept", ["part-000000.parquet", "overlays", "thesis.txt"])
+def test_folder_of_another_job_with_results_or_other_files_is_refused(reference, tmp_path, kept):
+    out = tmp_path / "out"
+    shutil.copytree(reference[1], out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    for path in out.glob("*.*"):
+        if path.name != kept:
+            path.unlink()
+    started = {k: manifest[k] for k in ("format", "id", "job", "model", "source", "versions")} | {"complete": False}
+    (out / "manifest.json").write_bytes(manifest_bytes(started))
+    if kept == "overlays":
+        (out / kept).mkdir()
+        (out / kept / "00000000-0-gae-good.html").write_text("x")
+    elif kept == "thesis.txt":
+        (out / kept).write_text("x")
+    before = snapshot(out)
+    with pytest.raises(InputError, match="another folder"):
+        run(reference, out, methods=("rollout",), scores="float16")
     assert snapshot(out) == before
 
 

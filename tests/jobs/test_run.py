@@ -13,10 +13,12 @@ import transformers
 from job_builders import contents, picture_model, pictures, sentences, text_model, text_table
 
 import whyformer
+from whyformer.benchmarks import run_benchmark
 from whyformer.errors import InputError, LoadError, MethodNotApplicable, WhyformerError
 from whyformer.explaining import OpenedModel
 from whyformer.jobs import local, trial
 from whyformer.jobs.batching import read_one
+from whyformer.jobs.costs import estimate
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import OpenedJob, Run, TooManyFailures, open_job
@@ -71,6 +73,35 @@ def test_later_parts_do_not_reread_table_from_first_row(bert, tmp_path, suffix):
             rows = counted.part(number, attempts)
         assert [(row.index, row.read()) for row in rows] == [(i, sentences(30)[i]) for i in range(6 * number, 6 * number + 6)]
     assert starts == ([0, 12, 24, 6] if suffix == "parquet" else [0, 6])
+
+
+@pytest.mark.parametrize("batch_size", ["auto", 2])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "folder"])
+def test_missing_column_of_targets_is_refused_at_once(bert, vit, tmp_path, suffix, batch_size):
+    data = pictures(tmp_path / "in") if suffix == "folder" else text_table(tmp_path / f"data.{suffix}", 5)
+    model = vit if suffix == "folder" else bert
+    job = job_of(model, data, tmp_path / "out", targets="column:NOPE", batch_size=batch_size)
+    for work in (run_job, estimate, lambda job: list(whyformer.explain_many(model, data, "gae", job.targets, batch_size=batch_size))):
+        with pytest.raises(InputError, match="has no column 'NOPE' for the true class"):
+            work(job)
+    if suffix != "folder":  # and the corrected command runs in the same folder
+        assert run_job(job_of(model, data, tmp_path / "out", targets="column:label")).manifest["failed"] == 0
+
+
+def test_rows_without_the_column_of_targets_fail_alone(bert):
+    rows = [{"text": text, **({"label": 1} if i else {})} for i, text in enumerate(sentences(4))]
+    stream = whyformer.explain_many(bert, rows, "gae", "column:label", batch_size=2)
+    assert [e.target.tolist() for e in stream] == [[1]] * 3 and [f.row for f in stream.failures] == [0]
+
+
+@pytest.mark.parametrize("setting", [{"actors": 2}, {"address": "auto"}])
+def test_settings_of_ray_need_its_engine(setting):
+    keys = {"model": "m", "input": "i.csv", "out": "o"}
+    with pytest.raises(InputError, match=next(iter(setting))):
+        make_job({**keys, **setting})
+    assert make_job({**keys, **setting, "engine": "ray"}).engine == "ray" and make_job({**keys, "actors": 1}).actors == 1
+    with pytest.raises(InputError, match=next(iter(setting))):
+        run_benchmark("segmentation", "m", "nowhere", "o", **setting)
 
 
 def test_job_over_folder_of_pictures_equals_explain(vit, tmp_path):

@@ -30,7 +30,7 @@ TARGETS: list[tuple[str, Any]] = [
     ("words", "Token(1, 'PER')"), ("words", Token(1, "PER")), ("words", Token(-2, Contrast("LOC", 0))), ("words", "Token(0)"),
     ("answers", "Span(1, 2)"), ("answers", Span(0, -1)), ("masked", "Token(1, 'good')"), ("masked", Token(1, 7, "probability")),
     ("next", " good"), ("next", Contrast("good", "film")),
-    ("classes", "Contrast(0, 2)"), ("classes", LogProbability(1)), ("classes", Logit(torch.tensor(1))),
+    ("classes", "Contrast(0, 2)"), ("classes", "targets.Contrast(0, 2)"), ("words", "targets.Token(1, whyformer.targets.Contrast('PER', 2))"), ("classes", LogProbability(1)), ("classes", Logit(torch.tensor(1))),
 ]  # fmt: skip
 
 

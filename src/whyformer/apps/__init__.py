@@ -24,10 +24,12 @@ def model_for(kind: str, name: str | None, option: str = "--model") -> str:
         option: option with which a user chooses a model, for the message.
 
     Raises:
-        InputError: no model is named, and there is no default.
+        InputError: the name is empty, or no model is named and there is no default.
     """
-    if name or kind in DEFAULT_MODEL:
-        return name or DEFAULT_MODEL[kind]
+    if name is not None and not name.strip():
+        raise InputError(f"{option} is an empty name: name a model, or leave {option} out")
+    if name is not None or kind in DEFAULT_MODEL:
+        return DEFAULT_MODEL[kind] if name is None else name
     raise InputError(
         f"there is no default model for {INPUTS[kind]} ({_BUNDLED[kind]}): name one with {option}, a folder that "
         "save_pretrained wrote or a hub id (owner/name)"

@@ -26,6 +26,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError, check_c
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.inputs.settings import settings_of
+from whyformer.jobs.actors import check_engine
 from whyformer.jobs.description import check_values
 from whyformer.jobs.disk import reporting_write_errors
 from whyformer.models.loading import fingerprint, resolve_model
@@ -111,6 +112,7 @@ def run_benchmark(
     check_count("samples_per_batch", samples_per_batch)
     place = Engine(engine, workers, address, actors)
     check_values(vars(place))
+    check_engine(engine, address, actors)
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
     study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
     study.configurations, study.seed, study.batch_size = configurations, seed, batch_size

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
-from whyformer.comparing import MethodSpec, read_method
+from whyformer.comparing import MethodSpec, method_list, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Metric
 from whyformer.explaining import prepared
@@ -95,7 +95,7 @@ class Arbitration:
 def arbitrate(
     model: Any,
     inputs: Any,
-    candidates: Sequence[Candidate],
+    candidates: Candidate | Sequence[Candidate],
     criterion: str = "rft",
     *,
     mode: str = "instance",
@@ -146,7 +146,8 @@ def arbitrate(
     check_type("arbitrate: baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("arbitrate: seed", seed, least=0)
     _check(criterion, mode, holdout, labels, batch_size)
-    entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
+    listed: list[Candidate] = [candidates] if isinstance(candidates, Explanation) else method_list(candidates)
+    entries = [_entry(c) for c in ([*listed, MEAN_BASELINE] if mode == "mean_baseline" else listed)]
     if not entries:
         raise InputError("there are no candidates to choose from")
     ready = prepared(model, inputs, processor, **options)

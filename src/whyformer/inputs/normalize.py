@@ -16,18 +16,21 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import is_picture_name, open_picture
+from whyformer.inputs.prompts import image_token
 from whyformer.inputs.sounds import Sound, as_sound, feature_extractor_of, is_sound_name
 
 
 def normalized(inputs: Any, processor: Any) -> Any:
     """Wrap a single sample in a list, open files, and convert arrays to pictures, texts or tensors.
 
-    A list holds samples, a tuple forward's positional arguments.
+    A list holds samples, a tuple forward's positional arguments. In a list, a tuple of two texts is a pair, and a tuple
+    of a text and pictures is a prompt.
 
     Raises:
-        InputError: a tuple holds no tensor, such as a tuple of texts.
+        InputError: a tuple holds no tensor, such as a tuple of texts; or a list holds texts with pictures that the
+            model compares.
     """
-    inputs = as_sound(_as_list(inputs), processor)
+    inputs = as_sound(_gathered(_as_list(inputs), processor), processor)
     if isinstance(inputs, np.ndarray | Tensor):
         inputs = _as_tensor(inputs) if raw_picture(inputs) is None else [inputs]
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
@@ -53,13 +56,50 @@ def _as_list(inputs: Any) -> Any:
     return list(inputs) if several and raw_picture(inputs[0]) is not None else inputs
 
 
+def _gathered(inputs: Any, processor: Any) -> Any:
+    """Return a list of pairs of texts, or of texts with pictures, as one mapping of lists, or that of its only sample;
+    return anything else unchanged."""
+    samples = [_named(sample, processor) for sample in inputs] if isinstance(inputs, list) else []
+    if not samples or not samples[0] or any(set(sample) != set(samples[0]) for sample in samples):
+        return inputs
+    if len(samples) == 1:
+        return samples[0]
+    if "images" in samples[0] and image_token(processor) is None:
+        raise InputError(
+            "this processor has no placeholder for a picture in a text, so each picture is compared with all texts: "
+            'pass {"text": [...], "images": [...]}, or one text with its picture at a time'
+        )
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+def _named(sample: Any, processor: Any) -> dict[str, Any]:
+    """Return a pair of texts, or a text with its pictures, by the names of its parts; empty for any other sample."""
+    if isinstance(sample, Mapping):
+        named = isinstance(sample.get("text"), str) and set(sample) in ({"text", "text_pair"}, {"text", "images"})
+        return dict(sample) if named else {}
+    if not isinstance(sample, tuple) or len(sample) != 2:
+        return {}
+    texts = [part for part in sample if isinstance(part, str) and not _is_file_name(part, processor)]
+    pictures = [part for part in sample if _are_pictures(part) and part not in texts]
+    if len(texts) == 2:
+        return dict(zip(("text", "text_pair"), texts, strict=True))
+    return {"text": texts[0], "images": pictures[0]} if texts and pictures else {}
+
+
+def _are_pictures(part: Any) -> bool:
+    """Return whether a part of a sample is a picture, a name of a picture file, or a list of these."""
+    if isinstance(part, list):
+        return bool(part) and all(map(_are_pictures, part))
+    return isinstance(part, Image.Image) or (isinstance(part, str | Path) and is_picture_name(str(part)))
+
+
 def count_of(inputs: Any, processor: Any = None) -> int | None:
     """Return the number of samples in a list of files, pictures, sounds, texts or pairs of texts; None for tensors and
     for prompts with pictures."""
+    inputs = _gathered(_as_list(inputs), processor)
     if isinstance(inputs, Mapping):
         paired = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
         return len(inputs["text"]) if paired and len(inputs["text"]) == len(inputs["text_pair"]) else None
-    inputs = _as_list(inputs)
     return len(inputs) if isinstance(inputs, list) and wants_processor(inputs[:1], processor) else None
 
 
@@ -70,9 +110,9 @@ def some_of(inputs: Any, start: int, stop: int) -> Any:
 
 def wants_processor(inputs: Any, processor: Any = None) -> bool:
     """Return whether the inputs need a processor, because they are not tensors yet."""
+    inputs = _gathered(_as_list(inputs), processor)
     if isinstance(inputs, Mapping) and "text" in inputs:
         return not isinstance(inputs["text"], Tensor)
-    inputs = _as_list(inputs)
     first = as_sound(inputs[0] if isinstance(inputs, list) and inputs else inputs, processor)
     is_file_or_text = isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read")
     return is_file_or_text or raw_picture(first) is not None
@@ -93,6 +133,23 @@ def _opened(item: Any, processor: Any) -> Any:
         return item
     raw = raw_picture(item)
     return _as_tensor(item) if raw is None else Image.fromarray(raw)
+
+
+def refuse_file_names(inputs: Any, processor: Any) -> None:
+    """Raise if a text is the name of a picture or a sound that exists, for a model that reads text. Not called for
+    texts of clients of a server, who must not learn which files exist.
+
+    Raises:
+        InputError: an input is such a name.
+    """
+    for item in inputs if isinstance(inputs, list) else [inputs]:
+        named = isinstance(item, str) and (is_picture_name(item) or is_sound_name(item))
+        if named and not _is_file_name(item, processor) and os.path.isfile(item):
+            kind = "a picture" if is_picture_name(item) else "a sound"
+            raise InputError(
+                f"{item} is {kind}, and this model does not read it: pass a model that reads {kind}, or, to explain "
+                f"the name itself as a text, add a space to it ({item + ' '!r})"
+            )
 
 
 def _is_file_name(text: str, processor: Any) -> bool:

@@ -93,9 +93,12 @@ def prepare_normalized(model: nn.Module, inputs: Any, processor: Any = None, *, 
         prepared = _from_tensors(args, kwargs, model, processor)
         prepared = replace(prepared, notes=[changes] * prepared.batch if changes else None)
     else:
+        items = sorted({type(i).__name__ for i in inputs}) if isinstance(inputs, list) else []
+        kind = f"a list of {' and '.join(items)}" if items else type(inputs).__name__
         raise InputError(
             "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a tensor, a mapping of "
-            f"tensors, a list of one of these kinds, or a tuple of forward's arguments, not {type(inputs).__name__}"
+            "tensors, a list of one of these kinds, of pairs of texts or of (text, picture), or a tuple of forward's "
+            f"arguments, not {kind}"
         )
     return _move(prepared, model)
 

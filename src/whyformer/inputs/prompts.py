@@ -31,6 +31,14 @@ def is_prompt(inputs: Any) -> bool:
     return named and not any(isinstance(v, Tensor) for v in inputs.values())
 
 
+def image_token(processor: Any) -> str | None:
+    """Return the placeholder for a picture in a prompt; None if the processor has none, as of models that compare
+    pictures with texts."""
+    token = getattr(processor, "image_token", None)
+    token = getattr(token, "content", token)
+    return token if isinstance(token, str) and token else None
+
+
 def encode(
     model: nn.Module, text: Any, pictures: Any, processor: Any
 ) -> tuple[dict[str, Any], list[list[Image.Image]]]:
@@ -71,7 +79,7 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
     texts = [text] if isinstance(text, str) else list(text)
     if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise InputError("the prompt of a picture must be a text that is not empty, or a list of such texts")
-    token = _word(getattr(processor, "image_token", None))
+    token = image_token(processor)
     picture_list = pictures if isinstance(pictures, list | tuple) else [pictures]
     nested = len(texts) > 1 and token is not None
     if nested and len(picture_list) != len(texts):
@@ -90,7 +98,7 @@ def padding_of(model: nn.Module, processor: Any, texts: int) -> dict[str, Any]:
     tokenizer, config = getattr(processor, "tokenizer", None), getattr(model, "config", None)
     longest = getattr(tokenizer, "model_max_length", None)
     masked = "attention_mask" in getattr(tokenizer, "model_input_names", ["attention_mask"])
-    compares = hasattr(processor, "image_processor") and _word(getattr(processor, "image_token", None)) is None
+    compares = hasattr(processor, "image_processor") and image_token(processor) is None
     if masked or not compares or not isinstance(longest, int) or longest >= 10**9:
         return {"padding": texts > 1}
     positions = getattr(getattr(config, "text_config", config), "max_position_embeddings", longest)
@@ -148,7 +156,7 @@ def _process(
 ) -> Callable[[list[Image.Image]], Tensor] | None:
     """Return a function from the pictures of a prompt to the argument ``name``; None if the processor does not
     reproduce the fed tensor, or accepts no such prompt."""
-    token = _word(getattr(processor, "image_token", None))
+    token = image_token(processor)
 
     def process(pictures: list[Image.Image]) -> Tensor:
         text, images = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
@@ -189,11 +197,6 @@ def _picture(source: Any) -> Image.Image:
     if isinstance(source, str) or hasattr(source, "read") or hasattr(source, "__fspath__"):
         return open_picture(source)
     raise InputError(f"a picture of a prompt must be a PIL image or a file, not {type(source).__name__}")
-
-
-def _word(token: Any) -> str | None:
-    token = getattr(token, "content", token)
-    return token if isinstance(token, str) and token else None
 
 
 def _with_places(text: str, token: str, pictures: int, processor: Any) -> str:
@@ -287,7 +290,7 @@ def conversation(messages: Any, pictures: Any, processor: Any) -> tuple[str, lis
         {**message, "content": [part if part["type"] == "text" else {"type": "image"} for part in content]}
         for message, content in zip(messages, contents, strict=True)
     ]
-    text, token = formatted(templated, processor), _word(getattr(processor, "image_token", None))
+    text, token = formatted(templated, processor), image_token(processor)
     if token is not None and text.count(token) != len(images):
         raise InputError(f"the chat template does not write one {token} for each picture: pass a text that has them")
     return text, images

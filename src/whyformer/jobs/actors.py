@@ -10,10 +10,17 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from whyformer.errors import LoadError, import_optional
+from whyformer.errors import InputError, LoadError, import_optional
 
 RETRIES = 100
 """Number of times that an actor may die before the computation fails."""
+
+
+def check_engine(engine: str, address: str | None, actors: int) -> None:
+    """Raise InputError for settings of a cluster without one."""
+    if engine != "ray" and (address is not None or actors != 1):
+        name = "actors" if address is None else "address"
+        raise InputError(f'{name} is a setting of engine = "ray" (--engine ray): set this engine, or leave {name} out')
 
 
 @contextmanager

@@ -214,19 +214,34 @@ class Session:
         if targets == "all":
             count = ready.classes or int(ready.logits().shape[-1])
             return list(range(count))
-        if str(targets).startswith("column:"):
-            return [[self._true_class(row, targets.removeprefix("column:"), ready) for row in rows]]
+        if self.column is not None:
+            return [[self._true_class(row, self.column, ready) for row in rows]]
         count = min(top_count(targets), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
+    @property
+    def column(self) -> str | None:
+        """The column of the true class, if it is the target."""
+        named = isinstance(self.targets, str) and self.targets.startswith("column:")
+        return self.targets.removeprefix("column:").strip() if named else None
+
+    def check_column(self, reads: Iterable[RowContent]) -> None:
+        """Raise InputError if none of the first rows of an input has the column of the true class."""
+        rows = [read.row for read in reads if read.error is None]
+        if self.column is not None and rows and not any(self.column in row.columns for row in rows):
+            raise InputError(f"the input has no column {self.column!r} for the true class; {_listing(rows[0])}")
+
     def _true_class(self, row: Row, column: str, ready: Prepared) -> int:
         if column not in row.columns:
-            names = ", ".join(map(repr, row.columns)) or "none"
-            raise InputError(f"this row has no column {column!r} for the true class; its columns: {names}")
+            raise InputError(f"this row has no column {column!r} for the true class; {_listing(row)}")
         value = row.columns[column]
         if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
             value = int(value)  # values of a .csv file are strings
         return class_index(value, ready.labels, ready.classes)
+
+
+def _listing(row: Row) -> str:
+    return f"its other columns: {', '.join(map(repr, row.columns)) or 'none'}"
 
 
 def open_session(

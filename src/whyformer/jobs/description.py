@@ -16,6 +16,7 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.schemas import Natural
 from whyformer.explanation.storage import plain
+from whyformer.jobs.actors import check_engine
 from whyformer.options import DEFAULTS, NAMES, WORDS, Options, kind_of, split
 from whyformer.targets import written_target
 
@@ -80,6 +81,7 @@ class Job:
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", as_list(self.targets))
         check_values({f.name: getattr(self, f.name) for f in fields(self)} | vars(self.options))
+        check_engine(self.engine, self.address, self.actors)
         if "://" in self.out:
             raise InputError(f"out must be a local or mounted folder, not {self.out!r}")
         if self.options.rules is not None:
@@ -114,7 +116,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("limit", "metrics_port"), (_Count | None, "an integer of at least 1")),
     "max_failures": (Natural | None, "an integer of at least 0"),
     "batch_size": (Literal["auto"] | _Count, '"auto" or an integer of at least 1'),
-    "methods": (Annotated[list[Any], Field(min_length=1)], "a list with at least one method"),
+    "methods": (Annotated[list[Any], Field(min_length=1)], 'a list with at least one method, such as ["gae"]'),
     "targets": (Literal["predicted", "all"] | _Column | _Top | _Classes, _TARGETS),
     "scores": (Literal["float32", "float16"] | _Top, f'"float32", "float16" or {_K}'),
     "overlays": _FLAG,

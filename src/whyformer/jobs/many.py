@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from whyformer.comparing import method_list
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, check_type
 from whyformer.explanation.result import Explanation
@@ -75,7 +76,7 @@ def explain_many(
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     check_values({"batch_size": batch_size, "workers": workers})
-    methods = [method] if isinstance(method, str | dict | tuple) else list(method)
+    methods = method_list(method)
     if not methods:
         raise InputError("there are no methods: name at least one")
     check_data(data, column, id_column)
@@ -154,6 +155,7 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     """
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
+    session.check_column(first)
     size = run_trial(session, first).checked().size if batch_size == "auto" else int(batch_size)
     reads = prefetch(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:

@@ -48,7 +48,7 @@ class JobFiles:
         parts: intact parts by name.
         sizes: batch size of each part by its number, if there is no manifest.
         damaged: names of damaged files.
-        temporary: temporary files of a killed run, to be removed.
+        temporary: temporary files of a killed run, and all files of another job that wrote no part, to be removed.
     """
 
     manifest: dict[str, Any] | None = None
@@ -70,9 +70,11 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """
     contents, job = JobFiles(), job_id(facts)
     paths = [p for p in sorted(folder.iterdir()) if not _is_hidden(p.name)] if folder.is_dir() else []
-    contents.manifest = _manifest(folder, facts)
     if not paths:
         return contents
+    if _wrote_nothing(folder, paths, job):
+        return JobFiles(temporary=paths)
+    contents.manifest = _manifest(folder, facts)
     finished = finished_parts(folder, contents.manifest or {}, job)
     contents.parts = {name: part for name, part in finished.items() if holds(folder / name, part)}
     ids = {path: job if path.name in contents.parts else _id_in(path) for path in paths}
@@ -104,6 +106,19 @@ def _manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
             f"{folder} contains another job: {'; '.join(changed)}. Use another folder as out, or delete this one"
         )
     return manifest
+
+
+def _wrote_nothing(folder: Path, paths: list[Path], job: str) -> bool:
+    """Return whether all files are those of one other job, which ended before it wrote a part."""
+    try:
+        manifest = read_manifest(folder)
+    except LoadError:
+        return False
+    other = job_id(manifest)
+    if other == job or manifest["complete"] or finished_parts(folder, manifest, other):
+        return False
+    results = rf"{PART}|{OVERLAYS}"
+    return all(not re.fullmatch(results, path.name) and _id_in(path) in (other, None) for path in paths)
 
 
 def _sort(contents: JobFiles, ids: Mapping[Path, str | None], finished: Mapping[str, Part], scores: str) -> None:

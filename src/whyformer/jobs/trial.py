@@ -71,6 +71,7 @@ def run_trial(
         reads: the rows.
         on_start: as for :meth:`~whyformer.jobs.batching.Session.explain`.
     """
+    session.check_column(reads)
     usable = [read for read in reads if read.error is None]
     place = device_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])

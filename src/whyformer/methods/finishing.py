@@ -18,6 +18,11 @@ from whyformer.methods.registry import Method
 from whyformer.methods.task import Scores
 from whyformer.targets import Resolver
 
+_SOFTMAX_OF_ONE = (
+    "the model ends in a softmax over a single output, so it returns the same number for every input: the number "
+    "before the softmax is shown and explained (if it is the logit of a class, end the model in a sigmoid instead)"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Finish:
@@ -27,11 +32,13 @@ class Finish:
         inputs: the explained inputs.
         facts: the fields of an explanation that describe the target and the model's output.
         diagnostics: diagnostics of the target.
+        warnings: warnings about the target, for all samples.
     """
 
     inputs: Inputs
     facts: dict[str, Any]
     diagnostics: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def of_target(self, e: Explanation) -> Explanation:
         """Return an explanation of another target, whose scores do not depend on the class, for this target."""
@@ -74,8 +81,9 @@ class Finish:
             diagnostics["input"] = inputs.notes
         sizes = values.abs().flatten(1).sum(1).tolist()
         absent = [False] * len(values) if scores.absent is None else scores.absent.tolist()
+        stated = [*self.warnings, *scores.warnings]
         warnings = [
-            [*scores.warnings, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
+            [*stated, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
             for i, row in enumerate(content)
         ]
         if any(warnings):
@@ -111,7 +119,8 @@ def finishing(
     facts: dict[str, Any] = {"classes": None, "normalizer": None, "activation": activation, "model": model}
     facts |= {"target": target, "target_names": names, "labels": resolver.names(logits)}
     facts |= {"logits": logits.cpu()} if activation == "identity" else likeliest(logits, named)
-    return Finish(inputs, facts, diagnostics)
+    alone = "softmax" in end and logits.shape[-1] == 1 and "end_function" in diagnostics and not resolver.raw
+    return Finish(inputs, facts, diagnostics, (_SOFTMAX_OF_ONE,) if alone else ())
 
 
 def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[list[int]] | None]:

@@ -66,7 +66,7 @@ def without_end(output: Output, end: EndFunction | None, value: Callable[[int], 
     returned = output.returned
     if end is None or returned is None:
         return output
-    return replace(output, end=end, before_end=value(end.logits).reshape(returned.shape))
+    return replace(output, end=end, before_end=end.logits(value).reshape(returned.shape))
 
 
 def forward_changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:

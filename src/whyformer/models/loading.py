@@ -302,8 +302,10 @@ def _place(name: str) -> str:
                 f"{', '.join(f'bundled:{b}' for b in BUNDLED)}"
             )
         return str(resources.files("whyformer") / "bundled" / short)
+    if not name.strip():
+        raise LoadError("the name of the model is empty: pass a hub id, a folder or a bundled model (bundled:sst2)")
     path = Path(name).expanduser()
-    if name.strip() and path.is_dir():
+    if path.is_dir():
         if not (path / "config.json").is_file() and not (path / CONFIG).is_file():
             raise LoadError(f"the folder {name} has no config.json: pass a folder written by save_pretrained")
         if not any(path.glob("*.safetensors")):
@@ -312,7 +314,7 @@ def _place(name: str) -> str:
                 "save_pretrained"
             )
         return str(path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name or any(c.isspace() for c in name):
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or any(c.isspace() for c in name):
         raise LoadError(f"no such folder: {name}")
     return name
 

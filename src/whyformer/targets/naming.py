@@ -130,14 +130,14 @@ def in_range(index: int, classes: int | None, words: bool = False) -> int:
 
 
 def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
-    pool = dict.fromkeys(part.strip() for label in labels.values() for part in label.split(","))
+    pool = {part.strip().casefold(): part.strip() for label in labels.values() for part in label.split(",")}
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
     query = name.casefold().strip()
-    as_words = [part for part in pool if query and re.search(rf"\b{re.escape(query)}\b", part.casefold())]
-    inside = [part for part in pool if query in part.casefold()]
+    as_words = [part for part in pool if query and re.search(rf"\b{re.escape(query)}\b", part)]
+    inside = [part for part in pool if query in part]
     candidates = [*as_words, *difflib.get_close_matches(query, pool, 3), *inside]  # "cat": tiger cat before crate
     close = list(dict.fromkeys(candidates))[: max(3, min(len(as_words), 6))]
-    hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+    hint = f" Did you mean {', '.join(repr(pool[part]) for part in close)}?" if close else ""
     return InputError(
         f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: pass an index.")
     )

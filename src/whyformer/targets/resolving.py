@@ -465,16 +465,21 @@ def _kinds() -> dict[str, Any]:
     return {kind.__name__: kind for kind in (*OutputTarget.__subclasses__(), *RowTarget.__subclasses__())}
 
 
+def _kind_name(written: str) -> str:
+    """Return the name of a target class as it is written in Python: ``Token``, ``targets.Token`` ..."""
+    return written.removeprefix("whyformer.").removeprefix("targets.")
+
+
 def _is_expression(text: str) -> bool:
-    return text.strip().endswith(")") and text.strip().partition("(")[0] in _kinds()
+    return text.strip().endswith(")") and _kind_name(text.strip().partition("(")[0]) in _kinds()
 
 
 def _parsed(text: str) -> Any:
     """Parse a target written as a Python call, such as ``Token(-1, "blue")`` or ``Pixel(4, 9, 2)``."""
 
     def evaluate(node: ast.expr) -> Any:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _kinds():
-            kind = _kinds()[node.func.id]
+        kind = _kinds().get(_kind_name(ast.unparse(node.func))) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and kind is not None:
             return kind(*map(evaluate, node.args), **{str(k.arg): evaluate(k.value) for k in node.keywords})
         return ast.literal_eval(node)
 

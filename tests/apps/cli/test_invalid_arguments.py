@@ -18,6 +18,8 @@ PICTURE = "examples/pictures/digits_37.png"
     ["explain", "a film", "--target", "²"], ["explain", "a film", "--target", "9" * 5000], ["explain", "a film", "--target", "#" + "9" * 5000],
     ["explain", "a film", "--target", "٣"], ["explain", "a film", "--target", "\x00"], ["attention", "a film", "--head", "²"],
     ["maximize", "²"], ["explain", "a film", "--setting", "start_layer=²"], ["explain", "a film", "--method", "smoothgrad", "--setting", "samples=1000000000"],
+    *([command, "a film", "--model", name] for command in ("explain", "compare", "generate", "attention") for name in ("", " ")),
+    ["generate", "a film", "--model", "bundled:reader", "--truncate"], ["audit", ""], ["compare", "a film", "--method", ""], ["compare", "a film", "--method", ","],
     ["explain", "a film", "--method", "saliency,nope"], ["explain", "\ud800"], ["explain", "a\ud800 film", "--target", "\udcff"],
 ])  # fmt: skip
 def test_invalid_argument_has_status_2_and_message(arguments, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -33,15 +34,17 @@ import whyformer
 from waiting import HANG, wait_for
 from whyformer.apps import http
 from whyformer.apps.cli.schema import make_schema
-from whyformer.apps.server import Limits, batching
-from whyformer.apps.server.app import build
+from whyformer.apps.server import Limits, batching, serve
+from whyformer.apps.server.app import Service, build
 from whyformer.apps.server.batching import Batcher, PendingRequest, while_awaited
 from whyformer.apps.server.serving import require_key_if_public
 from whyformer.errors import InputError
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
+from whyformer.methods import METHODS
 from whyformer.methods.task import Task
 from whyformer.models import load
+from whyformer.options import DEFAULTS
 from whyformer.targets import Query
 from zoo_evaluate import tiny_bert
 
@@ -225,6 +228,30 @@ def test_invalid_request_has_status_and_detail(client, name):
 def test_malformed_body_is_refused(client, body):
     response = client.post("/v1/explain/text", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 422), response.text
+
+
+@pytest.mark.parametrize("most", [1000, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_limit_of_settings_allows_defaults_and_refuses_more(sst2, method, most):
+    service, settings = Service(sst2, "text", limits(setting=most)), METHODS[method].settings
+
+    async def check(sent) -> None:
+        service.check(PendingRequest("a film", method, sent, None))
+
+    for sent in ({}, settings):
+        asyncio.run(check(sent))
+    for name, value in settings.items():
+        if isinstance(value, int) and value > most:
+            with pytest.raises(InputError, match=f"{name} must be at most"):
+                asyncio.run(check({name: value + 1}))
+
+
+@pytest.mark.parametrize("modality", ["both", "sound"])
+def test_model_of_other_inputs_is_refused_at_the_start(monkeypatch, modality):
+    loaded = dataclasses.replace(load("bundled:sst2"), modality=modality)
+    monkeypatch.setattr("whyformer.models.load", lambda *names, **options: loaded)
+    with pytest.raises(InputError, match="takes a text or a picture"):
+        serve("bundled:sst2", host="127.0.0.1", port=1, keys=(), limits=limits(), options=DEFAULTS, started=lambda url: pytest.fail("started"))
 
 
 def test_out_of_memory_has_status_413(sst2, monkeypatch):

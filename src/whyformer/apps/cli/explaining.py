@@ -274,6 +274,8 @@ def generate(*, answer: AnswerOptions, options: Options, printer: Printer, drawi
     formats = opt.formats_in(answer.format or ("png" if images else "html"), _ANSWER_FORMATS)
     method, settings = opt.one_method(answer.method, answer.setting)
     target = opt.contrasted(answer.target, answer.contrast)
+    if options.truncate:
+        raise InputError("the prompt of an answer is never truncated: leave --truncate out, and shorten a long prompt")
     argument = read_argument(answer.prompt)
     if argument.kind != "text":
         raise InputError("the prompt is a text: pass a sentence, a .txt file or -, and pictures with --image")

@@ -97,9 +97,12 @@ class Service:
             raise InputError(f"{self.session.name} reads {self.modality}, and this is {kind}")
         if isinstance(pending.target, str) and (count := len(pending.target)) > self.limits.characters:
             raise TooLarge(f"the target has {count} characters; the limit is {self.limits.characters}")
-        for name, value in find(pending.method).complete(pending.settings).items():
-            if isinstance(value, int | float) and abs(value) > self.limits.setting:
-                raise InputError(f"{name} must be at most {self.limits.setting} on this server")
+        method = find(pending.method)
+        for name, value in method.complete(pending.settings).items():
+            default = method.settings[name]
+            most = max(self.limits.setting, default) if isinstance(default, int | float) else self.limits.setting
+            if isinstance(value, int | float) and abs(value) > most:
+                raise InputError(f"{name} must be at most {most} on this server")
         if pending.target is not None:
             self.session.check_target(pending.target)
 

@@ -15,7 +15,7 @@ class Limits:
         size: bytes of a request.
         pixels: pixels of a picture.
         characters: characters of a text.
-        setting: the largest number that a setting may be (steps, samples).
+        setting: the largest number that a setting may be (steps, samples), unless its default is larger.
         queue: requests that may wait.
         seconds: time from the arrival of a request to its answer.
         grace: seconds in which accepted requests may finish when the server ends.

@@ -41,7 +41,8 @@ def serve(
         started: called with the address once requests are accepted.
 
     Raises:
-        InputError: other machines could reach the server, and there is no key.
+        InputError: other machines could reach the server, and there is no key; or the model reads other inputs than a
+            text or a picture.
         LoadError: the model cannot be loaded, or the port is not free.
         MissingExtra: fastapi or uvicorn is not installed.
     """
@@ -55,6 +56,11 @@ def serve(
     from whyformer.models import load
 
     loaded = load(model, device=options.device, dtype=options.dtype)
+    if loaded.modality not in ("text", "image"):
+        raise InputError(
+            f"{loaded.name} reads {loaded.reads}, and the server takes a text or a picture: use `whyformer explain`, "
+            "or whyformer.explain in Python"
+        )
     session = Session(Explainer(loaded, **options.named), ())
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:

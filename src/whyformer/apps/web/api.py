@@ -44,7 +44,7 @@ def endpoint(handlers: Handlers) -> Any:
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
-        entered |= {"classes": call.targets, "model": model_for(kind, call.model, "model")}
+        entered |= {"classes": call.targets, "model": model_for(kind, call.model or None, "model")}
         page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | options | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
