@@ -130,10 +130,10 @@ def _padding_shares(task: Task) -> dict[str, float]:
         sizes = of_roots(task, recorded.logits, flows, "l1")
     except (WhyformerError, *FOREIGN_ERRORS):  # a model without a gradient, or that cannot be recorded
         return {}
-    values = {(sizes.inputs or task.inputs).name: sizes.values} | {name: part.values for name, part in sizes.parts.items()}
-    total, shares = sum(float(size.sum()) for size in values.values()), dict[str, float]()
+    parts = {(sizes.inputs or task.inputs).name: sizes, **sizes.parts}
+    total, shares = sum(float(part.values.sum()) for part in parts.values()), dict[str, float]()
     for name, mask in masks.items():
-        size = values.get(name)
+        size = parts[name].values if name in parts else None
         if size is not None and mask.shape == size.shape:
             share = float((size * ~mask.to(size.device)).sum()) / max(total, 1e-300)
             shares |= {name: share} if share > _ROUNDING else {}
