@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, ModelError, unknown
+from whyformer.errors import InputError, ModelError, UnknownOperation, unknown
 from whyformer.explaining import OpenedModel, prepared
 from whyformer.inside import Inside, look_inside
 from whyformer.methods.layout import Layout
@@ -257,7 +257,8 @@ class Record:
 
         Raises:
             InputError: the target does not fit the model's output, a composite or value does not exist, or a value is
-                not floating-point.
+                not floating-point, or lies inside a unit to which the composite applies a rule that gives the parts of
+                the unit no relevance.
             ModelError: a tensor that the pass read was changed since.
         """
         self._stored.refuse_changes()
@@ -267,15 +268,44 @@ class Record:
                 raise InputError(f"value {v.number} is not floating-point, so no relevance flows through it")
         seeds = self._seeds(target)
         rules = _composite(composite, self._ready.opened)
-        # wanted values that depend on no root, such as weights, become roots
-        before = {v.number for v in values if not self._carry[v.number]}
-        program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
-        # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
-        samples = RowSamples(self._layout.rows) if rules.propagates == "relevance" else None
-        numbers = [v.number for v in values]
-        (flows,) = walk_back(program, self.tape, [(rules, seeds)], observed=numbers, samples=samples)
+        flows = self._flows({v.number for v in values}, seeds, rules)
         self.tape.release()
         return {v: flows[v.number] for v in values}
+
+    def _flows(self, numbers: set[int], seeds: dict[int, Tensor], rules: Composite) -> dict[int, Tensor]:
+        """Return the flows at some values."""
+        # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
+        samples = RowSamples(self._layout.rows) if rules.propagates == "relevance" else None
+
+        def program(leaves: Iterable[int] = (), between: Iterable[int] = ()) -> Program:
+            return read_program(self.tape, {*(r.number for r in self.roots), *leaves}, seeds, between)
+
+        def walk(program: Program, observed: Iterable[int]) -> dict[int, Tensor]:
+            return walk_back(program, self.tape, [(rules, seeds)], observed=observed, samples=samples)[0]
+
+        # wanted values that depend on no root, such as weights, become roots
+        leaves = {n for n in numbers if not self._carry[n]}
+        if not rules.rules:  # the gradient at a value does not depend on how calls are joined to units
+            joined = any(program(leaves).unit_around(n, self.tape) for n in numbers)
+            return walk(program(leaves, numbers if joined else ()), numbers)
+        # further roots and smaller units change the rules, so each such value must not affect the others
+        inside = {n: unit for n in numbers - leaves if (unit := program().unit_around(n, self.tape))}
+        flows = walk(program(), (numbers - leaves - inside.keys()).union(*(unit.entries for unit in inside.values())))
+        for leaf in leaves:
+            flows |= walk(program([leaf], [leaf]), [leaf])
+        for n, unit in inside.items():
+            with suppress(UnknownOperation):
+                parts = walk(program(between=[n, *unit.entries]), [n, *unit.entries])
+                if all(_agree(parts[entry], flows[entry]) for entry in unit.entries):
+                    flows[n] = parts[n]
+            if n not in flows:
+                raise InputError(
+                    f"value {n} lies inside a unit of {len(unit.calls)} calls ({unit.kind}), to which {rules.name} "
+                    f"applies one rule, so value {n} has no relevance of its own: use value "
+                    f"{' or '.join(map(str, unit.entries))}, the input of the unit, value {unit.exit}, its output, or "
+                    'the composite "plain", the gradient'
+                )
+        return flows
 
     def relevance(
         self, value: Value | int | str, target: Target = None, composite: str | Composite = "plain"
@@ -296,7 +326,8 @@ class Record:
     def relevances(
         self, values: Iterable[Value | int | str], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
-        """Return the :meth:`relevance` of several values, computed in one walk."""
+        """Return the :meth:`relevance` of several values, computed in one walk, with a further walk for each weight and
+        each value inside a unit, if the composite has rules."""
         rules = _composite(composite, self._ready.opened)
         flows = self.walk_back(values, target, rules)
         return {v: flow if rules.propagates == "relevance" else self.tape[v.number] * flow for v, flow in flows.items()}
@@ -365,6 +396,11 @@ class Record:
         resolver = self._ready.resolver(target)
         seed = self._ready.task(resolver, "record").seed(self._pass.logits(resolver.read))
         return self._pass.starts(resolver.read, seed)
+
+
+def _agree(first: Tensor, second: Tensor) -> bool:
+    """Return True if two flows at a value differ by rounding only."""
+    return bool((first - second).norm() <= torch.finfo(first.dtype).eps ** 0.5 * second.norm())
 
 
 def _names(values: Iterable[Value]) -> str:

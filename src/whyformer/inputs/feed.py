@@ -132,15 +132,38 @@ _AUXILIARY = re.compile(
     r"mask|type|segment|position|mc_token|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
 )
 
+_FEATURES = ("input_ids", "inputs_embeds", "embeds", "values", "ids")
+
 
 def is_auxiliary(name: str) -> bool:
     """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
     return _AUXILIARY.search(name) is not None
 
 
-def mask_name(name: str) -> str:
-    """Return the name of the argument that marks the padding of the text that is passed as ``name``."""
-    return name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask"
+def mask_names(features: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of the argument that marks the padding of each text or sequence of vectors that has one.
+
+    A mask is named like its features, with ``attention_mask`` in the place of ``input_ids``, ``ids``,
+    ``inputs_embeds``, ``embeds`` or ``values``: ``decoder_attention_mask`` belongs to ``decoder_input_ids``. An
+    ``attention_mask`` that belongs to none by name belongs to the first features of its shape without ``input_ids`` in
+    their name, to a decoder's only if there are no others. No mask belongs to two.
+
+    Args:
+        features: token ids and vectors by name, in order.
+        arguments: the arguments of the model's forward by name.
+    """
+    found = dict[str, str]()
+    for name in sorted(features, key=lambda name: "input_ids" not in name):
+        part = next((part for part in _FEATURES if part in name), None)
+        mask = name.replace(part, "attention_mask") if part else f"{name}_attention_mask"
+        if isinstance(arguments.get(mask), Tensor) and mask not in found.values():
+            found[name] = mask
+    shared = arguments.get("attention_mask")
+    others = sorted((name for name in features if "input_ids" not in name), key=lambda name: "decoder" in name)
+    if others and isinstance(shared, Tensor) and "attention_mask" not in found.values():
+        alike = [name for name in others if shared.shape in (features[name].shape, features[name].shape[:2])]
+        found.setdefault((alike or others)[0], "attention_mask")
+    return found
 
 
 def is_table(tensor: Tensor, samples: int | None) -> bool:

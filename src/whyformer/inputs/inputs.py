@@ -12,7 +12,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.mosaic import Mosaic
-from whyformer.inputs.feed import is_auxiliary, mask_name
+from whyformer.inputs.feed import is_auxiliary
 from whyformer.models.output import with_tensors
 
 
@@ -35,6 +35,7 @@ class Inputs:
         unbatched: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of
             several samples.
         name: name of the scored argument in the model's forward.
+        masked_by: position or name of the ``attention_mask`` of the scored features; None if they have none.
         transposed: whether vectors are columns, ``[B, D, N]`` (a spectrogram with time last); None until measured on
             the model.
         mosaic: the picture and place of each tile or packed patch, if a processor cut pictures into such.
@@ -56,6 +57,7 @@ class Inputs:
     shared: frozenset[str] = frozenset()
     unbatched: frozenset[str | int] = frozenset()
     name: str = ""
+    masked_by: str | int | None = None
     transposed: bool | None = None
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
@@ -77,22 +79,18 @@ class Inputs:
         sides = self.sides
         return replace(self.with_sides({name: sides[name], **sides}), notes=self.notes)
 
-    @property
-    def mask_name(self) -> str:
-        """Name of the argument that marks the padding of the scored text."""
-        return mask_name(self.name)
-
     def is_per_token(self, name: str | int, value: Tensor) -> bool:
         """Return whether an argument has numbers for each token of the scored text, such as its mask or boxes, and is
         not that of another input (``decoder_attention_mask``). A mask may begin with the tokens of a cache."""
         shape, other = self.tensor.shape, {o.partition("_")[0] for o in self.others if o != self.name}
-        if value.dim() < 2 or name in {o.scored for o in self.others.values()}:
+        if value.dim() < 2 or name in {n for o in self.others.values() for n in (o.scored, o.masked_by)}:
             return False
         if isinstance(name, int):
             return value.shape[1] == shape[1] and not value.is_floating_point()
-        if not is_auxiliary(name) or (name.partition("_")[0] in other - {self.name.partition("_")[0]}):
+        is_own = name == self.masked_by
+        if not is_auxiliary(name) or (not is_own and name.partition("_")[0] in other - {self.name.partition("_")[0]}):
             return False
-        is_own_mask = name == self.mask_name and value.dim() == 2 and value.shape[1] > shape[1]
+        is_own_mask = is_own and value.dim() == 2 and value.shape[1] > shape[1]
         return is_own_mask or value.shape[1] == shape[1] or ("mask" in name and value.shape[-1] == shape[1])
 
     @property

@@ -22,7 +22,7 @@ from whyformer.inputs.feed import (
     dtype_of,
     is_auxiliary,
     is_table,
-    mask_name,
+    mask_names,
     name_outputs,
 )
 from whyformer.inputs.geometry import distortions, picture_features
@@ -162,16 +162,18 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
             f"none of the tensors can be explained ({shapes}): pass pixels [B, C, H, W], token ids [B, N], vectors "
             "[B, N, D], or numbers [B, F] (a table, a sound)"
         )
-    by_name = {names[place]: t for place, t in tensors.items()}
+    by_name, places = {names[p]: t for p, t in tensors.items()}, {names[p]: p for p in tensors}
+    masks = mask_names({names[p]: tensors[p] for p in [*ids, *scored] if p not in pictures}, by_name)
     sides = {}
     for place in scored:
         facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
-        side = facts(tensors[place], names[place], by_name, model, processor)
-        sides[side.name] = replace(side, scored=place)
+        mask = masks.get(names[place], "")
+        side = facts(tensors[place], names[place], by_name.get(mask), model, processor)
+        sides[side.name] = replace(side, scored=place, masked_by=places.get(mask))
     return Inputs(args, kwargs, "", scored[0]).with_sides(sides)
 
 
-def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+def _picture_facts(tensor: Tensor, name: str, mask: Tensor | None, model: nn.Module, processor: Any) -> Inputs:
     if channels_last(tensor, model):
         raise InputError(
             f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the "
@@ -182,23 +184,20 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
     return Inputs((), {}, "image", name, features=features, black=black, white=white, name=name)
 
 
-def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    ends = ("inputs_embeds", "embeds", "values")  # pixel_values has a pixel_attention_mask
-    names = [name.replace(end, "attention_mask") for end in ends if end in name]
-    if "input_ids" not in kwargs:  # it would be the mask of the text
-        names.append("attention_mask")
-    masks = [without_cached(kwargs[m], tensor.shape[1]) for m in names if isinstance(kwargs.get(m), Tensor)]
-    mask = next((mask.bool() for mask in masks if mask.shape == tensor.shape[:2]), None)
-    return Inputs((), {}, "tensor", name, mask, name=name)
+def _vector_facts(tensor: Tensor, name: str, mask: Tensor | None, model: nn.Module, processor: Any) -> Inputs:
+    return Inputs((), {}, "tensor", name, _real(mask, tensor.shape[:2]), name=name)
 
 
-def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+def _real(mask: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """Return a padding mask as truth values; None if it does not have one for each of the features."""
+    real = None if mask is None else without_cached(mask, shape[-1]).bool()
+    return real if real is not None and real.shape == shape else None
+
+
+def _text_facts(tensor: Tensor, name: str, mask: Tensor | None, model: nn.Module, processor: Any) -> Inputs:
     check_vocabulary(tensor, model)
     limit = longest_text(model, None, decoder=name.startswith("decoder"))
     _check_length(tensor.shape[-1], limit, "shorten it, or truncate the ids")
-    mask = kwargs.get(mask_name(name))
-    mask = without_cached(mask, tensor.shape[-1]).bool() if isinstance(mask, Tensor) else None
-    mask = mask if mask is not None and mask.shape == tensor.shape else None
     tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else getattr(processor, "tokenizer", None)
     rows: Any = None
     if tokenizer is not None:
@@ -208,7 +207,7 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
     fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
-    return Inputs((), {}, "text", name, mask, special, features, fill_ids=fill, name=name)
+    return Inputs((), {}, "text", name, _real(mask, tensor.shape), special, features, fill_ids=fill, name=name)
 
 
 def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
@@ -257,7 +256,7 @@ def _from_texts(
     offsets = encoded.pop("offset_mapping", None)
     ids = encoded["input_ids"]
     _check_length(ids.shape[1], limit, "shorten it, or allow truncation (truncate=True, --truncate)")
-    facts = _text_facts(ids, "input_ids", encoded, model, tokenizer)
+    facts = _text_facts(ids, "input_ids", encoded.get("attention_mask"), model, tokenizer)
     if facts.special is not None and bool(facts.special.all(1).any()):
         raise InputError("the text holds no tokens that the tokenizer knows")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
@@ -273,7 +272,8 @@ def _with_arguments(facts: Inputs, model: nn.Module, encoded: Mapping[str, Any])
     """Return the inputs with what a processor returned as the arguments of the model's forward."""
     args, kwargs, place = as_arguments(model, encoded, facts.name)
     name = place if isinstance(place, str) else argument_name(model, place)
-    return replace(facts, args=args, kwargs=kwargs, scored=place, name=name)
+    masked_by = "attention_mask" if "attention_mask" in kwargs else None
+    return replace(facts, args=args, kwargs=kwargs, scored=place, masked_by=masked_by, name=name)
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:

@@ -106,7 +106,7 @@ class Removal:
                 return _picked(value, order, 1).masked_fill(removed, self.filler)
             if not isinstance(value, Tensor) or not self.inputs.is_per_token(name, value):
                 return value
-            if name == self.inputs.mask_name and value.dim() == 2:  # it begins with the tokens of a cache
+            if name == self.inputs.masked_by and value.dim() == 2:  # it begins with the tokens of a cache
                 return torch.cat([value[:, : value.shape[1] - mask.shape[1]], real.to(value.dtype)], 1)
             if "mask" not in str(name) or value.dim() == 2:
                 return _picked(value, places if "position" in str(name) else order, 1)
@@ -229,7 +229,7 @@ def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) 
             raise InputError(f"{method}: token {baseline} is outside the model's vocabulary of {size}")
         return f"token {baseline}", baseline
     if baseline is None:
-        masked = ["delete"] if task.inputs.mask_name in task.inputs.kwargs and not in_place else []
+        masked = ["delete"] if task.inputs.masked_by is not None and not in_place else []
         tokens = [name for name in prefer if name in token_ids]
         order = [*masked, *tokens] if task.inputs.special is None else [*tokens, *masked]
         baseline = next(iter(order), None)
@@ -281,7 +281,7 @@ def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size
             "by another instead (mask, unk, pad, or its id)"
         )
     batch_size, places = task.at_once(batch_size), [list(range(len(jobs)))]
-    if removed.baseline == "delete" and task.inputs.mask_name not in task.inputs.kwargs:
+    if removed.baseline == "delete" and task.inputs.masked_by is None:
         # without a mask, padding would be read as text, so only texts of equal length are batched
         by_length = sorted(places[0], key=lambda j: len(jobs[j][1]))
         places = [list(group) for _, group in groupby(by_length, key=lambda j: len(jobs[j][1]))]

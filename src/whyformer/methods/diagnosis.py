@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
+from whyformer.methods.gradients.input_gradients import explain_roots, of_roots
 from whyformer.methods.task import Scores, Task
 from whyformer.models.ends import forward
 from whyformer.models.output import with_tensors
 from whyformer.models.readout import without_excluded
 from whyformer.tape.calls import every_tensor
+from whyformer.tape.walking import GRADIENT
+
+_ROUNDING = 1e-6
+"""A smaller share of the gradient is rounding: masks make the gradient at padding 0."""
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
@@ -89,22 +94,50 @@ def _close(a: Tensor, b: Tensor) -> Tensor:
 
 
 def with_unscored(task: Task, scores: Scores) -> Scores:
-    """Add a warning, and ``diagnostics["unscored"]``, that names inputs which affect the prediction and get no scores.
+    """Add warnings, and ``diagnostics["unscored"]``, that name inputs which affect the prediction and get no scores,
+    and padding, which scores 0, if the target has a gradient there.
 
     Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass per input without scores, with
-    that input changed.
+    that input changed, and one backward walk if an input is padded.
     """
     unscored = [name for name, changed in _changed_inputs(task, scores) if _affects(task, changed, scores.logits)]
-    if not unscored:
-        return scores
-    way = "input_x_gradient scores every input"
-    if not set(unscored) <= task.inputs.others.keys():
-        way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
-        if not all(isinstance(task.inputs.kwargs.get(name, task.inputs.tensor), Tensor) for name in unscored):
-            way = "pass what they were computed from, such as the whole text instead of a cache"
-    warning = f"the prediction also depends on {', '.join(unscored)}, which {task.method} does not score: {way}"
-    diagnostics = {**scores.diagnostics, "unscored": unscored}
-    return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, warning])
+    shares, warnings = _padding_shares(task), list[str]()
+    if unscored:
+        way = "input_x_gradient scores every input"
+        if not set(unscored) <= task.inputs.others.keys():
+            way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
+            if not all(isinstance(task.inputs.kwargs.get(name, task.inputs.tensor), Tensor) for name in unscored):
+                way = "pass what they were computed from, such as the whole text instead of a cache"
+        names = ", ".join(unscored)
+        warnings.append(f"the prediction also depends on {names}, which {task.method} does not score: {way}")
+    for name, share in shares.items():
+        warnings.append(
+            f"the prediction for padded samples also depends on the padding of {name}, which has scores of 0 and "
+            f"{share:.1%} of the gradient: pass each sample alone, without padding"
+        )
+    unscored += [f"padding of {name}" for name in shares]
+    diagnostics = {**scores.diagnostics, **({"unscored": unscored} if unscored else {})}
+    return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, *warnings])
+
+
+def _padding_shares(task: Task) -> dict[str, float]:
+    """Return the share of Σ |∂target/∂x| at the padding of each input of which it is more than rounding."""
+    masks = {name: mask for name, side in task.scored_inputs.items() if (mask := side.row_mask) is not None}
+    if all(bool(mask.all()) for mask in masks.values()):
+        return {}
+    try:
+        recorded, flows = explain_roots(task, GRADIENT)
+        sizes = of_roots(task, recorded.logits, flows, "l1")
+    except (WhyformerError, *FOREIGN_ERRORS):  # a model without a gradient, or that cannot be recorded
+        return {}
+    parts = {(sizes.inputs or task.inputs).name: sizes, **sizes.parts}
+    total, shares = sum(float(part.values.sum()) for part in parts.values()), dict[str, float]()
+    for name, mask in masks.items():
+        size = parts[name].values if name in parts else None
+        if size is not None and mask.shape == size.shape:
+            share = float((size * ~mask.to(size.device)).sum()) / max(total, 1e-300)
+            shares |= {name: share} if share > _ROUNDING else {}
+    return shares
 
 
 def _changed_inputs(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:

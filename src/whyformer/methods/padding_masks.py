@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import FOREIGN_ERRORS
 from whyformer.inputs import Inputs
-from whyformer.inputs.feed import argument_name, mask_name
+from whyformer.inputs.feed import argument_name
 from whyformer.methods.padding import float_outputs
 from whyformer.models.cache import once
 from whyformer.models.ends import forward
@@ -20,26 +21,40 @@ __all__ = ["with_padding_mask"]
 
 
 def with_padding_mask(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Return inputs with :attr:`Inputs.mask` set from an argument that marks padding under another name than
-    ``attention_mask``, by 0 or by 1, such as ``src_key_padding_mask``.
+    """Return inputs with :attr:`Inputs.mask` of each text and sequence of vectors set from an argument that marks its
+    padding under another name than ``attention_mask``, by 0 or by 1, such as ``src_key_padding_mask``.
 
     An argument ``[B, N]`` marks padding if the output changes without the marks, but not if the tokens or vectors at
-    the marks are replaced. This is measured once for a model and an argument, with up to five forward passes.
+    the marks are replaced. This is measured once for a model and an argument, with up to seven forward passes.
     """
-    values: dict[str | int, Any] = dict([*enumerate(inputs.args), *inputs.kwargs.items()])
-    if inputs.mask is not None or mask_name(inputs.name) in inputs.kwargs or inputs.modality not in ("text", "tensor"):
-        return inputs
+    sides, masks = inputs.sides, dict[str, Tensor]()
+    used = {side.masked_by for side in sides.values()}
+    for name, side in sides.items():
+        if side.mask is None and side.masked_by is None and side.modality in ("text", "tensor"):
+            place, mask = next(_padding_masks(model, side, used), (None, None))
+            used.add(place)
+            masks |= {} if mask is None else {name: mask}
+    masked = {name: replace(side, mask=masks.get(name, side.mask)) for name, side in sides.items()}
+    return inputs.with_sides(masked) if masks else inputs
+
+
+def _padding_masks(
+    model: nn.Module, side: Inputs, used: set[str | int | None]
+) -> Iterator[tuple[str | int, Tensor]]:
+    """Yield (position or name, mask) of the arguments, except the used ones, that mark the padding of an input."""
+    values: dict[str | int, Any] = dict([*enumerate(side.args), *side.kwargs.items()])
     for place, value in values.items():
         name = argument_name(model, place) if isinstance(place, int) else place
-        if "mask" not in name or not isinstance(value, Tensor) or value.shape != inputs.tensor.shape[:2]:
+        if "mask" not in name or place in used:
+            continue
+        if not isinstance(value, Tensor) or value.shape != side.tensor.shape[:2]:
             continue
         for mark in (0, 1):
             marked = value == mark
             partly = bool(marked.any()) and not bool(marked.all(1).any()) and bool((marked | (value == 1 - mark)).all())
-            measure = partial(_is_padding, model, inputs, values, place, marked)
-            if partly and once(model, ("padding mask", name, mark), measure):
-                return replace(inputs, mask=~marked)
-    return inputs
+            measure = partial(_is_padding, model, side, values, place, marked)
+            if partly and once(model, ("padding mask", side.name, name, mark), measure):
+                yield place, ~marked
 
 
 def _is_padding(
@@ -48,7 +63,8 @@ def _is_padding(
     """Return True if the outputs at other positions depend on the marks, but not on the values at marked positions."""
     tensor, mask = inputs.tensor, values[place]
     low, high = tensor.min(), tensor.max()
-    other = 1 - 2 * tensor if tensor.is_floating_point() else torch.where(tensor == low, high, low)
+    # all ids equal, since a model may not depend on their order
+    others = [1 - 2 * tensor] if tensor.is_floating_point() else [low.expand_as(tensor), high.expand_as(tensor)]
     unmarked = torch.where(marked, mask.logical_not().to(mask), mask)
     hidden = marked if tensor.dim() == 2 else marked[..., None]
 
@@ -64,7 +80,8 @@ def _is_padding(
 
     try:
         plain = outputs({})
-        changed = outputs({inputs.scored: torch.where(hidden, other, tensor)})
-        return bool(low < high) and same(plain, changed) and not same(plain, outputs({place: unmarked}))
+        changed = (outputs({inputs.scored: torch.where(hidden, other, tensor)}) for other in others)
+        unread = bool(low < high) and all(same(plain, values) for values in changed)
+        return unread and not same(plain, outputs({place: unmarked}))
     except FOREIGN_ERRORS:  # the model fails again later, where the error is reported
         return False

@@ -55,6 +55,17 @@ class Program:
         """For each value, the unit that computes it."""
         return {r: u for u in self.units for r in u.exits}
 
+    @cached_property
+    def _joined(self) -> dict[int, Unit]:
+        """For each call of a unit of several calls, the unit."""
+        return {number: u for u in self.units if len(u.calls) > 1 for number in u.calls}
+
+    def unit_around(self, value: int, tape: Tape) -> Unit | None:
+        """Return the unit of several calls that computes a value and uses it itself, so that no flow of a walk arrives
+        at the value; None if there is none."""
+        unit = self._joined.get(tape.maker[value].number) if value in tape.maker else None
+        return None if unit is None or value in unit.exits else unit
+
     @property
     def output(self) -> int:
         """Number of the first output."""
@@ -81,20 +92,23 @@ class Program:
 _PROGRAMS: Recent[Program] = Recent(64)
 
 
-def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int]) -> Program:
+def read_program(
+    tape: Tape, roots: Iterable[int], outputs: int | Iterable[int], between: Iterable[int] = ()
+) -> Program:
     """Return the program between roots and outputs.
 
     Args:
         tape: a recorded pass.
         roots: numbers of the values that receive relevance.
         outputs: number of the value to explain, or numbers of several.
+        between: numbers of values that must not lie inside a unit; units around them are read as smaller ones.
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
-    key = tape.signature, tuple(sorted(roots)), ends
-    return _PROGRAMS.once(key, lambda: _read(tape, key[1], ends))
+    key = tape.signature, tuple(sorted(roots)), ends, frozenset(between)
+    return _PROGRAMS.once(key, lambda: _read(tape, *key[1:]))
 
 
-def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Program:
+def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...], between: frozenset[int]) -> Program:
     carry, weight, needed = reach(tape, roots), weights(tape), set(outputs)
     for call in reversed(tape.calls):
         if any(r in needed for r in call.results):
@@ -104,7 +118,7 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     ]
     _refuse_hidden_operands(live, carry)
     above = dominators(tape, carry)
-    units = Regions(tape, carry, weight, above, live, frozenset((*roots, *outputs))).find()
+    units = Regions(tape, carry, weight, above, live, frozenset((*roots, *outputs, *between))).find()
     covered = {n for u in units for n in u.calls}
     reading = CallReader(tape, carry, weight, needed, units)
     units += [reading.unit(c) for c in live if c.number not in covered]
