@@ -241,12 +241,12 @@ class Record:
         return self._ready.resolver(target).read(self._pass.output()).detach()
 
     def walk_back(
-        self, wanted: Iterable[Value | int | str], target: Target = None, composite: str | Composite = "plain"
+        self, values: Iterable[Value | int | str], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
         """Propagate from the target back to some values.
 
         Args:
-            wanted: values of the pass, their numbers, or the paths of the modules that returned them.
+            values: values of the pass, their numbers, or the paths of the modules that returned them.
             target: the class or output to explain, as for :func:`whyformer.explain`.
             composite: the rules, by name ("deep_taylor", "lrp", or a key of
                 :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object. "plain" is the gradient.
@@ -262,15 +262,15 @@ class Record:
             ModelError: a tensor that the pass read was changed since.
         """
         self._stored.refuse_changes()
-        values = [self.value(v) for v in wanted]
-        for v in values:
+        found = [self.value(v) for v in values]
+        for v in found:
             if not self.tape.floating(v.number):
                 raise InputError(f"value {v.number} is not floating-point, so no relevance flows through it")
         seeds = self._seeds(target)
         rules = _composite(composite, self._ready.opened)
-        flows = self._flows({v.number for v in values}, seeds, rules)
+        flows = self._flows({v.number for v in found}, seeds, rules)
         self.tape.release()
-        return {v: flows[v.number] for v in values}
+        return {v: flows[v.number] for v in found}
 
     def _flows(self, numbers: set[int], seeds: dict[int, Tensor], rules: Composite) -> dict[int, Tensor]:
         """Return the flows at some values."""
