@@ -234,6 +234,19 @@ def test_packed_patches_are_evaluated() -> None:
         whyformer.trust(both, model, images, pictures, steps=2, seeds=[0])
 
 
+@pytest.mark.parametrize("method", ["input_x_gradient", "gae"])
+@pytest.mark.parametrize("sizes", [[(64, 64), (40, 100)], [(40, 100), (64, 64), (40, 100), (100, 40)]])
+def test_maps_of_a_stream_do_not_depend_on_the_shapes_of_other_pictures(sizes: list[tuple[int, int]], method: str) -> None:
+    pictures = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=40, **PLAIN)
+    model = tiny("Siglip2ForImageClassification", {"vision_config": {"patch_size": 8, "num_patches": 16}})
+    images = [square(size, (i, 20, i + 20, 40)) for i, size in enumerate(sizes)]
+    results = list(whyformer.explain_many(model, images, method, [0], pictures, batch_size=4))
+    for image, e in zip(images, results, strict=True):
+        alone = whyformer.explain(model, image, method, 0, pictures)
+        assert e.grid == alone.grid and e.geometry == alone.geometry
+        torch.testing.assert_close(e.scores, alone.scores, rtol=1e-4, atol=1e-6)
+
+
 def compared(pictures: Any) -> Any:
     """A processor that compares pictures with texts."""
     written = words()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,12 @@ class Mosaic:
     pictures: list[list[Image.Image]]
     tiles: list[list[list[Tile]]] | None = None
     places: list[list[tuple[Tensor, Geometry | None]]] | None = None
+
+    def layout(self, sample: int) -> Hashable:
+        """Return how the pictures of a sample were split; samples of equal layouts have maps of the same grids."""
+        if self.places is not None:
+            return tuple(rows.shape for rows, _ in self.places[sample])
+        return tuple(tuple(tile.geometry for tile in tiles) for tiles in (self.tiles or [])[sample])
 
 
 def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None:

@@ -184,9 +184,17 @@ class Session:
         if ready.singles:
             pairs = zip(reads, ready.singles, strict=True)
             return [result for read, single in pairs for result in self._explained([read], single)]
-        if len(reads) > 1 and ready.task().inputs.shared:  # each row has texts of its own to compare with
-            return [result for read in reads for result in self._one_pass([read])]
-        return self._explained(reads, ready)
+        mosaics = [side.mosaic for side in ready.inputs.sides.values() if side.mosaic is not None]
+        # rows with texts of their own to compare with are alone, and rows whose pictures have other grids are separate
+        alone = bool(ready.task().inputs.shared)
+        keys = [i if alone else tuple(mosaic.layout(i) for mosaic in mosaics) for i in range(len(reads))]
+        if len(set(keys)) == 1:
+            return self._explained(reads, ready)
+        results: dict[int, RowResult] = {}
+        for key in dict.fromkeys(keys):
+            members = [i for i in range(len(reads)) if keys[i] == key]
+            results |= zip(members, self._one_pass([reads[i] for i in members]), strict=True)
+        return [results[i] for i in range(len(reads))]
 
     def _explained(self, reads: Sequence[RowContent], ready: Prepared) -> list[RowResult]:
         rows, is_single = [read.row for read in reads], len(reads) == 1
