@@ -260,7 +260,7 @@ class Prepared:
             states = random_states(self.model)
             scores = definition.run(task, full)
             check_samples(task, scores.logits)
-            scores = with_unscored(task, with_randomness(task, scores, states))
+            scores = with_unscored(task, with_randomness(task, scores, states), resolver.reading is None)
             return self.finishing(resolver, scores.logits)(scores, method, full)
 
         explanation = self.work(replace(self.task(resolver, method, progress), shared=shared), explained)

@@ -15,6 +15,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerEr
 from whyformer.inputs import Inputs, argument_name, is_auxiliary
 from whyformer.methods.gradients.input_gradients import explain_roots, of_roots
 from whyformer.methods.task import Scores, Task
+from whyformer.models.cache import measured
 from whyformer.models.ends import forward
 from whyformer.models.output import with_tensors
 from whyformer.models.readout import without_excluded
@@ -93,15 +94,20 @@ def _close(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs() <= 1e-3 * (1 + b.abs())
 
 
-def with_unscored(task: Task, scores: Scores) -> Scores:
+def with_unscored(task: Task, scores: Scores, reads_row: bool) -> Scores:
     """Add warnings, and ``diagnostics["unscored"]``, that name inputs which affect the prediction and get no scores,
     and padding, which scores 0, if the target has a gradient there.
 
     Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass per input without scores, with
-    that input changed, and one backward walk if an input is padded.
+    that input changed, and one backward walk if an input is padded, once for a model without such a gradient.
+
+    Args:
+        task: the model, its inputs and the target.
+        scores: the scores of a method.
+        reads_row: whether the target reads the row of logits, as a class does, and no other output.
     """
     unscored = [name for name, changed in _changed_inputs(task, scores) if _affects(task, changed, scores.logits)]
-    shares, warnings = _padding_shares(task), list[str]()
+    shares, warnings = _padding_shares(task, reads_row), list[str]()
     if unscored:
         way = "input_x_gradient scores every input"
         if not set(unscored) <= task.inputs.others.keys():
@@ -120,10 +126,11 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, *warnings])
 
 
-def _padding_shares(task: Task) -> dict[str, float]:
+def _padding_shares(task: Task, reads_row: bool) -> dict[str, float]:
     """Return the share of Σ |∂target/∂x| at the padding of each input of which it is more than rounding."""
     masks = {name: mask for name, side in task.scored_inputs.items() if (mask := side.row_mask) is not None}
-    if all(bool(mask.all()) for mask in masks.values()):
+    known, key = measured(task.model) if reads_row else {}, ("gradient at padding", *masks)
+    if all(bool(mask.all()) for mask in masks.values()) or known.get(key) is False:
         return {}
     try:
         recorded, flows = explain_roots(task, GRADIENT)
@@ -137,6 +144,7 @@ def _padding_shares(task: Task) -> dict[str, float]:
         if size is not None and mask.shape == size.shape:
             share = float((size * ~mask.to(size.device)).sum()) / max(total, 1e-300)
             shares |= {name: share} if share > _ROUNDING else {}
+    known[key] = bool(shares)
     return shares
 
 
