@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -103,6 +106,20 @@ def data_set(request: Request) -> Any:
     return e.scores
 
 
+def text_file(request: Request) -> Any:
+    kind, method, settings, folder = request
+    (folder / "text.txt").write_text(f"{SENTENCE}\n", encoding="utf-8")
+    return whyformer.explain(MODELS[kind], folder / "text.txt", method, TARGETS[kind], **settings).scores
+
+
+def job(request: Request) -> Any:
+    kind, method, settings, folder = request
+    (folder / "inputs").mkdir()
+    (folder / "inputs" / "text.txt").write_text(f"{SENTENCE}\n", encoding="utf-8")
+    (e,) = whyformer.explain_many(MODELS[kind], folder / "inputs", [(method, settings)], [TARGETS[kind]])
+    return e.scores
+
+
 INTERFACES: dict[str, Callable[[Request], Any]] = {
     "command line": command_line, "page": page, "endpoint": api_endpoint, "server": server, "data set": data_set,
 }  # fmt: skip
@@ -116,3 +133,20 @@ def test_every_interface_returns_same_scores(kind: str, method: str, interface: 
     expected: Tensor = library(request)
     result = torch.as_tensor(INTERFACES[interface](request)).reshape(expected.shape)
     torch.testing.assert_close(result.to(expected), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("interface", [*INTERFACES.values(), text_file, job])
+def test_blanks_at_the_ends_of_a_text_are_part_of_it(interface: Callable[[Request], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = {"[PAD]": 0} | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
+    letters = Tokenizer(models.BPE(vocabulary, []))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="[PAD]").save_pretrained(tmp_path / "letters")
+    config = transformers.GPT2Config(vocab_size=len(vocabulary), n_positions=32, n_embd=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0)
+    torch.manual_seed(0)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "letters")
+    monkeypatch.setitem(MODELS, "text", str(tmp_path / "letters"))
+    monkeypatch.setattr(sys.modules[__name__], "SENTENCE", "  a warm film ")
+    request = ("text", "input_x_gradient", {}, tmp_path)
+    expected = library(request)
+    assert expected.shape == (1, 14)
+    torch.testing.assert_close(torch.as_tensor(interface(request)).reshape(1, 14).to(expected), expected, rtol=1e-5, atol=1e-8)

@@ -233,3 +233,17 @@ def test_name_of_a_file_is_no_text(function, name, tmp_path, monkeypatch):
             explain(inputs)
     explain([f"{name} ", "a film"])
     explain(f"a film called {name}")
+
+
+def test_name_of_a_folder_is_no_text_unless_it_is_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "pages").mkdir(parents=True)
+    for name in ("docs/pages", "docs/", str(tmp_path)):
+        with pytest.raises(InputError, match="is a folder"):
+            whyformer.explain("bundled:sst2", ["a film", name], "rollout")
+        whyformer.explain("bundled:sst2", f"{name} ", "rollout")
+    word = whyformer.explain("bundled:sst2", "docs", "rollout")
+    (row,) = whyformer.explain_many("bundled:sst2", ["docs"], "rollout")
+    assert torch.equal(row.scores[0], word.scores[0])
+    with pytest.raises(InputError, match="is a folder"):
+        whyformer.explain("bundled:digits", "docs", "rollout")

@@ -70,7 +70,7 @@ def read_argument(source: str) -> Argument:
         raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
         if len(raw) > _MOST_TEXT:
             raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
-        return sentence(_decoded(raw, "standard input"))
+        return sentence(decoded(raw, "standard input"))
     if is_picture_name(source) or (source.lower().endswith((".txt", ".wav")) and "\n" not in source):
         path = Path(source)
         return Argument(read_file(path), path.stem, path.name)
@@ -96,26 +96,30 @@ def read_file(path: Path) -> Image.Image | Sound | str:
     if path.suffix.lower() == ".txt":
         check_file(path, _MOST_TEXT)
         try:
-            return _decoded(path.read_bytes(), str(path))
+            return decoded(path.read_bytes(), str(path))
         except OSError as error:
             raise LoadError(f"cannot read {path}: {error.strerror}") from error
     raise InputError(f"{path} is {_OTHER}")
 
 
 def sentence(text: str) -> Argument:
-    """Return the argument for a text."""
-    text = _filled(text)
+    """Return the argument for a text, which is explained as it is, with blanks at its ends.
+
+    Raises:
+        InputError: the text is empty.
+    """
+    if not text.strip():
+        raise InputError("the text is empty")
     return Argument(text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
 
 
-def _decoded(raw: bytes, name: str) -> str:
+def decoded(raw: bytes, name: str) -> str:
+    """Return the text of a file, without line breaks at its end.
+
+    Raises:
+        InputError: the text is empty, or not UTF-8.
+    """
     try:
-        return _filled(raw.decode("utf-8-sig"))
+        return str(sentence(raw.decode("utf-8-sig").rstrip("\r\n")).content)
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text") from error
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise InputError("the text is empty")
-    return text.strip()

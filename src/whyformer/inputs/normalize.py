@@ -125,7 +125,8 @@ def _opened(item: Any, processor: Any) -> Any:
         return {name: _as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in item.items()}
     if hasattr(item, "read"):
         return open_picture(item)
-    if isinstance(item, str | Path) and str(item).strip() and os.path.isdir(item):
+    is_path = isinstance(item, Path) or (isinstance(item, str) and not _reads_text_only(processor))
+    if is_path and str(item).strip() and os.path.isdir(item):
         raise InputError(f"{item} is a folder: pass the files in it, such as sorted(Path({str(item)!r}).glob('*.png'))")
     if isinstance(item, Path) or (isinstance(item, str) and _is_file_name(item, processor)):
         return read_file(Path(item))
@@ -136,19 +137,23 @@ def _opened(item: Any, processor: Any) -> Any:
 
 
 def refuse_file_names(inputs: Any, processor: Any) -> None:
-    """Raise if a text is the name of a picture or a sound that exists, for a model that reads text. Not called for
-    texts of clients of a server, who must not learn which files exist.
+    """Raise if a text is the name of a picture, a sound or a folder that exists, for a model that reads text.
+
+    This is not called for texts of clients of a server, who must not learn which files exist.
 
     Raises:
-        InputError: an input is such a name.
+        InputError: an input is such a name. A single word is a text, also if there is a folder of that name.
     """
     for item in inputs if isinstance(inputs, list) else [inputs]:
-        named = isinstance(item, str) and (is_picture_name(item) or is_sound_name(item))
-        if named and not _is_file_name(item, processor) and os.path.isfile(item):
-            kind = "a picture" if is_picture_name(item) else "a sound"
+        if not isinstance(item, str) or _is_file_name(item, processor):
+            continue
+        kind = "a picture" if is_picture_name(item) else "a sound" if is_sound_name(item) else "a folder"
+        exists = os.path.isdir(item) and os.sep in item if kind == "a folder" else os.path.isfile(item)
+        if exists:
+            other = "a list of texts" if kind == "a folder" else f"a model that reads {kind}"
             raise InputError(
-                f"{item} is {kind}, and this model does not read it: pass a model that reads {kind}, or, to explain "
-                f"the name itself as a text, add a space to it ({item + ' '!r})"
+                f"{item} is {kind}, and this model does not read it: pass {other}, or, to explain the name itself as a "
+                f"text, add a space to it ({item + ' '!r})"
             )
 
 
@@ -156,8 +161,12 @@ def _is_file_name(text: str, processor: Any) -> bool:
     """Return whether a text has the suffix of a file of the kind that the processor reads."""
     if is_sound_name(text):
         return feature_extractor_of(processor) is not None
-    reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
-    return is_picture_name(text) and not reads_text
+    return is_picture_name(text) and not _reads_text_only(processor)
+
+
+def _reads_text_only(processor: Any) -> bool:
+    """Return whether a processor is a tokenizer."""
+    return hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
 
 
 def _as_tensor(item: Any) -> Tensor:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.inputs.argument import checksum, read_file
+from whyformer.inputs.argument import checksum, decoded, read_file
 from whyformer.inputs.normalize import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.jobs.tables import CONTENT, TENSORS, check_columns, described, is_sliced, sliced
@@ -240,10 +240,7 @@ def read_bytes(data: bytes, name: str) -> Any:
     """Decode the picture or the text of a file from its bytes."""
     if is_picture_name(name) or not name.lower().endswith(".txt"):
         return open_picture(io.BytesIO(data))
-    try:
-        return data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 text") from error
+    return decoded(data, name)
 
 
 def _content(item: Any) -> Any:

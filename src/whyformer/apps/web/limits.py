@@ -42,14 +42,14 @@ class PageLimits:
     seconds: float = 900.0
 
     def text(self, raw: Any) -> str:
-        """Return the text without surrounding whitespace, checked."""
+        """Return the text without line breaks at its end, checked."""
         if message := missing("text", None, raw):
             raise InputError(message)
         if len(raw) > self.characters:
             raise InputError(
                 f"the text has {len(raw):,} characters; at most {self.characters:,} are allowed: shorten it"
             )
-        return raw.strip()
+        return str(raw).rstrip("\r\n")
 
     def picture(self, path: Any, folder: Path) -> Image.Image:
         """Open an uploaded picture. Files outside the folder of uploads are never opened."""

@@ -86,7 +86,7 @@ class PageInput(Options):
             kind,
             picture=picture.get("path") if isinstance(picture, dict) else None,
             sentence=sentence if isinstance(sentence, str) else "",
-            pair=pair.strip() if kind == "text" and isinstance(pair, str) else "",
+            pair=pair if kind == "text" and isinstance(pair, str) and pair.strip() else "",
             model=str(entered["model"] or ""),
             methods=names,
             classes=classes,
