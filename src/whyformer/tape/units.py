@@ -5,7 +5,7 @@ A value *carries* (relevance) if it depends on a root through floating-point val
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
@@ -38,6 +38,18 @@ without softmax: an activation g, such as a sigmoid, of scores S = q kᵀ."""
 
 ACTIVATIONS = ("activation", "rectifier", "clip")
 """The kinds of functions of one variable that are applied to each element."""
+
+_VIEWS = ("view", "shift", "scale")
+_PRESERVED_BY: dict[str, tuple[str, ...]] = {
+    "reduced": (*_VIEWS, "clip"),  # sums and means: their roots are statistics
+    "statistic": (*_VIEWS, "clip"),  # roots or inverses of such values, by which a norm divides
+    "scores": (*_VIEWS, "add", "join"),  # products of two branches
+    "exponential": (*_VIEWS, "add", "join"),  # exp(S) of scores S
+    "map": (*_VIEWS, *ACTIVATIONS, "quotient"),  # activations of scores: attention maps without softmax
+    "map product": _VIEWS,  # products of such maps and values
+    "map sum": (*_VIEWS, "clip", "statistic"),  # sums of such maps
+}
+"""Property of a value -> kinds of units that preserve it. A "join" is a view of several branches."""
 
 _KEEP_DIAGONAL = name_set("t transpose expand clone contiguous alias unsqueeze _to_copy mul div")
 """Calls that keep a matrix diagonal."""
@@ -85,13 +97,7 @@ class CallReader:
         # values of activations -> True for an output, also scaled or shifted; False if a view has rearranged it
         self.regions = {u.exit: u.entries[0] for u in regions if u.kind == "activation"}
         self.activated = dict.fromkeys(self.regions, True)
-        self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
-        self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
-        self.scores: set[int] = set()  # products of two branches, also scaled, shifted or masked
-        self.exponentials: set[int] = set()  # of scores
-        self.maps: set[int] = set()  # activations of scores, also scaled, masked or normalised
-        self.mixed: set[int] = set()  # products of such maps and values, also scaled or shifted
-        self.map_sums: set[int] = set()  # sums of such maps, also shifted or inverted
+        self.values = {name: set[int]() for name in _PRESERVED_BY}  # property -> the values that have it
 
     def unit(self, call: Call) -> Unit:
         """Return the unit of a call of which at least one operand carries."""
@@ -100,7 +106,7 @@ class CallReader:
         kind, places = self.kind(call, places, several)
         exits = tuple(r for r in call.results if self.carry[r] and r in self.needed)
         entries = tuple(call.operands[i] for i in places)
-        self.classify(call, kind, entries[0], exits, kind in ("view", "shift", "scale") and not several)
+        self.classify(call, "join" if kind == "view" and several else kind, entries, exits)
         return Unit(kind, call.name, entries, exits, (call.number,), tuple(places), axes=_axes(call, self.tape))
 
     def kind(self, call: Call, places: list[int], several: bool) -> tuple[str, list[int]]:
@@ -129,45 +135,49 @@ class CallReader:
             kind = _power(call)
         elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of its own input
             kind = "norm"
-        is_statistic = name in REDUCTIONS or first in self.reduced or first in self.scaling
+        is_statistic = name in REDUCTIONS or any(first in self.values[p] for p in ("reduced", "statistic"))
         return "power" if kind == "statistic" and not is_statistic else kind, places
 
-    def classify(self, call: Call, kind: str, first: int, exits: tuple[int, ...], passing: bool) -> None:
-        """Record whether the results of a call are activated, reduced, scaling, scores or maps. ``passing`` is True for
-        a view, shift or scale of a single branch, which preserves these properties; ``first`` is the first entry."""
+    def classify(self, call: Call, kind: str, entries: tuple[int, ...], exits: tuple[int, ...]) -> None:
+        """Record the properties of the results of a call: those that its unit preserves, and those that it creates."""
+        first = entries[0]
         if kind in ("activation", "rectifier"):
             self.activated.update(dict.fromkeys(exits, True))
-        elif passing and first in self.activated:
+        elif kind in _VIEWS and first in self.activated:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
-        reduces, keeps = call.name in REDUCTIONS, passing or kind == "clip"
-        if reduces or (first in self.reduced and keeps):
-            self.reduced.update(exits)
-        for values in (self.scores, self.exponentials):
-            if kind in ("view", "shift", "scale", "add") and not values.isdisjoint(call.operands):
-                values.update(exits)
-        activates = kind in ACTIVATIONS and first in self.scores
-        if activates or (self._is_map(first) and (passing or kind in (*ACTIVATIONS, "quotient"))):
-            self.maps.update(exits)
-        if (reduces and self._is_map(first)) or (first in self.map_sums and (keeps or kind == "statistic")):
-            self.map_sums.update(exits)
-        if kind == "activated product" or (passing and first in self.mixed):
-            self.mixed.update(exits)
-        if kind in PRODUCT_KINDS:
-            self.scores.update(exits)
-        elif call.name in ("exp", "exp2") and first in self.scores:
-            self.exponentials.update(exits)
-        if kind == "statistic" or (first in self.scaling and keeps):
-            self.scaling.update(exits)
+        sources = entries if kind in ("add", "join") else entries[:1]
+        kept = [name for name, kinds in _PRESERVED_BY.items() if kind in kinds and self._any(name, sources)]
+        for name in (*kept, *self._created(call, kind, first)):
+            self.values[name].update(exits)
 
-    def _is_map(self, value: int) -> bool:
-        """Return True if a value is an attention map without softmax."""
-        return value in self.maps or self.regions.get(value) in self.scores
+    def _created(self, call: Call, kind: str, first: int) -> Iterator[str]:
+        """Yield the properties of the result of a call that its first entry need not have."""
+        is_of_scores = first in self.values["scores"]
+        if call.name in REDUCTIONS:
+            yield "reduced"
+            yield from ["map sum"] if self._any("map", [first]) else []
+        if kind == "statistic":
+            yield "statistic"
+        if kind in PRODUCT_KINDS:
+            yield "scores"
+        if kind == "activated product":
+            yield "map product"
+        if kind in ACTIVATIONS and is_of_scores:
+            yield "map"
+        if call.name in ("exp", "exp2") and is_of_scores:
+            yield "exponential"
+
+    def _any(self, name: str, values: Iterable[int]) -> bool:
+        """Return True if one of some values has a property. The result of an activation of several calls is a map too.
+        """
+        having = self.values[name]
+        return any(v in having or (name == "map" and self.regions.get(v) in self.values["scores"]) for v in values)
 
     def matrix_product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
         """Return the kind of a matrix product of two branches, and the positions of its entries; a map comes first."""
-        if self.exponentials.intersection(call.operands):
+        if self._any("exponential", call.operands):
             return UNNORMALIZED, places
-        activated = [self._is_map(call.operands[i]) for i in places]
+        activated = [self._any("map", [call.operands[i]]) for i in places]
         if sum(activated) != 1:
             return "product", places
         return "activated product", sorted(places, key=lambda i: not activated[places.index(i)])
@@ -177,13 +187,14 @@ class CallReader:
         activated branch of a gate, and the dividend of a quotient, come first."""
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
-        scaling = [call.operands[i] in self.scaling for i in places]
+        scaling = [call.operands[i] in self.values["statistic"] for i in places]
         reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
         divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
         if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # a statistic of each row, as in a norm
             places = places if divides or scaling[1] else places[::-1]
             dividend, divisor = (call.operands[i] for i in places)
-            return UNNORMALIZED if dividend in self.mixed and divisor in self.map_sums else "quotient", places
+            is_late = dividend in self.values["map product"] and divisor in self.values["map sum"]
+            return UNNORMALIZED if is_late else "quotient", places
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
             if sizes[0] == sizes[1] or self.activated[branch]:
