@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from whyformer.tape.calls import needed_calls
+from whyformer.tape.members import Members
+from whyformer.tape.mixing import mixes
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.state import bare
@@ -44,47 +46,59 @@ def find_copies(
     return matches
 
 
-def reduction_of(program: Program, tape: Tape, rows: Rows, before: Stream, after: Stream) -> Tensor | None:
+def reduction_of(program: Program, tape: Tape, rows: Rows, before: Stream, stream: Stream) -> Tensor | None:
     """Return the matrix S ``[B, N, M]`` with Y = S X + constants, if the M rows X at the end of a stream become the N
     rows Y at the beginning of a later one: tokens are removed, or merged into weighted sums of them. Choices that
     depend on values, such as which tokens are merged, are those of the pass; so are weights that X does not determine.
 
     Returns:
-        S; None if Y is not such a function of X, or if the first attention after it has no residual connection.
+        S; None if Y is computed in another way, or if the first attention after it has no residual connection.
     """
-    first, last = before.last, after.blocks[0].entry if after.blocks else -1
-    known = all(len(rows.labels.get(n, ())) == 1 and n in tape.maker for n in (first, last))
-    if not known or last not in program.dominator or not _is_residual(program, after.blocks[0]):
+    first, block = before.last, stream.blocks[0] if stream.blocks else None
+    if block is None or not _is_residual(program, block):
         return None
-    is_passed = first in path_to(program.dominator, last)
-    x, y = rows.features(first, tape[first], before.rows), rows.features(last, tape[last], after.rows)
-    m, size = x.shape[1], x.shape[2:]
-    if len(size) != 1 or y.shape[2:] != size:
+    members = Members(stream.rows, rows)
+    last = next((n for n in stream.spine if n <= block.entry and members.is_state(n)), -1)
+    if last not in tape.maker or len(rows.labels.get(first, ())) != 1:
         return None
+    if last != block.entry:  # such as an MLP between them
+        is_passed = last in path_to(program.dominator, block.entry)
+        if not is_passed or mixes(tape, rows, stream.rows, last, block.entry) is not False:
+            return None
+    x, y = rows.features(first, tape[first], before.rows), rows.features(last, tape[last], stream.rows)
     between = tape.calls[tape.maker[first].number + 1 : tape.maker[last].number + 1]
     fixed = {r: tape[r] for call in between for r in call.results if not tape.floating(r)}
     calls = needed_calls(between, [last], ends={first, *fixed})
 
     def reduced(values: Tensor) -> Tensor:
         changes = {**fixed, first: rows.with_features(first, tape[first], before.rows, values)}
-        return rows.features(last, recomputed(tape, calls, changes)[last], after.rows)
+        return rows.features(last, recomputed(tape, calls, changes)[last], stream.rows)
 
     with bare():
-        eps = torch.finfo(y.dtype).eps  # half precision rounds once or twice, and long sums in others more often
-        tolerance = (64 if eps < 1e-6 else 4) * eps * y.abs().max()
-        constant = reduced(torch.zeros_like(x))
-        is_linear = ((reduced(x / 2) - (constant + y) / 2).abs() <= tolerance).all()
-        if not bool(is_linear) or not (is_passed or bool((constant.abs() <= tolerance).all())):
-            return None
-        columns = list[Tensor]()
-        for start in range(0, m, *size):  # each feature measures the weights of another row
-            width = min(m - start, *size)
-            unit = torch.zeros_like(x)
-            unit[:, start : start + width, :width] = torch.eye(width).to(unit)
-            columns.append((reduced(unit) - constant)[..., :width])
-        matrix = torch.cat(columns, -1)
-        explains = bool(((matrix @ x + constant - y).abs() <= tolerance).all())
-        return matrix.to(torch.promote_types(matrix.dtype, torch.float32)) if explains else None
+        is_only_path = last in program.dominator and first in path_to(program.dominator, last)
+        return _weights(reduced, x, y, may_add=is_only_path)
+
+
+def _weights(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, may_add: bool) -> Tensor | None:
+    """Return the matrix S ``[B, N, M]`` of a function that returns y = S x + c for features x ``[B, M, D]``; None if it
+    is no such function, or if it adds a constant c and must not."""
+    (_, m, *size), eps = x.shape, torch.finfo(y.dtype).eps
+    if len(size) != 1 or list(y.shape[2:]) != size:
+        return None
+    tolerance = (64 if eps < 1e-6 else 4) * eps * y.abs().max()  # long sums round more often than half precision may
+    constant = function(torch.zeros_like(x))
+    is_linear = ((function(x / 2) - (constant + y) / 2).abs() <= tolerance).all()
+    if not bool(is_linear) or not (may_add or bool((constant.abs() <= tolerance).all())):
+        return None
+    columns = list[Tensor]()
+    for start in range(0, m, *size):  # each feature measures the weights of another row
+        width = min(m - start, *size)
+        unit = torch.zeros_like(x)
+        unit[:, start : start + width, :width] = torch.eye(width).to(unit)
+        columns.append((function(unit) - constant)[..., :width])
+    matrix = torch.cat(columns, -1)
+    explains = bool(((matrix @ x + constant - y).abs() <= tolerance).all())
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32)) if explains else None
 
 
 def _is_residual(program: Program, block: Block) -> bool:
