@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
+from whyformer.errors import MethodNotApplicable
 from whyformer.methods import METHODS
 
 Pooling = Callable[[nn.Module, Tensor], Tensor]
@@ -65,3 +66,47 @@ def test_pooling_has_the_same_scores_in_all_forms(group: str, way: str, method: 
     assert method in METHODS
     expected = scores(group, next(iter(GROUPS[group])), method)
     torch.testing.assert_close(scores(group, way, method), expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+
+
+class Residual(nn.Module):
+    """Adds what is computed from each token alone, or with ``mixes`` from its neighbours too."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(8, 8, 3, padding=1) if mixes else nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x.mT).relu().mT
+
+
+@pytest.mark.parametrize("before", [(), (False,), (False, False)], ids=["nothing", "one MLP", "two MLPs"])
+@pytest.mark.parametrize(("group", "way"), [(g, w) for g, ways in GROUPS.items() for w in ways if ways[w] is not HEADS["matrix product"]])
+def test_pooling_without_attention_before_it(group: str, way: str, before: tuple[bool, ...]) -> None:
+    model = Pooled(GROUPS[group][way], 24 if group == "heads" else 8).eval().double()
+    model.blocks = nn.ModuleList(map(Residual, before)).double()
+    vectors = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1)).double()
+    x = vectors
+    for block in model.blocks:
+        x = block(x)
+    score = {"one head": model.score, "heads": model.scores, "gated": model.gated}[group]
+    weights = score(x).softmax(1).detach().requires_grad_()
+    logits = model.head((weights.mT @ x.detach()).flatten(1))
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), weights)
+    for method, expected in (("raw_attention", weights.detach()), ("gae", (gradient * weights.detach()).clamp(min=0))):
+        torch.testing.assert_close(whyformer.explain(model, vectors, method, 1).scores, expected.mean(-1))
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution"])
+def test_pooling_of_tokens_mixed_without_attention_is_refused(method: str) -> None:
+    model = Pooled(ONE_HEAD["einsum"], 8).eval()
+    model.blocks = nn.ModuleList([Residual(True)])
+    with pytest.raises(MethodNotApplicable):
+        whyformer.explain(model, torch.randn(2, 5, 8), method, 1)
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "transformer_attribution"])
+def test_several_queries_without_attention_before_them_are_refused(method: str) -> None:
+    model = Pooled(HEADS["matrix product"], 24).eval()
+    model.blocks = nn.ModuleList()
+    with pytest.raises(MethodNotApplicable):
+        whyformer.explain(model, torch.randn(2, 5, 8), method, 1)

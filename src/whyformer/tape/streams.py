@@ -163,9 +163,14 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     products = {p.product for a in attentions if a not in pools for p in a.pieces}
     depth = depths(tape, products)
     streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
-    if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
-        streams = _streams_without_attention(program, tape, rows) or streams
-        return [replace(s, mixing_count=0) for s in streams]
+    if not any(s.blocks for s in streams):
+        without = _streams_without_attention(program, tape, rows)
+        ends = [(s.rows, s.all_blocks[0].entry, s.all_blocks[-1].exit) for s in without]
+        is_one = len(pools) == 1 and pools[0].queries is not None and pools[0].queries.shape[1] == 1
+        if not is_one or any(mixes(tape, rows, *between) is not False for between in ends):
+            # the attention uses a layout that is not supported, or rows are mixed without attention
+            return [replace(s, mixing_count=0) for s in without or streams]
+        streams = [_stream(program, tape, rows, group, depth) for group in groups.values()]
     read = _states_read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, products)
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
