@@ -40,7 +40,7 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
         InputError: the prompt has no picture, or the scores are not on a grid.
     """
     Look.of(look)
-    if not hasattr(g, "seen"):
+    if not hasattr(g, "picture_maps"):
         raise InputError("film draws the result of whyformer.explain_generation; figure draws explanations")
     if not g.picture_maps:
         raise InputError("this text was generated without a picture, so there is no film strip: show its words instead")

@@ -29,7 +29,7 @@ def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
         columns: number of pictures side by side; by default about the number of rows.
     """
     maxima = list(found)
-    if not all(hasattr(maximum, "shown") for maximum in maxima):
+    if not all(hasattr(maximum, "pixels") for maximum in maxima):
         raise InputError("gallery draws the results of whyformer.maximize_activation: pass a list of them")
     if not maxima:
         raise InputError("there is no picture to show")
