@@ -29,10 +29,10 @@ from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.rules.registered import custom_rules, with_custom_rules
+from whyformer.tape.attentions import Attention
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
-from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit, reach, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back

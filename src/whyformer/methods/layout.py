@@ -8,11 +8,11 @@ from functools import cached_property
 
 from torch import Tensor
 
+from whyformer.tape.attentions import Attention
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.shared_rows import find_copies, reduction_of, split_keys
 from whyformer.tape.streams import Stream, is_passed
-from whyformer.tape.structure import Attention
 from whyformer.tape.values import Tape
 
 __all__ = ["Layout"]

@@ -24,6 +24,7 @@ from whyformer.methods.conservation import Sums
 from whyformer.methods.layout import Layout
 from whyformer.methods.passes import Callback, Change, ForwardPass, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
+from whyformer.tape.attentions import Attention
 from whyformer.tape.map_search import Piece
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes, multiplies_constants
@@ -31,7 +32,6 @@ from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
-from whyformer.tape.structure import Attention
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit

@@ -15,7 +15,7 @@ from whyformer.models.isolation import changes, parameters
 
 if TYPE_CHECKING:
     from whyformer.methods.registry import Method
-    from whyformer.methods.sources import Sources
+    from whyformer.methods.task_inputs import TaskInputs
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class SharedPasses:
                 self.release()
         return make(shared=None)
 
-    def forward_pass(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
+    def forward_pass(self, task: TaskInputs, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
         """Return the pass that ``make`` records. It is recorded again only for other inputs or a changed model, and
         once more with ``in_float32``, for a model in half precision.
 

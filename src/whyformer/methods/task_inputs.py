@@ -1,4 +1,4 @@
-"""The scored inputs of a task, and the correspondence between token rows and the elements of inputs."""
+"""The scored inputs of a task, its recorded passes, and the rows that represent the elements of inputs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ from whyformer.tape.places import Elements
 from whyformer.tape.walking import Composite
 
 
-class Sources:
-    """The part of a task that handles its inputs; see :class:`whyformer.methods.task.Task`."""
+class TaskInputs:
+    """The part of a task that records passes of its inputs, and turns scores of rows into scores of inputs.
+
+    It is the base class of :class:`whyformer.methods.task.Task`, which has the target.
+    """
 
     model: nn.Module
     inputs: Inputs
