@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import UnknownOperation
-from whyformer.rules.hidden import hidden_layer_rule, refuse_adjoint
 from whyformer.rules.linear import (
     Back,
     LayerRule,
@@ -39,9 +38,10 @@ from whyformer.rules.linear import (
     without_constant,
 )
 from whyformer.rules.multipliers import LATE_SUM
+from whyformer.rules.opaque import opaque_layer_rule, refuse_adjoint
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
@@ -234,7 +234,7 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
         "scale": (scale_rule(normalised), "identity"),
         "clip": (clip_rule, "identity"),
         "layer": (layer_rule(rule), layers),
-        HIDDEN_LAYER: (hidden_layer_rule(rule, z_rule), layers),
+        OPAQUE_LAYER: (opaque_layer_rule(rule, z_rule), layers),
         "adjoint": (refuse_adjoint, None),
         "weighted sum": (z_rule, "z"),
         **dict.fromkeys(PRODUCT_KINDS, (product_rule, "z × 0.5")),

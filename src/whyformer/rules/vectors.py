@@ -15,7 +15,7 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.rules.shares import ShareRules, Shares
 from whyformer.tape.attentions import Attention
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.map_search import Piece
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, occurrences, slim
@@ -27,7 +27,7 @@ from whyformer.tape.walking import repeat_unit
 
 __all__ = ["KeyRules", "VectorRules", "linear_path"]
 
-_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
+_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", OPAQUE_LAYER))
 _BRANCHES = frozenset((*PRODUCT_KINDS, "gate", "activated gate", "quotient"))
 
 
