@@ -93,8 +93,8 @@ class MapPass:
         attentions: the attentions in blocks, by index.
         ends: name -> stream that the target reads.
         sources: the inputs by name.
-        inputs: name of rows -> input that gets their scores, if the names differ.
-        alone: names of the rows of the inputs that are not held constant; empty for all inputs.
+        input_of: name of rows -> input that gets their scores, if the names differ.
+        explained: names of the rows of the inputs that are explained, while others are held constant; empty for all.
     """
 
     recording: ForwardPass
@@ -103,8 +103,8 @@ class MapPass:
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
     sources: Mapping[str, Inputs] = field(repr=False)
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    alone: tuple[str, ...] = ()
+    input_of: Mapping[str, str] = field(default_factory=dict)
+    explained: tuple[str, ...] = ()
 
     @property
     def pictures(self) -> frozenset[str]:
@@ -114,7 +114,7 @@ class MapPass:
     @property
     def roots(self) -> list[int]:
         """Numbers of the values in which the rows of the explained inputs begin."""
-        return [self.layout.rows.roots[name] for name in self.alone] or self.layout.roots
+        return [self.layout.rows.roots[name] for name in self.explained] or self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:
@@ -188,7 +188,7 @@ class MapPass:
             return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
-        return {self.inputs.get(f.source, f.source) for f in families if f.source and f.value not in products}
+        return {self.input_of.get(f.source, f.source) for f in families if f.source and f.value not in products}
 
     @property
     def copies(self) -> list[tuple[Key, Key, Tensor]]:
@@ -239,7 +239,7 @@ class MapPass:
 
     def source_of(self, name: str) -> str:
         """Return the name of the rows of an input."""
-        return next((source for source, scored in self.inputs.items() if scored == name), name)
+        return next((source for source, scored in self.input_of.items() if scored == name), name)
 
     @property
     def is_complete(self) -> bool:
@@ -490,8 +490,8 @@ def map_pass_of(
     """
     layout = recording.layout(sources, read_logits, learned=True)
     in_blocks = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    inputs = {source: name for name, source in (derived or {}).items()}
+    input_of = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
-    map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
+    map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, input_of)
     ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
     return replace(map_pass, ends={map_pass.name_of(s): s for s in ends})

@@ -177,7 +177,7 @@ class TaskInputs:
     def main_pass(self) -> MapPass:
         """Return :meth:`block_pass` with all inputs except the main one held constant."""
         map_pass = self.block_pass()
-        return replace(map_pass, alone=map_pass.blocks_of(self.inputs.name)[-1][0].names)
+        return replace(map_pass, explained=map_pass.blocks_of(self.inputs.name)[-1][0].names)
 
     def _with_structure(self, recording: ForwardPass) -> MapPass:
         map_pass = self.structure.map_pass
@@ -265,7 +265,7 @@ class TaskInputs:
 
     def only_rows(self) -> Key:
         """Return the name of the rows of the only stream that the target reads, or raise."""
-        key = self.structure.alone(self.inputs.name)
+        key = self.structure.only_rows(self.inputs.name)
         if key is None:
             raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
         return key
@@ -404,7 +404,7 @@ class TaskInputs:
     @property
     def one_sequence(self) -> bool:
         """True if the target reads a single stream, which attends once in each block."""
-        return self.structure.alone(self.inputs.name) is not None
+        return self.structure.only_rows(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:
         """Check that all attention maps are known.
