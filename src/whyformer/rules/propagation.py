@@ -31,7 +31,7 @@ from whyformer.rules.linear import (
     identity,
     layer_rule,
     multiply,
-    repeat,
+    repeat_without_constant,
     separate,
     unchanged,
     wide,
@@ -73,7 +73,7 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
     live = list(dict.fromkeys(e for e, is_live in zip(unit.entries, step.live, strict=True) if is_live))
 
     def function(*live_values: Tensor) -> Tensor:
-        return repeat(tape, unit, values | dict(zip(live, live_values, strict=True)), unchanged)
+        return repeat_without_constant(tape, unit, values | dict(zip(live, live_values, strict=True)), unchanged)
 
     pull = torch.func.vjp(function, *(values[e] for e in live))[1]
     return list(zip(live, pull(flow), strict=True))

@@ -40,7 +40,7 @@ from whyformer.tape.trials import (
     RegionTrial,
     is_elementwise,
     norm_or_softmax,
-    repeat,
+    repeat_in_float64,
 )
 from whyformer.tape.units import Unit, reduced_axes, scales
 from whyformer.tape.values import Tape
@@ -411,7 +411,7 @@ class Regions:
         units = numbers.view(-1, *[1] * (-axis - 1)).expand(shape)
         with bare():
             for call in calls[1:]:
-                (units,) = repeat(call, tape, [units])
+                (units,) = repeat_in_float64(call, tape, [units])
             bias = Draws(self.origins)[n]
         if torch.broadcast_shapes(bias.shape, units.shape) != units.shape:
             return False
