@@ -283,7 +283,7 @@ class Record:
         def walk(program: Program, observed: Iterable[int]) -> dict[int, Tensor]:
             return walk_back(program, self.tape, [(rules, seeds)], observed=observed, samples=samples)[0]
 
-        # wanted values that depend on no root, such as weights, become roots
+        # values that depend on no root, such as weights, become roots
         leaves = {n for n in numbers if not self._carry[n]}
         if not rules.rules:  # the gradient at a value does not depend on how calls are joined to units
             joined = any(program(leaves).unit_around(n, self.tape) for n in numbers)

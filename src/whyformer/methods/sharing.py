@@ -40,14 +40,14 @@ class SharedPasses:
 
     Attributes:
         off: True if nothing is shared, or no longer.
-        targets: the inputs whose targets share the pass, each of which starts its own backward walk; None if methods
-            share it.
+        inputs_of_targets: the inputs, if several targets share their pass, each with its own backward walk; None if
+            methods share it.
         uses: number of times that the pass was used.
         failed: errors of methods that used the pass.
     """
 
     off: bool = False
-    targets: Inputs | None = None
+    inputs_of_targets: Inputs | None = None
     uses: int = 0
     failed: list[Exception] = field(default_factory=list)
     _passes: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class SharedPasses:
         Raises:
             NotShared: targets share the pass, and the inputs are others.
         """
-        if self.targets is not None and task.inputs is not self.targets:
+        if self.inputs_of_targets is not None and task.inputs is not self.inputs_of_targets:
             raise NotShared
         if self.off:
             return make()

@@ -171,7 +171,7 @@ class TaskInputs:
 
     def _refuse_shared(self, row_alone: bool) -> None:
         """Raise if several targets share the pass and the result also depends on other rows than the target's."""
-        if self.shared is not None and self.shared.targets is not None and not row_alone:
+        if self.shared is not None and self.shared.inputs_of_targets is not None and not row_alone:
             raise NotShared
 
     def main_pass(self) -> MapPass:

@@ -4,12 +4,12 @@
     fed[number]  # the row of the family that a row of the input feeds, 0 for none
     find_read_box(tape, tape.number(pixels), outputs, noise)  # (left, top, right, bottom) of the pixels that are read
 
-New rows are created from other rows by single calls, one step after another. If the rows of a new row lie side by side
-in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: let J
-be its Jacobian, r random flows, and g(w) = Jᵀ(w ⊙ r), where w has one weight per new row. If the weight of each row is
-its number, a row that feeds only the new row i has g(w) = i · g(1), unlike a row that feeds several. If a step is
-unknown, all steps are measured at once, from the input on, with the mixing of attentions held constant. If receptive
-fields overlap, their centres are measured.
+New rows are created from other rows by single calls, one step after another. If the rows that feed a new row lie side
+by side in the operand of such a call, the labels determine the step. Otherwise the step is measured by flows through
+the call: let J be the Jacobian of the call, r random flows, and g(w) = Jᵀ(w ⊙ r), where w has one weight per new row.
+If the weight of each row is its number, a row that feeds only the new row i has g(w) = i · g(1), unlike a row that
+feeds several. If a step is unknown, all steps are measured at once, from the input on, with the mixing of attentions
+held constant. If receptive fields overlap, their centres are measured.
 """
 
 from __future__ import annotations

@@ -253,7 +253,8 @@ class Regions:
         return bool(joined) and all(self.carry[o] or self.origins.fixed[o] for o in joined)
 
     def reduced(self, v: int) -> bool:
-        """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its roots are statistics."""
+        """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its square root is a statistic.
+        """
         while v in self.tape.maker:
             call = self.tape.maker[v]
             carried = [o for o in call.operands if self.carry[o]]

@@ -41,8 +41,8 @@ ACTIVATIONS = ("activation", "rectifier", "clip")
 
 _VIEWS = ("view", "shift", "scale")
 _PRESERVED_BY: dict[str, tuple[str, ...]] = {
-    "reduced": (*_VIEWS, "clip"),  # sums and means: their roots are statistics
-    "statistic": (*_VIEWS, "clip"),  # roots or inverses of such values, by which a norm divides
+    "reduced": (*_VIEWS, "clip"),  # sums and means
+    "statistic": (*_VIEWS, "clip"),  # square roots or inverses of sums and means, by which a norm divides
     "scores": (*_VIEWS, "add", "join"),  # products of two branches
     "exponential": (*_VIEWS, "add", "join"),  # exp(S) of scores S
     "map": (*_VIEWS, *ACTIVATIONS, "quotient"),  # activations of scores: attention maps without softmax
