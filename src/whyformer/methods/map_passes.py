@@ -244,7 +244,7 @@ class MapPass:
     @property
     def is_complete(self) -> bool:
         """True if the attention maps cover all mixing of rows on paths to the target: queries and keys are known, each
-        attention is in a block of its rows or pools them, and key rows that do not attend are not mixed before."""
+        attention is in a block of its rows or pools them, and key rows that do not attend are unmixed until then."""
         in_blocks = list(self.attentions.values())
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
@@ -433,7 +433,7 @@ class MapPass:
             composites: rules, to which users' rules are added; the first must propagate multipliers, from which the
                 readout rows are taken.
             on_map: called with an attention's index and the flow ``[B, H, Q, K]`` that arrives at its map under each
-                composite, the last attention first; not called if nothing arrives under one of them.
+                composite, the last attention first, if a flow arrives under all of them.
             watched: indices of the observed attentions.
             at: value -> function to call with the flow that arrives there under each composite.
             starts: value -> start of the walk, for walks that do not start at the logits.

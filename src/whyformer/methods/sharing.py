@@ -39,7 +39,7 @@ class SharedPasses:
     """The pass that several methods or targets share.
 
     Attributes:
-        off: True if nothing is shared, or no longer.
+        off: True if no passes are shared, or not any more.
         inputs_of_targets: the inputs, if several targets share their pass, each with its own backward walk; None if
             methods share it.
         uses: number of times that the pass was used.

@@ -309,7 +309,7 @@ def alpha_beta(alpha: float = 1.0) -> LayerRule:
     Without bias.
 
     R_j = Σ_o (α z_oj⁺ / Σ_k z_ok⁺ − β z_oj⁻ / Σ_k z_ok⁻) R_o with z_oj = W_oj x_j and β = α − 1. Conserves relevance,
-    except at outputs that have no product of one of the signs.
+    except at outputs that lack products of one sign.
     """
 
     def coefficients(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:

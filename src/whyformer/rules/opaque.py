@@ -106,7 +106,7 @@ def _has_weights(walk: Walk, unit: Unit) -> bool:
 
 
 def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Refuse an operation of which only the derivative is known, unless no relevance arrives."""
+    """Refuse an operation of which only the derivative is known, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []
     name = step.unit.name.split(".")[-1]

@@ -212,7 +212,7 @@ def _refused(step: Step, reason: str) -> UnknownOperation:
 
 
 def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Refuse an operation that has no rule, unless no relevance arrives."""
+    """Refuse an operation without a rule, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []
     adjoint(walk, step, flows)  # an operation without a derivative raises an error that says so

@@ -300,8 +300,8 @@ def find_read_box(
     convolution whose stride equals its kernel size ignores the pixels after the last whole patch.
 
     Random flows are propagated to the pixels from the values that the first attention reads, or from the outputs if
-    there is no attention. Pixels without a flow are not read, if they have none in a pass with random pixels either:
-    where a picture is of one colour, rectifiers may be 0, and a max-pool selects one of equal values.
+    there is no attention. Pixels count as unread if they get no flow, both here and in a pass with random pixels: where
+    a picture is of one colour, rectifiers may be 0, and a max-pool selects one of equal values.
 
     Args:
         tape: a recorded pass.
