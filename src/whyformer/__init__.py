@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from whyformer.attention import attention_maps
     from whyformer.auditing import Audit, audit
     from whyformer.comparing import Comparison, compare
-    from whyformer.evaluation.select import Arbitration, arbitrate
+    from whyformer.evaluation.arbitration import Arbitration, arbitrate
     from whyformer.evaluation.single import evaluate
     from whyformer.evaluation.trust import trust
     from whyformer.explainer import Explainer
@@ -55,7 +55,7 @@ __all__ = [
 
 # Public name -> module that defines it; imported on first use, so that `whyformer --help` does not import torch.
 _PLACES = {
-    "Arbitration": "evaluation.select",
+    "Arbitration": "evaluation.arbitration",
     "Audit": "auditing",
     "Comparison": "comparing",
     "Explainer": "explainer",
@@ -63,7 +63,7 @@ _PLACES = {
     "Generation": "explanation.generation",
     "Maximized": "maximize",
     "Record": "recording",
-    "arbitrate": "evaluation.select",
+    "arbitrate": "evaluation.arbitration",
     "attention_maps": "attention",
     "audit": "auditing",
     "compare": "comparing",

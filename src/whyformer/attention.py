@@ -238,7 +238,7 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
     task.refuse_streams(
         "explain(..., 'raw_attention', aggregation={'layers': 0, 'heads': 0}) shows head 0 of the first block"
     )
-    work = streams.begin(task, only=task.structure.alone(task.inputs.name))
+    work = streams.begin(task, only=task.structure.only_rows(task.inputs.name))
     map_pass, numbers, observed = work.map_pass, work.attentions_for(Aggregation()), dict[int, Tensor]()
 
     def keep(index: int, maps: Tensor) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError, check_count
+from whyformer.tape.attentions import Attention
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
-from whyformer.tape.structure import Attention
 from whyformer.tape.walking import Composite
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.rules.registered import custom_rules, with_custom_rules
+from whyformer.tape.attentions import Attention
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
-from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit, reach, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
@@ -283,7 +283,7 @@ class Record:
         def walk(program: Program, observed: Iterable[int]) -> dict[int, Tensor]:
             return walk_back(program, self.tape, [(rules, seeds)], observed=observed, samples=samples)[0]
 
-        # wanted values that depend on no root, such as weights, become roots
+        # values that depend on no root, such as weights, become roots
         leaves = {n for n in numbers if not self._carry[n]}
         if not rules.rules:  # the gradient at a value does not depend on how calls are joined to units
             joined = any(program(leaves).unit_around(n, self.tape) for n in numbers)

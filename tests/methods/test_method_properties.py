@@ -33,7 +33,7 @@ from whyformer.methods.gradients import input_gradients
 from whyformer.methods.maps.aggregation import _valid
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import normalised_excess
-from whyformer.methods.maps.rollout import Share
+from whyformer.methods.maps.rollout import DiscardRatio
 from whyformer.methods.task import Task
 from whyformer.methods.vectors.mixtures import AttentionVectors
 from zoo import ZOO, build
@@ -437,7 +437,7 @@ def test_amount_setting_accepts_floats() -> None:
 
 
 def test_share_setting_is_at_least_0_and_below_1() -> None:
-    _, allowed = get_args(Share)[1]
+    _, allowed = get_args(DiscardRatio)[1]
     assert [allowed(value) for value in (0, 0.99, 1, -0.1, True, False)] == [True, True, False, False, False, False]
 
 

@@ -379,7 +379,7 @@ def test_operation_conserves_relevance(name: str) -> None:
 
 
 # kinds of custom operations (tests/rules/test_registered.py), and kinds that are refused in any case
-WITHOUT_EXAMPLE = {"identity", "adjoint", "hidden layer", "quotient", "other"}
+WITHOUT_EXAMPLE = {"identity", "adjoint", "opaque layer", "quotient", "other"}
 
 
 def relevance_or_none(name: str, composite: Composite) -> Tensor | None:

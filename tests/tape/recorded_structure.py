@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.tape.attentions import Attention, find_attentions
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record
 from whyformer.tape.rows import Rows
 from whyformer.tape.sources import find_sources
 from whyformer.tape.streams import Stream, find_streams
-from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.values import Tape
 
 INPUTS_WITHOUT_ROWS = {"attention_mask", "token_type_ids", "pixel_mask"}

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whyformer.methods.passes import record_pass
+from whyformer.tape.attentions import find_attentions
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import read_program
 from whyformer.tape.sources import axis_of_rows, find_features, find_sources
 from whyformer.tape.streams import find_streams
-from whyformer.tape.structure import find_attentions
 from zoo import CLASSES, HEADS, WIDTH, randomise
 
 Stem = Callable[["StemEncoder", Tensor], Tensor]

@@ -16,12 +16,12 @@ from forms.functions import attentions as ways
 from leading_axis import LeadingAxis
 from tape.recorded_structure import read_structure
 from whyformer.errors import ModelError
+from whyformer.tape.attentions import find_attentions
 from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
 from whyformer.tape.rows import Rows, RowSamples, Source, slim
 from whyformer.tape.sources import find_sources
-from whyformer.tape.structure import find_attentions
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import replay
 

@@ -18,9 +18,9 @@ from methods import test_golden as golden
 from methods.test_gae_of_lxmert import lxmert
 from streams import bart, llava, siamese, t5, vilt
 from tape.recorded_structure import RecordedStructure, one_hot, read_structure
+from whyformer.tape.attentions import Attention
 from whyformer.tape.recording import record_call
 from whyformer.tape.streams import readout
-from whyformer.tape.structure import Attention
 from whyformer.tape.walking import GRADIENT, walk_back
 
 TARGETS = [1, 3]

@@ -96,7 +96,9 @@ class Case:
         scores = self.features(sample)
         return scores.size > 1 and float(scores.max()) == float(scores.min())
 
-    def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
+    def perturbed_logits(
+        self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int
+    ) -> Array:
         """Return the logits ``[F, C]`` of one sample without the :meth:`features` that are True in ``masks [F, n]``."""
         task = self.ready.task(self.resolver, "removing features")
         if baseline not in self._removals:
@@ -110,11 +112,11 @@ class Case:
         self.forwards += len(jobs)
         return logits.double().cpu().numpy()
 
-    def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
-        """Return the probability, or value, ``[F]`` of the target in the outputs of :meth:`run`."""
-        return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
+    def perturbed(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
+        """Return the probability, or value, ``[F]`` of the target, as in :attr:`clean`, in :meth:`perturbed_logits`."""
+        return self.outcomes(self.perturbed_logits(sample, masks, baseline))[:, self.target[sample]]
 
-    def explained(self, sample: int, logits: Array) -> Array:
+    def target_values(self, sample: int, logits: Array) -> Array:
         """Return the explained target ``[F]``, such as a logit or a contrast, for logits ``[F, C]`` of one sample."""
         clean, rows = torch.from_numpy(self.logits), torch.from_numpy(logits)
         return values_of(self.ready.task(self.resolver).resolve(clean), rows, [sample] * len(rows), clean).numpy()

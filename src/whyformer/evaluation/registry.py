@@ -103,7 +103,7 @@ def perturbation(name: str, summary: str, masks: Callable[..., Any], score: Scor
         results = []
         for i in range(len(case)):
             scores = case.features(i)
-            outputs = case.follow(i, masks(scores, **settings), baseline)
+            outputs = case.perturbed(i, masks(scores, **settings), baseline)
             results.append(score(scores, float(case.clean[i]), outputs))
         values, curves = zip(*results, strict=True)
         return np.array(values), None if curves[0] is None else np.stack(curves)

@@ -95,7 +95,7 @@ def perturbation_strip(
     pictures, shares, predicted = [], [], []
     for first in (True, False):
         masks = removal_masks(case.features(sample), steps, highest_first=first)
-        logits = case.run(sample, masks, baseline)
+        logits = case.perturbed_logits(sample, masks, baseline)
         shares.append(case.outcomes(logits)[:, index])
         predicted.append([explanation.label(index if numeric else i) for i in logits.argmax(-1).tolist()])
         removed = torch.from_numpy(masks).reshape(len(masks), 1, *picture.shape[-2:])

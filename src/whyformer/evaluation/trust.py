@@ -241,7 +241,7 @@ def _compare(
         maps |= {} if reuse else {1 + d: _random_scores(sample, case, i, seed) for d, seed in enumerate(seeds)}
         if maps:
             masks = np.concatenate([removal_masks(scores, fractions) for scores in maps.values()])
-            curves[list(maps), i] = case.follow(i, masks, filler).reshape(len(maps), -1)
+            curves[list(maps), i] = case.perturbed(i, masks, filler).reshape(len(maps), -1)
         if earlier is not None and reuse:
             curves[1:, i] = earlier.random[:, i]
     areas = mean_curve_area(curves)

@@ -261,7 +261,8 @@ def complete(
 
 
 def _check_length(prompt: int, answer: int, named: str, model: nn.Module, tokenizer: Any) -> None:
-    """Raise if the model cannot read the prompt and the answer without its last token, or write such an answer."""
+    """Raise if the prompt, with all but the last token of the answer, is longer than the model can read, or the answer
+    longer than it can write."""
     limit, longest_answer = longest_text(model, tokenizer), longest_text(model, tokenizer, decoder=True)
     if limit is None or longest_answer is None:
         return

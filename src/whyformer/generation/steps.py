@@ -241,7 +241,7 @@ class Steps:
         None if the method or the model needs a separate pass for each step.
         """
         prepared_text, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
-        passes = SharedPasses(targets=prepared_text.inputs)
+        passes = SharedPasses(inputs_of_targets=prepared_text.inputs)
         task = prepared_text.task(self.resolver(target, 0), method, progress)
 
         def explained(task: Task) -> list[tuple[Explanation, Tensor]]:

@@ -3,7 +3,7 @@
 A row may end the process without an exception: by a segmentation fault, ``os._exit``, or out of memory. So each part
 has a file of notes while it is computed, in which each step is noted before it begins. Rows that were in progress when
 a process died are tried one at a time by the next process, and a row that ends the process again is skipped. Results
-of these trials are not used, so the batches are those of a job without crashes.
+of these trials are discarded, so the batches are those of a job without crashes.
 """
 
 from __future__ import annotations

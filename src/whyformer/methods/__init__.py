@@ -2,8 +2,9 @@
 
 A method is a function from a :class:`~whyformer.methods.task.Task` (a model, its inputs and a target) to
 :class:`~whyformer.methods.scores.Scores`. Begin with ``registry`` and ``task``, then read a short method, such as
-``maps/attcat``. Most methods walk over a recorded pass: ``passes`` records it, ``roots`` finds the values that get
-relevance, ``map_passes`` and ``maps/streams`` observe its attention maps.
+``maps/attcat``. Most methods walk over a recorded pass: ``passes`` records it, ``layout`` holds its rows and
+attentions, ``roots`` finds the values that get relevance, ``map_passes`` and ``maps/streams`` observe its attention
+maps. ``task_inputs`` turns scores of rows into scores of inputs.
 """
 
 from whyformer.methods import auto, multipliers, propagation  # noqa: F401 - each registers its methods

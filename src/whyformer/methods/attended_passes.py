@@ -76,6 +76,6 @@ def attended_pass(map_pass: MapPass, name: str) -> AttendedPass | None:
     names = () if len(layout.streams) == 1 else stream.names
     first = sum(len(s.blocks) for s in layout.earlier(stream))
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
-    shared = map_pass.sources, map_pass.inputs
+    shared = map_pass.sources, map_pass.input_of
     fields = map_pass.recording, layout, map_pass.read_logits, attentions, {"": stream}, *shared
     return AttendedPass(*fields, names, first)

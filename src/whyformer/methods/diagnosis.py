@@ -41,8 +41,8 @@ def check_samples(task: Task, logits: Tensor) -> None:
 
 
 def check_choices(model: nn.Module, inputs: Inputs) -> None:
-    """Raise for ids ``[B, C, N]`` that are not multiple choice, in which each of the C texts has a logit that does not
-    depend on the other texts.
+    """Raise unless ids ``[B, C, N]`` are multiple choice: each of the C texts has a logit, which depends on this text
+    alone.
 
     For such ids, this costs three plain forward passes of one sample.
     """
@@ -98,8 +98,8 @@ def with_unscored(task: Task, scores: Scores, reads_row: bool) -> Scores:
     """Add warnings, and ``diagnostics["unscored"]``, that name inputs which affect the prediction and get no scores,
     and padding, which scores 0, if the target has a gradient there.
 
-    Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass per input without scores, with
-    that input changed, and one backward walk if an input is padded, once for a model without such a gradient.
+    Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass for each input without scores,
+    with that input changed; and one backward walk if an input is padded, only the first time if it finds no gradient.
 
     Args:
         task: the model, its inputs and the target.

@@ -8,11 +8,11 @@ from functools import cached_property
 
 from torch import Tensor
 
+from whyformer.tape.attentions import Attention
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.shared_rows import find_copies, reduction_of, split_keys
 from whyformer.tape.streams import Stream, is_passed
-from whyformer.tape.structure import Attention
 from whyformer.tape.values import Tape
 
 __all__ = ["Layout"]
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def leading(self) -> list[Attention]:
-        """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
+        """The attentions on paths from other rows to those that the target reads, and those whose rows are unknown."""
         rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
         unknown = (stream for stream in self.streams if not stream.all_blocks)  # the readers of these rows are unknown
         reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}

@@ -24,6 +24,7 @@ from whyformer.methods.conservation import Sums
 from whyformer.methods.layout import Layout
 from whyformer.methods.passes import Callback, Change, ForwardPass, LogitsReader, record_pass
 from whyformer.rules.registered import with_custom_rules
+from whyformer.tape.attentions import Attention
 from whyformer.tape.map_search import Piece
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes, multiplies_constants
@@ -31,7 +32,6 @@ from whyformer.tape.places import Elements, find_elements
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
-from whyformer.tape.structure import Attention
 from whyformer.tape.tables import KINDS
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
@@ -93,8 +93,8 @@ class MapPass:
         attentions: the attentions in blocks, by index.
         ends: name -> stream that the target reads.
         sources: the inputs by name.
-        inputs: name of rows -> input that gets their scores, if the names differ.
-        alone: names of the rows of the inputs that are not held constant; empty for all inputs.
+        input_of: name of rows -> input that gets their scores, if the names differ.
+        explained: names of the rows of the inputs that are explained, while others are held constant; empty for all.
     """
 
     recording: ForwardPass
@@ -103,8 +103,8 @@ class MapPass:
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
     sources: Mapping[str, Inputs] = field(repr=False)
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    alone: tuple[str, ...] = ()
+    input_of: Mapping[str, str] = field(default_factory=dict)
+    explained: tuple[str, ...] = ()
 
     @property
     def pictures(self) -> frozenset[str]:
@@ -114,7 +114,7 @@ class MapPass:
     @property
     def roots(self) -> list[int]:
         """Numbers of the values in which the rows of the explained inputs begin."""
-        return [self.layout.rows.roots[name] for name in self.alone] or self.layout.roots
+        return [self.layout.rows.roots[name] for name in self.explained] or self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:
@@ -188,7 +188,7 @@ class MapPass:
             return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
-        return {self.inputs.get(f.source, f.source) for f in families if f.source and f.value not in products}
+        return {self.input_of.get(f.source, f.source) for f in families if f.source and f.value not in products}
 
     @property
     def copies(self) -> list[tuple[Key, Key, Tensor]]:
@@ -239,12 +239,12 @@ class MapPass:
 
     def source_of(self, name: str) -> str:
         """Return the name of the rows of an input."""
-        return next((source for source, scored in self.inputs.items() if scored == name), name)
+        return next((source for source, scored in self.input_of.items() if scored == name), name)
 
     @property
     def is_complete(self) -> bool:
         """True if the attention maps cover all mixing of rows on paths to the target: queries and keys are known, each
-        attention is in a block of its rows or pools them, and key rows that do not attend are not mixed before."""
+        attention is in a block of its rows or pools them, and key rows that do not attend are unmixed until then."""
         in_blocks = list(self.attentions.values())
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
@@ -433,7 +433,7 @@ class MapPass:
             composites: rules, to which users' rules are added; the first must propagate multipliers, from which the
                 readout rows are taken.
             on_map: called with an attention's index and the flow ``[B, H, Q, K]`` that arrives at its map under each
-                composite, the last attention first; not called if nothing arrives under one of them.
+                composite, the last attention first, if a flow arrives under all of them.
             watched: indices of the observed attentions.
             at: value -> function to call with the flow that arrives there under each composite.
             starts: value -> start of the walk, for walks that do not start at the logits.
@@ -490,8 +490,8 @@ def map_pass_of(
     """
     layout = recording.layout(sources, read_logits, learned=True)
     in_blocks = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    inputs = {source: name for name, source in (derived or {}).items()}
+    input_of = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
-    map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, inputs)
+    map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, input_of)
     ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
     return replace(map_pass, ends={map_pass.name_of(s): s for s in ends})

@@ -19,8 +19,8 @@ from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName
 from whyformer.tape.walking import Composite
 
-_PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
-Share = Annotated[float, _PART]
+_UP_TO_ONE: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
+BlockShare = Annotated[float, _UP_TO_ONE]
 
 
 def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
@@ -87,7 +87,7 @@ def _conservation(task: Task, logits: Tensor, products: dict[Key, list[Tensor]])
     checkpoint=True,
     citation="Mehri et al.: LibraGrad, CVPR 2025",
 )
-def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "libra") -> Scores:
+def libragrad(task: Task, *, share: BlockShare = 1.0, composite: CompositeName = "libra") -> Scores:
     """S_j = Σ_b Σ_d h_b ⊙ ∂f/∂h_b with h_b the input of block b; signed. Attention probabilities and the norms'
     deviations are held constant, activations are replaced by secants, and products of two branches are halved, so that
     each block's products sum to the logit on a model without biases.
@@ -115,7 +115,7 @@ def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], 
 def _named(name: str, summary: str, citation: str, formula: str, composite: CompositeName) -> None:
     """Register gradient × input under a composite."""
 
-    def explained(task: Task, *, share: Share = 0.0) -> Scores:
+    def explained(task: Task, *, share: BlockShare = 0.0) -> Scores:
         return _at_or_over(task, composite, share)
 
     explained.__name__, explained.__doc__ = name, formula + _SHARE

@@ -27,6 +27,7 @@ from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import HALF, agreement, float32_copy, in_float32
 from whyformer.models.readout import plain_logits, refuse_infinite
 from whyformer.rules.registered import likes
+from whyformer.tape.attentions import find_attentions
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor, needed_calls
 from whyformer.tape.checks import foreign_leaves, reads_of_unset
@@ -38,7 +39,6 @@ from whyformer.tape.rows import Source
 from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import find_first_maps, find_streams, spine
-from whyformer.tape.structure import find_attentions
 from whyformer.tape.units import roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back

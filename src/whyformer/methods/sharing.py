@@ -15,7 +15,7 @@ from whyformer.models.isolation import changes, parameters
 
 if TYPE_CHECKING:
     from whyformer.methods.registry import Method
-    from whyformer.methods.sources import Sources
+    from whyformer.methods.task_inputs import TaskInputs
 
 T = TypeVar("T")
 
@@ -39,15 +39,15 @@ class SharedPasses:
     """The pass that several methods or targets share.
 
     Attributes:
-        off: True if nothing is shared, or no longer.
-        targets: the inputs whose targets share the pass, each of which starts its own backward walk; None if methods
-            share it.
+        off: True if no passes are shared, or not any more.
+        inputs_of_targets: the inputs, if several targets share their pass, each with its own backward walk; None if
+            methods share it.
         uses: number of times that the pass was used.
         failed: errors of methods that used the pass.
     """
 
     off: bool = False
-    targets: Inputs | None = None
+    inputs_of_targets: Inputs | None = None
     uses: int = 0
     failed: list[Exception] = field(default_factory=list)
     _passes: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class SharedPasses:
                 self.release()
         return make(shared=None)
 
-    def forward_pass(self, task: Sources, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
+    def forward_pass(self, task: TaskInputs, make: Callable[[], ForwardPass], in_float32: bool = False) -> ForwardPass:
         """Return the pass that ``make`` records. It is recorded again only for other inputs or a changed model, and
         once more with ``in_float32``, for a model in half precision.
 
         Raises:
             NotShared: targets share the pass, and the inputs are others.
         """
-        if self.targets is not None and task.inputs is not self.targets:
+        if self.inputs_of_targets is not None and task.inputs is not self.inputs_of_targets:
             raise NotShared
         if self.off:
             return make()

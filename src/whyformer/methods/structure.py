@@ -81,7 +81,7 @@ class Structure:
         names = {name for a in attentions for side in (a.queries, a.keys) for name in sources(side)}
         return names <= {self.main} and len(self.sources) == 1 and all(s.attends_once for s in self.streams)
 
-    def alone(self, name: str) -> Key | None:
+    def only_rows(self, name: str) -> Key | None:
         """Return the name of the rows that hold an input and are read by the target, if they attend only to themselves,
         once in each block, and none of them was removed or merged before; else None."""
         ends = ((key, stream) for key, stream in self.ends.items() if key not in self.map_pass.reduced)
@@ -89,11 +89,11 @@ class Structure:
         return matches[0] if len(matches) == 1 else None
 
     def tower(self, name: str) -> Key | None:
-        """Return :meth:`alone` of an input if its rows are not those of another stream; else None.
+        """Return :meth:`only_rows` of an input if its rows are not those of another stream; else None.
 
         Methods whose cost grows with the number of rows explain only the main input's tower of two.
         """
-        key = self.alone(name)
+        key = self.only_rows(name)
         return None if any(queries == key for queries, _, _ in self.map_pass.copies) else key
 
     @property
@@ -145,8 +145,8 @@ class Structure:
         """Return True if the target also reads values of a stream before its first block."""
         if not stream.attends_to_itself or self.map_pass.layout.earlier(stream):
             return False
-        alone = replace(self.map_pass, alone=stream.names)
-        return not any(is_passed(alone.program, block.exit) for block in stream.blocks)
+        of_stream = replace(self.map_pass, explained=stream.names)
+        return not any(is_passed(of_stream.program, block.exit) for block in stream.blocks)
 
 
 def _share_inputs(streams: Iterable[Stream]) -> bool:

@@ -16,8 +16,8 @@ from whyformer.methods.map_passes import MapPass, WalkResult
 from whyformer.methods.passes import Callback, ForwardPass, argument_of, record_pass
 from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
-from whyformer.methods.sources import Sources
 from whyformer.methods.structure import NOT_YET, UNREAD
+from whyformer.methods.task_inputs import TaskInputs
 from whyformer.models.isolation import refuse_changes
 from whyformer.models.kinds import accepts_batches
 from whyformer.models.output import Output
@@ -33,7 +33,7 @@ __all__ = ["Scores", "Task"]
 
 
 @dataclass(frozen=True)
-class Task(Sources):
+class Task(TaskInputs):
     """A model, its inputs and a target to explain, with the operations that most methods need.
 
     Attributes:

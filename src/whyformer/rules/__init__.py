@@ -5,7 +5,7 @@ kinds of units to rules. Rules propagate (see docs/how-it-works.md)
 
 * backward, a *multiplier* m with R = x ⊙ m (:mod:`~whyformer.rules.multipliers`); the empty composite is the gradient;
 * backward, the *relevance* R itself (:mod:`~whyformer.rules.propagation`), through linear layers by
-  :mod:`~whyformer.rules.linear` and :mod:`~whyformer.rules.hidden`; or
+  :mod:`~whyformer.rules.linear` and :mod:`~whyformer.rules.opaque`; or
 * forward, the *shares* of tokens in each value (:mod:`~whyformer.rules.shares`, :mod:`~whyformer.rules.vectors`).
 
 :func:`register` adds a rule for a custom operation, a kind of operations or a :class:`Rule`.

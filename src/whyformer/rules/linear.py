@@ -28,7 +28,7 @@ __all__ = [
     "identity",
     "layer_rule",
     "multiply",
-    "repeat",
+    "repeat_without_constant",
     "separate",
     "unchanged",
     "wide",
@@ -111,7 +111,7 @@ class RepeatedLayer:
 
     def forward(self, x: Tensor, part: Part) -> Tensor:
         """Return f(x; part(W))."""
-        return repeat(self.tape, self.unit, {self.unit.entries[0]: x}, part)
+        return repeat_without_constant(self.tape, self.unit, {self.unit.entries[0]: x}, part)
 
     def backward(self, flow: Tensor, part: Part) -> Tensor:
         """Return the adjoint of x ↦ f(x; part(W)), applied to ``flow``."""
@@ -232,10 +232,10 @@ def without_constant(tape: Tape, unit: Unit) -> Tensor:
     """Return the exit of a linear unit without its constant, such as a bias."""
     if _constant(tape, unit) is None and not _is_extended(tape, unit):
         return wide(tape[unit.exit])
-    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, unchanged)
+    return repeat_without_constant(tape, unit, {e: wide(tape[e]) for e in unit.entries}, unchanged)
 
 
-def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
+def repeat_without_constant(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
     """Recompute the exit of a linear unit without its constant, with other entries and a part of the weights.
 
     Args:
@@ -309,7 +309,7 @@ def alpha_beta(alpha: float = 1.0) -> LayerRule:
     Without bias.
 
     R_j = Σ_o (α z_oj⁺ / Σ_k z_ok⁺ − β z_oj⁻ / Σ_k z_ok⁻) R_o with z_oj = W_oj x_j and β = α − 1. Conserves relevance,
-    except at outputs that have no product of one of the signs.
+    except at outputs that lack products of one sign.
     """
 
     def coefficients(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:

@@ -131,8 +131,7 @@ _HALF = Rule(factor=0.5)
 LATE_SUM = Rule(
     refuse="a product of exp(scores), or of another activation of scores, and values, which the model divides by the "
     "sum of the activations afterwards, so that its attention map is not computed: divide before the product, as in "
-    "softmax(scores) @ values, or use a gradient method, such as "
-    "input_x_gradient, or occlusion"
+    "softmax(scores) @ values, or use a gradient method, such as input_x_gradient, or occlusion"
 )
 # the grid of a sampling and the matrix of a linear system are held constant; "identity" is for custom operations
 _COMMON = {

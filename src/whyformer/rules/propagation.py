@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import UnknownOperation
-from whyformer.rules.hidden import hidden_layer_rule, refuse_adjoint
 from whyformer.rules.linear import (
     Back,
     LayerRule,
@@ -32,16 +31,17 @@ from whyformer.rules.linear import (
     identity,
     layer_rule,
     multiply,
-    repeat,
+    repeat_without_constant,
     separate,
     unchanged,
     wide,
     without_constant,
 )
 from whyformer.rules.multipliers import LATE_SUM
+from whyformer.rules.opaque import opaque_layer_rule, refuse_adjoint
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
@@ -73,7 +73,7 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
     live = list(dict.fromkeys(e for e, is_live in zip(unit.entries, step.live, strict=True) if is_live))
 
     def function(*live_values: Tensor) -> Tensor:
-        return repeat(tape, unit, values | dict(zip(live, live_values, strict=True)), unchanged)
+        return repeat_without_constant(tape, unit, values | dict(zip(live, live_values, strict=True)), unchanged)
 
     pull = torch.func.vjp(function, *(values[e] for e in live))[1]
     return list(zip(live, pull(flow), strict=True))
@@ -212,7 +212,7 @@ def _refused(step: Step, reason: str) -> UnknownOperation:
 
 
 def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Refuse an operation that has no rule, unless no relevance arrives."""
+    """Refuse an operation without a rule, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []
     adjoint(walk, step, flows)  # an operation without a derivative raises an error that says so
@@ -234,7 +234,7 @@ def _rules(rule: LayerRule, name: str, normalised: bool) -> dict[str, Rule]:
         "scale": (scale_rule(normalised), "identity"),
         "clip": (clip_rule, "identity"),
         "layer": (layer_rule(rule), layers),
-        HIDDEN_LAYER: (hidden_layer_rule(rule, z_rule), layers),
+        OPAQUE_LAYER: (opaque_layer_rule(rule, z_rule), layers),
         "adjoint": (refuse_adjoint, None),
         "weighted sum": (z_rule, "z"),
         **dict.fromkeys(PRODUCT_KINDS, (product_rule, "z × 0.5")),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import norm_operand, normalise
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.rows import Rows, RowSamples, constant_along
 from whyformer.tape.trials import SOFTMAX_KINDS
 from whyformer.tape.units import PRODUCT_KINDS, Unit
@@ -32,7 +32,7 @@ __all__ = ["DROPPED", "ShareRules", "Shares"]
 DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
 
-_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", HIDDEN_LAYER))
+_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", OPAQUE_LAYER))
 _BILINEAR = frozenset((*PRODUCT_KINDS, "gate", "activated gate"))
 _SLOPED = frozenset(("activation", "rectifier", "power", "clip"))
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.rules.shares import ShareRules, Shares
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.attentions import Attention
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.map_search import Piece
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, occurrences, slim
 from whyformer.tape.streams import path_to
-from whyformer.tape.structure import Attention
 from whyformer.tape.tables import PRODUCTS
 from whyformer.tape.units import PRODUCT_KINDS, Unit, dominators, reach
 from whyformer.tape.values import Tape
@@ -27,7 +27,7 @@ from whyformer.tape.walking import repeat_unit
 
 __all__ = ["KeyRules", "VectorRules", "linear_path"]
 
-_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
+_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", OPAQUE_LAYER))
 _BRANCHES = frozenset((*PRODUCT_KINDS, "gate", "activated gate", "quotient"))
 
 

@@ -12,9 +12,9 @@ The modules in the order in which to read them:
    and repeats calls with some values replaced.
 4. Label. ``sources`` determines which elements of the inputs form a row (a token, patch or pixel), and ``labelling``
    (with ``rearranging``) the row to which each element of each value belongs (``rows``).
-5. Structure. ``structure`` finds the attentions, ``streams`` the blocks (with ``members`` and ``mixing``), ``sharing``
-   the rows that several streams share, ``places`` (with ``feeding``) the rows that represent the elements of an
-   input.
+5. Structure. ``attentions`` (with ``map_search``) finds the attentions, ``streams`` the blocks (with ``members`` and
+   ``mixing``), ``shared_rows`` the rows that several streams share, ``places`` (with ``feeding``) the rows that
+   represent the elements of an input.
 
 ``ends`` finds a sigmoid or softmax after the logits, ``checks`` finds values that torch did not compute, and ``caches``
 keeps the results of analyses of passes that are alike.

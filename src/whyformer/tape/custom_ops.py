@@ -27,13 +27,13 @@ from whyformer.tape.tables import KINDS, name_set
 if TYPE_CHECKING:
     from whyformer.tape.recording import Recorder
 
-__all__ = ["HIDDEN_LAYER", "LIKES", "CustomCalls", "recorded_as"]
+__all__ = ["LIKES", "OPAQUE_LAYER", "CustomCalls", "recorded_as"]
 
 aten = torch.ops.aten
 
 # -- operations and kinds to choose from -----------------------------------------------------------------------------
-HIDDEN_LAYER = "hidden layer"
-"""Kind of linear operations whose weights are unknown."""
+OPAQUE_LAYER = "opaque layer"
+"""Kind of linear operations whose weights the recorded call does not show."""
 
 _NORM = "norm"
 _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "sub": torch.sub}
@@ -57,7 +57,7 @@ def _likes() -> dict[str, str]:
     kinds = {name: kind for name, kind in KINDS.items() if kind not in ("silent", "moments", "sampling", "solve")}
     kinds |= {name: kind for kind, names in _COMPOSITES.items() for name in names.split()}
     kinds |= {kind: kind for kind in _KIND_NAMES}
-    return {name: HIDDEN_LAYER if kind in ("linear", "add") else kind for name, kind in kinds.items()}
+    return {name: OPAQUE_LAYER if kind in ("linear", "add") else kind for name, kind in kinds.items()}
 
 
 LIKES = _likes()

@@ -4,12 +4,12 @@
     fed[number]  # the row of the family that a row of the input feeds, 0 for none
     find_read_box(tape, tape.number(pixels), outputs, noise)  # (left, top, right, bottom) of the pixels that are read
 
-New rows are created from other rows by single calls, one step after another. If the rows of a new row lie side by side
-in the operand of such a call, the labels determine the step. Otherwise it is measured by flows through the call: let J
-be its Jacobian, r random flows, and g(w) = Jᵀ(w ⊙ r), where w has one weight per new row. If the weight of each row is
-its number, a row that feeds only the new row i has g(w) = i · g(1); a row that feeds several has not. If a step is
-unknown, all steps are measured at once, from the input on, with the mixing of attentions held constant. If receptive
-fields overlap, their centres are measured.
+New rows are created from other rows by single calls, one step after another. If the rows that feed a new row lie side
+by side in the operand of such a call, the labels determine the step. Otherwise the step is measured by flows through
+the call: let J be the Jacobian of the call, r random flows, and g(w) = Jᵀ(w ⊙ r), where w has one weight per new row.
+If the weight of each row is its number, a row that feeds only the new row i has g(w) = i · g(1), unlike a row that
+feeds several. If a step is unknown, all steps are measured at once, from the input on, with the mixing of attentions
+held constant. If receptive fields overlap, their centres are measured.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def find_step(tape: Tape, rows: Rows, operand: int, result: int) -> Tensor | Non
     return into if bool((into[label] == torch.where(label > 0, side_by_side, 0)).all()) else None
 
 
-def random_flow(tape: Tape, value: int, seed: int = 1) -> Tensor:
-    """Return random numbers in the shape of a value."""
-    numbers = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(seed))
+def random_flow(tape: Tape, value: int, draw: int = 1) -> Tensor:
+    """Return random numbers in the shape of a value, always the same for the same ``draw``."""
+    numbers = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(draw))
     return numbers.to(tape.device(value), tape.dtypes[value])
 
 
@@ -143,8 +143,8 @@ def _measure_step(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | N
     digits = [numbers // base**k % base for k in range(highest.bit_length()) if k == 0 or base**k <= highest]
     weights = [torch.ones_like(numbers), *(w for digit in digits for w in (digit, digit.square()))]
     power, *sums = (torch.zeros(len(rows), dtype=torch.float64) for _ in weights)
-    for seed in range(1, directions + 1):
-        plain, *others = _weighted_flows(tape, rows, before, after, weights, seed)
+    for draw in range(1, directions + 1):
+        plain, *others = _weighted_flows(tape, rows, before, after, weights, draw)
         power += rows.sums(before, plain.square()).cpu()
         for total, flow in zip(sums, others, strict=True):
             total += rows.sums(before, flow * plain).cpu()
@@ -180,7 +180,7 @@ def flows_between(
 
 
 def _weighted_flows(
-    tape: Tape, rows: Rows, before: int, after: int, weights: Iterable[Tensor], seed: int
+    tape: Tape, rows: Rows, before: int, after: int, weights: Iterable[Tensor], draw: int
 ) -> Iterator[Tensor]:
     """Yield the flows at value ``before`` from the same random flow at value ``after``, multiplied by a weight for each
     row.
@@ -189,9 +189,9 @@ def _weighted_flows(
         tape, rows: a recorded pass and its rows.
         before, after: numbers of the two values.
         weights: for each flow, ``[R]``, the weight of each row.
-        seed: seed of the random numbers.
+        draw: number of the random flow, as for :func:`random_flow`.
     """
-    flow = random_flow(tape, after, seed)
+    flow = random_flow(tape, after, draw)
     label = rows.of(after).to(flow.device)
     seeds = [{after: flow * weight.to(flow)[label]} for weight in weights]
     return (flow.double() for flow in flows_between(tape, before, seeds))
@@ -212,7 +212,7 @@ def overwrites(tape: Tape, rows: Rows, numbers: Tensor, family: RowFamily, later
     lost = torch.isin(numbers, later.numbers)
     if bool((~lost & torch.isin(numbers, family.numbers) & (numbers != family.numbers)).any()):
         return False
-    (flow,) = _weighted_flows(tape, rows, family.value, later.value, [torch.ones(len(rows))], seed=1)
+    (flow,) = _weighted_flows(tape, rows, family.value, later.value, [torch.ones(len(rows))], draw=1)
     return not bool(rows.sums(family.value, flow.square()).cpu()[family.numbers[lost]].any())
 
 
@@ -271,8 +271,8 @@ def _sums_for_centres(
     weights = torch.zeros(len(totals), len(rows), dtype=torch.float64)
     for weight, place in zip(weights, (ones, *places), strict=True):
         weight[family.numbers] = place.expand(family.numbers.shape)
-    for seed in range(1, RANDOM_FLOWS + 1):
-        plain, *moved = _weighted_flows(tape, rows, root.value, family.value, weights, seed)
+    for draw in range(1, RANDOM_FLOWS + 1):
+        plain, *moved = _weighted_flows(tape, rows, root.value, family.value, weights, draw)
         for total, product in zip(totals, (plain, *moved), strict=True):
             total += rows.sums(root.value, product * plain).cpu()[elements]
     return totals[0], totals[1:]
@@ -300,8 +300,8 @@ def find_read_box(
     convolution whose stride equals its kernel size ignores the pixels after the last whole patch.
 
     Random flows are propagated to the pixels from the values that the first attention reads, or from the outputs if
-    there is no attention. Pixels without a flow are not read, if they have none in a pass with random pixels either:
-    where a picture is of one colour, rectifiers may be 0, and a max-pool selects one of equal values.
+    there is no attention. Pixels count as unread if they get no flow, both here and in a pass with random pixels: where
+    a picture is of one colour, rectifiers may be 0, and a max-pool selects one of equal values.
 
     Args:
         tape: a recorded pass.

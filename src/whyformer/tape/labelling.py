@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call, needed_calls
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.rearranging import (
     along_features,
     complex_view,
@@ -243,7 +243,7 @@ class _Labeller:
         if name in _CONTRACTIONS:
             a, b = (labels[0], ()) if name in ("linear", "_grouped_mm") else labels[-2:]
             return self._product(call, a, b, shape)
-        if call.kind == HIDDEN_LAYER and self._keeps_rows(call, shape):
+        if call.kind == OPAQUE_LAYER and self._keeps_rows(call, shape):
             return self._product(call, next(filter(None, labels)), (), shape)
         if name in _RESIZED:
             return self._resize(call, labels[0], shape)

@@ -40,7 +40,7 @@ from whyformer.tape.trials import (
     RegionTrial,
     is_elementwise,
     norm_or_softmax,
-    repeat,
+    repeat_in_float64,
 )
 from whyformer.tape.units import Unit, reduced_axes, scales
 from whyformer.tape.values import Tape
@@ -253,7 +253,8 @@ class Regions:
         return bool(joined) and all(self.carry[o] or self.origins.fixed[o] for o in joined)
 
     def reduced(self, v: int) -> bool:
-        """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its roots are statistics."""
+        """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its square root is a statistic.
+        """
         while v in self.tape.maker:
             call = self.tape.maker[v]
             carried = [o for o in call.operands if self.carry[o]]
@@ -411,7 +412,7 @@ class Regions:
         units = numbers.view(-1, *[1] * (-axis - 1)).expand(shape)
         with bare():
             for call in calls[1:]:
-                (units,) = repeat(call, tape, [units])
+                (units,) = repeat_in_float64(call, tape, [units])
             bias = Draws(self.origins)[n]
         if torch.broadcast_shapes(bias.shape, units.shape) != units.shape:
             return False

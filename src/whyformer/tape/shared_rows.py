@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from whyformer.tape.attentions import Attention
 from whyformer.tape.calls import needed_calls
 from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
@@ -14,7 +15,6 @@ from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.state import bare
 from whyformer.tape.streams import Block, Stream, path_to
-from whyformer.tape.structure import Attention
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import recomputed
 

@@ -15,12 +15,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from whyformer.tape.attentions import Attention, depths
 from whyformer.tape.calls import Call
 from whyformer.tape.members import Members, leads
 from whyformer.tape.mixing import find_mixing, mixes
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
-from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape

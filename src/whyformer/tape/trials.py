@@ -32,7 +32,7 @@ __all__ = [
     "RegionTrial",
     "is_elementwise",
     "norm_or_softmax",
-    "repeat",
+    "repeat_in_float64",
 ]
 
 SHIFTED_SOFTMAX = "shifted softmax"
@@ -121,7 +121,7 @@ class Draws:
         if calls:
             t = self[calls[0].operands[0]]
             for call in calls:
-                t = t.expand(shape) if self.short else repeat(call, tape, [t])[0]
+                t = t.expand(shape) if self.short else repeat_in_float64(call, tape, [t])[0]
             return t
         if tape.dtypes[n] == torch.bool:
             return torch.rand(shape, generator=self.random) < 0.5
@@ -141,7 +141,7 @@ class Draws:
         return low + torch.rand(shape, generator=self.random, dtype=torch.float64)
 
 
-def repeat(call: Call, tape: Tape, operands: list[Tensor]) -> list[Tensor]:
+def repeat_in_float64(call: Call, tape: Tape, operands: list[Tensor]) -> list[Tensor]:
     """Repeat a call in float64, without casts to other floating-point dtypes."""
     if call.name == "_to_copy" and tape.floating(call.results[0]):
         return [operands[0].double()]
@@ -227,7 +227,7 @@ class RegionTrial:
         values = {self.entry: x}
         for c in self.calls:
             operands = [values[o] if o in values else self.draws[o] for o in c.operands]
-            values.update(zip(c.results, repeat(c, self.tape, operands), strict=True))
+            values.update(zip(c.results, repeat_in_float64(c, self.tape, operands), strict=True))
         return values[self.end]
 
 

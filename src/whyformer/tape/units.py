@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
-from whyformer.tape.custom_ops import HIDDEN_LAYER
+from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES, name_set
 from whyformer.tape.values import Tape
 
@@ -41,8 +41,8 @@ ACTIVATIONS = ("activation", "rectifier", "clip")
 
 _VIEWS = ("view", "shift", "scale")
 _PRESERVED_BY: dict[str, tuple[str, ...]] = {
-    "reduced": (*_VIEWS, "clip"),  # sums and means: their roots are statistics
-    "statistic": (*_VIEWS, "clip"),  # roots or inverses of such values, by which a norm divides
+    "reduced": (*_VIEWS, "clip"),  # sums and means
+    "statistic": (*_VIEWS, "clip"),  # square roots or inverses of sums and means, by which a norm divides
     "scores": (*_VIEWS, "add", "join"),  # products of two branches
     "exponential": (*_VIEWS, "add", "join"),  # exp(S) of scores S
     "map": (*_VIEWS, *ACTIVATIONS, "quotient"),  # activations of scores: attention maps without softmax
@@ -113,7 +113,7 @@ class CallReader:
         """Return the kind of a call, and the positions of its entries among the operands, in the order of the unit."""
         name, first = call.name, call.operands[places[0]]
         kind = call.kind or KINDS.get(name, "other")
-        if call.kind == HIDDEN_LAYER and several:
+        if call.kind == OPAQUE_LAYER and several:
             kind = "product"
         elif kind == "linear":
             others = (o for i, o in enumerate(call.operands) if i not in places)

@@ -17,25 +17,26 @@ _FEW = 5
 """Number of texts that an error lists."""
 
 
-def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
+def class_index(name_or_index: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
     """Return the index of a class from an index or a name.
 
     An int is an index. Text is an index if it is a number (``"3"``), else a name or one of a class's comma-separated
     names, matched case-insensitively. ``"#3"`` is always an index, and text in quotes (``'"3"'``) is always a name.
 
     Args:
-        wanted: index or name of the class.
+        name_or_index: name or index of the class.
         labels: class index -> name; None if the model names no classes.
         classes: number of classes; None if unknown.
 
     Raises:
         InputError: no such class, several classes of that name, or a number that also names another class.
     """
-    if not isinstance(wanted, str):
-        if isinstance(wanted, bool) or not hasattr(wanted, "__index__"):
-            raise InputError(f"a class is an index or a name, not {wanted!r}")
-        return in_range(operator.index(wanted), classes)
-    return _matching_index(wanted, labels or {}, classes, lambda name: _named(name, labels or {}), _unknown_class)
+    if not isinstance(name_or_index, str):
+        if isinstance(name_or_index, bool) or not hasattr(name_or_index, "__index__"):
+            raise InputError(f"a class is an index or a name, not {name_or_index!r}")
+        return in_range(operator.index(name_or_index), classes)
+    names = labels or {}
+    return _matching_index(name_or_index, names, classes, lambda name: _named(name, names), _unknown_class)
 
 
 def text_index(target: str, texts: Sequence[str], tokenizer: Any) -> int:

@@ -104,7 +104,8 @@ def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tup
     truth = case.target if label is None else np.broadcast_to(np.asarray(label), (len(case),))
     rows = []
     for i in range(len(case)):
-        top = case.run(i, removal_masks(case.features(i), FRACTIONS, highest_first=highest_first), baseline).argmax(-1)
+        masks = removal_masks(case.features(i), FRACTIONS, highest_first=highest_first)
+        top = case.perturbed_logits(i, masks, baseline).argmax(-1)
         rows.append([case.logits[i].argmax() == truth[i], *(top == truth[i])])
     curves = np.array(rows, dtype=np.float64)
     return accuracy_auc(curve_fractions(), curves), curves
@@ -245,7 +246,7 @@ def au_mse(changes: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.f
     better="lower", baselines=("black", "unk"),
 )  # fmt: skip
 def _au_mse(case: Case, *, baseline: str) -> tuple[Array, Array]:
-    runs = [case.run(i, prune_masks(case.features(i)), baseline) for i in range(len(case))]
+    runs = [case.perturbed_logits(i, prune_masks(case.features(i)), baseline) for i in range(len(case))]
     changes = np.stack([squared_change(clean, run) for clean, run in zip(case.logits, runs, strict=True)])
     return au_mse(changes), changes
 

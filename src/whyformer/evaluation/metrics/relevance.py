@@ -57,7 +57,8 @@ def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: boo
     for i in range(len(case)):
         scores = case.features(i)
         removed = random_subsets(scores.size, subsets, share=share, seed=seed)
-        drops = case.explained(i, case.logits[[i]]) - case.explained(i, case.run(i, removed, baseline))
+        perturbed = case.perturbed_logits(i, removed, baseline)
+        drops = case.target_values(i, case.logits[[i]]) - case.target_values(i, perturbed)
         rows.append(infidelity(scores, removed, drops, scale=scale))
     return np.array(rows)
 
@@ -121,7 +122,7 @@ def relevance_sum(explanation: Explanation, output: float) -> tuple[float, str]:
 )
 def _conservation(case: Case) -> Array:
     """Relative error of :func:`relevance_sum` of an explanation, or of the sum of an array of scores."""
-    output = np.concatenate([case.explained(i, case.logits[[i]]) for i in range(len(case))])
+    output = np.concatenate([case.target_values(i, case.logits[[i]]) for i in range(len(case))])
     if case.explanation is not None:
         sums = np.array([relevance_sum(e, f)[0] for e, f in zip(case.explanation, output, strict=True)])
     else:

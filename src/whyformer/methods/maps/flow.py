@@ -10,7 +10,7 @@ from torch import Tensor
 from whyformer.errors import InputError, MissingExtra
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.maps.rollout import ROLLOUT, Fusion
+from whyformer.methods.maps.rollout import ROLLOUT, HeadFusion
 from whyformer.methods.registry import Count, method
 from whyformer.methods.task import Scores, Task
 
@@ -21,7 +21,7 @@ from whyformer.methods.task import Scores, Task
     citation=ROLLOUT + "; baseline of Ali et al., ICML 2022",
     class_specific=False,
 )
-def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4096) -> Scores:
+def attention_flow(task: Task, *, head_fusion: HeadFusion = "mean", limit: Count = 4096) -> Scores:
     """Max-flow from the readout tokens at the top to token j at the bottom; capacities Â_b = rownorm(fuse_h A_b + I).
 
     Solved by scipy (Dinic) with capacities in units of 1e-6, one problem per input token. The scores are flows; the

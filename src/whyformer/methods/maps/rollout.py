@@ -11,12 +11,13 @@ from torch import Tensor
 
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
-from whyformer.methods.registry import Block, method
+from whyformer.methods.registry import Block, Checked, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
-Fusion = Literal["mean", "max", "min"]
-Share = Annotated[float, ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1)]
+HeadFusion = Literal["mean", "max", "min"]
+_BELOW_ONE: Checked = ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1)
+DiscardRatio = Annotated[float, _BELOW_ONE]
 ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
 
 
@@ -54,8 +55,8 @@ def how_of(head_fusion: str, normalize_rows: bool, aggregation: Choices) -> Aggr
 def rollout(
     task: Task,
     *,
-    head_fusion: Fusion = "mean",
-    discard_ratio: Share = 0.0,
+    head_fusion: HeadFusion = "mean",
+    discard_ratio: DiscardRatio = 0.0,
     start_layer: Block = 0,
     normalize_rows: bool = True,
     gradient_weighted: bool = False,

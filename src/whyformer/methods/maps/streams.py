@@ -283,8 +283,7 @@ class StreamTask:
         return replace(walked, readouts=self._read(walked.readouts))
 
     def _read(self, readouts: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return the readouts of the streams to explain, without those on which the target does not depend; if it
-        depends on none, all of them.
+        """Return the readouts of those streams to explain on which the target depends; of all if it depends on none.
 
         Raises:
             MethodNotApplicable: there are none.

@@ -117,7 +117,7 @@ def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tenso
 
 
 def _feature_grid(task: Task, features: Tensor, places: Elements) -> Tensor:
-    """Arrange features ``[B, N, d]`` as ``[B, d, rows, columns]``, without tokens of no cell."""
+    """Arrange those of the features ``[B, N, d]`` that belong to cells as ``[B, d, rows, columns]``."""
     if places.grid is None or len(places.grid) != 2:
         raise task.refuse("its input is not a picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()

@@ -17,14 +17,14 @@ import whyformer
 import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, ModelError
+from whyformer.evaluation.arbitration import Arbitration, arbitrate, split
 from whyformer.evaluation.metrics.faithfulness import ranked_faithfulness
-from whyformer.evaluation.select import Arbitration, arbitrate, split
 from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
 from whyformer.methods.passes import record_pass
 
 # the attribute of the package with this name is the function
-module = sys.modules["whyformer.evaluation.select"]
+module = sys.modules["whyformer.evaluation.arbitration"]
 FILL = 3
 CRITERIA = ("aopc", "auac", "comprehensiveness", "deletion", "insertion", "log_odds", "rft", "sufficiency")
 NAMES = ["raw_attention", ("rollout", {}), {"method": "raw_attention", "block": 0}, "saliency", "input_x_gradient"]

@@ -13,7 +13,7 @@ from whyformer.rules.linear import Back, LayerRule, MatrixLayer, wide
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
 
-__all__ = ["ROUNDING", "hidden_layer_rule", "read_weights", "refuse_adjoint"]
+__all__ = ["ROUNDING", "opaque_layer_rule", "read_weights", "refuse_adjoint"]
 
 ROUNDING = 1e-3
 """Largest accepted deviation from the values of the pass, relative to the largest of these values."""
@@ -25,7 +25,7 @@ _MULTIPLIERS = (
 
 
 @dataclass(frozen=True)
-class HiddenLayer(MatrixLayer):
+class OpaqueLayer(MatrixLayer):
     """A layer whose weights were determined from its outputs.
 
     Attributes:
@@ -38,7 +38,7 @@ class HiddenLayer(MatrixLayer):
         return self.y() - self.bias
 
 
-def hidden_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
+def opaque_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
     """Return the rule for custom operations registered as "linear".
 
     If the operation multiplies each row with the same weights, it is a layer and gets the rule of layers. Otherwise, it
@@ -65,7 +65,7 @@ def hidden_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
             return otherwise(walk, step, flows)
         weight, bias = (wide(t) for t in layer)
         rows = [wide(t).reshape(-1, t.shape[-1]) for t in (x, flow)]
-        return [(entry, rule(HiddenLayer(tape, unit, rows[0], rows[1], weight.mT, None, bias)).reshape(x.shape))]
+        return [(entry, rule(OpaqueLayer(tape, unit, rows[0], rows[1], weight.mT, None, bias)).reshape(x.shape))]
 
     return back
 
@@ -106,7 +106,7 @@ def _has_weights(walk: Walk, unit: Unit) -> bool:
 
 
 def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Refuse an operation of which only the derivative is known, unless no relevance arrives."""
+    """Refuse an operation of which only the derivative is known, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []
     name = step.unit.name.split(".")[-1]

@@ -1,4 +1,4 @@
-"""The scored inputs of a task, and the correspondence between token rows and the elements of inputs."""
+"""The scored inputs of a task, its recorded passes, and the rows that represent the elements of inputs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ from whyformer.tape.places import Elements
 from whyformer.tape.walking import Composite
 
 
-class Sources:
-    """The part of a task that handles its inputs; see :class:`whyformer.methods.task.Task`."""
+class TaskInputs:
+    """The part of a task that records passes of its inputs, and turns scores of rows into scores of inputs.
+
+    It is the base class of :class:`whyformer.methods.task.Task`, which has the target.
+    """
 
     model: nn.Module
     inputs: Inputs
@@ -168,13 +171,13 @@ class Sources:
 
     def _refuse_shared(self, row_alone: bool) -> None:
         """Raise if several targets share the pass and the result also depends on other rows than the target's."""
-        if self.shared is not None and self.shared.targets is not None and not row_alone:
+        if self.shared is not None and self.shared.inputs_of_targets is not None and not row_alone:
             raise NotShared
 
     def main_pass(self) -> MapPass:
         """Return :meth:`block_pass` with all inputs except the main one held constant."""
         map_pass = self.block_pass()
-        return replace(map_pass, alone=map_pass.blocks_of(self.inputs.name)[-1][0].names)
+        return replace(map_pass, explained=map_pass.blocks_of(self.inputs.name)[-1][0].names)
 
     def _with_structure(self, recording: ForwardPass) -> MapPass:
         map_pass = self.structure.map_pass
@@ -262,7 +265,7 @@ class Sources:
 
     def only_rows(self) -> Key:
         """Return the name of the rows of the only stream that the target reads, or raise."""
-        key = self.structure.alone(self.inputs.name)
+        key = self.structure.only_rows(self.inputs.name)
         if key is None:
             raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
         return key
@@ -401,7 +404,7 @@ class Sources:
     @property
     def one_sequence(self) -> bool:
         """True if the target reads a single stream, which attends once in each block."""
-        return self.structure.alone(self.inputs.name) is not None
+        return self.structure.only_rows(self.inputs.name) is not None
 
     def refuse_without_maps(self) -> None:
         """Check that all attention maps are known.
