@@ -288,7 +288,7 @@ def test_methods_share_a_forward_pass_and_equal_explain(mode: str, monkeypatch: 
         recorded.append(1)
         return record_pass(*args, **options)
 
-    for module in ("sources", "passes"):  # the second for relevance
+    for module in ("task_inputs", "passes"):  # the second for relevance
         monkeypatch.setattr(f"whyformer.methods.{module}.record_pass", counted)
     model, inputs = zoo.build("hf_vit")
     names = ["transformer_attribution", "gae", "rollout", "lrp_ah_ln"]
