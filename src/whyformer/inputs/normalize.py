@@ -148,8 +148,8 @@ def refuse_file_names(inputs: Any, processor: Any) -> None:
         if not isinstance(item, str) or _is_file_name(item, processor):
             continue
         kind = "a picture" if is_picture_name(item) else "a sound" if is_sound_name(item) else "a folder"
-        exists = os.path.isdir(item) and os.sep in item if kind == "a folder" else os.path.isfile(item)
-        if exists:
+        is_folder = os.sep in item and _reads_text_only(processor) and os.path.isdir(item)
+        if is_folder if kind == "a folder" else os.path.isfile(item):
             other = "a list of texts" if kind == "a folder" else f"a model that reads {kind}"
             raise InputError(
                 f"{item} is {kind}, and this model does not read it: pass {other}, or, to explain the name itself as a "
