@@ -135,7 +135,7 @@ def test_every_interface_returns_same_scores(kind: str, method: str, interface: 
     torch.testing.assert_close(result.to(expected), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("interface", [*INTERFACES.values(), text_file, job])
+@pytest.mark.parametrize("interface", [command_line, server, data_set, text_file, job])
 def test_blanks_at_the_ends_of_a_text_are_part_of_it(interface: Callable[[Request], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = {"[PAD]": 0} | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
     letters = Tokenizer(models.BPE(vocabulary, []))

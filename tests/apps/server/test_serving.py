@@ -239,11 +239,11 @@ def test_limit_of_settings_allows_defaults_and_refuses_more(sst2, method, most):
         service.check(PendingRequest("a film", method, sent, None))
 
     for sent in ({}, settings):
-        asyncio.run(check(sent))
+        run_in_thread(lambda sent=sent: check(sent))
     for name, value in settings.items():
         if isinstance(value, int) and value > most:
             with pytest.raises(InputError, match=f"{name} must be at most"):
-                asyncio.run(check({name: value + 1}))
+                run_in_thread(lambda name=name, value=value: check({name: value + 1}))
 
 
 @pytest.mark.parametrize("modality", ["both", "sound"])

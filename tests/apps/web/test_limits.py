@@ -58,6 +58,10 @@ def test_missing_text_raises(text):
         PageLimits().text(text)
 
 
+def test_text_keeps_its_blanks_and_loses_line_breaks_at_its_end():
+    assert PageLimits().text(" a\nfilm \r\n\n") == " a\nfilm "
+
+
 def test_long_text_raises():
     with pytest.raises(InputError, match="101 characters; at most 100"):
         PageLimits(characters=100).text("a" * 101)

@@ -289,7 +289,8 @@ def test_second_text_belongs_to_sentences_only(visitor, kind):
     )
     assert (with_pair.subject == without.subject) == (kind != "text")
     assert fields_of(kind)["pair"]["visible"] == (kind == "text")
-    assert with_pair.pair == ("It drags." if kind == "text" else "")
+    assert with_pair.pair == ("It drags. " if kind == "text" else "")
+    assert without.pair == ""
 
 
 def test_example_replaces_second_text(visitor):
