@@ -260,7 +260,7 @@ class Prepared:
             states = random_states(self.model)
             scores = definition.run(task, full)
             check_samples(task, scores.logits)
-            scores = with_unscored(task, with_randomness(task, scores, states), resolver.reading is None)
+            scores = with_unscored(task, with_randomness(task, scores, states))
             return self.finishing(resolver, scores.logits)(scores, method, full)
 
         explanation = self.work(replace(self.task(resolver, method, progress), shared=shared), explained)
@@ -288,9 +288,11 @@ class Prepared:
         remedy. The function is run again if the model changed meanwhile for the first time (see :func:`settled`)."""
 
         def guarded() -> T:
+            # the method, the methods that "auto" tries, and checks share a pass, but none of before the model changed
+            fresh = replace(task, shared=task.shared or SharedPasses())
             try:
                 with task.at_work():
-                    return function(replace(task))  # without passes of the model before it changed
+                    return function(fresh)
             except Exception as error:
                 converted = self._converted_error(error, task)
                 if converted is None:

@@ -94,20 +94,15 @@ def _close(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs() <= 1e-3 * (1 + b.abs())
 
 
-def with_unscored(task: Task, scores: Scores, reads_row: bool) -> Scores:
+def with_unscored(task: Task, scores: Scores) -> Scores:
     """Add warnings, and ``diagnostics["unscored"]``, that name inputs which affect the prediction and get no scores,
     and padding, which scores 0, if the target has a gradient there.
 
     Masks, types, positions and boxes of tokens are exempt. Costs one plain forward pass for each input without scores,
     with that input changed; and one backward walk if an input is padded, only the first time if it finds no gradient.
-
-    Args:
-        task: the model, its inputs and the target.
-        scores: the scores of a method.
-        reads_row: whether the target reads the row of logits, as a class does, and no other output.
     """
     unscored = [name for name, changed in _changed_inputs(task, scores) if _affects(task, changed, scores.logits)]
-    shares, warnings = _padding_shares(task, reads_row), list[str]()
+    shares, warnings = _padding_shares(task), list[str]()
     if unscored:
         way = "input_x_gradient scores every input"
         if not set(unscored) <= task.inputs.others.keys():
@@ -126,10 +121,10 @@ def with_unscored(task: Task, scores: Scores, reads_row: bool) -> Scores:
     return replace(scores, diagnostics=diagnostics, warnings=[*scores.warnings, *warnings])
 
 
-def _padding_shares(task: Task, reads_row: bool) -> dict[str, float]:
+def _padding_shares(task: Task) -> dict[str, float]:
     """Return the share of Σ |∂target/∂x| at the padding of each input of which it is more than rounding."""
     masks = {name: mask for name, side in task.scored_inputs.items() if (mask := side.row_mask) is not None}
-    known, key = measured(task.model) if reads_row else {}, ("gradient at padding", *masks)
+    known, key = measured(task.model) if task.last else {}, ("gradient at padding", *masks)
     if all(bool(mask.all()) for mask in masks.values()) or known.get(key) is False:
         return {}
     try:

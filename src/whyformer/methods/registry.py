@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
@@ -153,11 +153,8 @@ class Method:
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
         """Compute the scores with complete settings. Samples of several texts get a part for each text that the target
         depends on."""
-        from whyformer.methods.sharing import SharedPasses
         from whyformer.methods.texts import each_text, in_groups
 
-        if task.shared is None:  # methods that "auto" tries, and the layout of the scores, read the same pass
-            task = replace(task, shared=SharedPasses())
         run = functools.partial(self.function, **settings)
         return each_text(task, run(task) if self.family == "perturbation" else in_groups(task, run))
 

@@ -9,7 +9,7 @@ A model with one encoder has one stream, whose name is that of its input.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +34,10 @@ MapStep = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 class Copies(MapStep):
     """A step in which the rows of a stream are rows of another one, or sums of them: the matrix S of their weights."""
 
+    def moved(self, rows: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return rows ``[B, ..., N]`` with r S added to those of the other stream."""
+        return _plus(rows, [(keys, _times(rows[q], weights)) for (q, keys), weights in self.items() if q in rows])
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -56,17 +60,11 @@ class Paths:
             normalize_rows: divide r_q by the row sums of [I, Ē], which are 1 + ΣĒ (without I, ΣĒ), before each step.
         """
         rows = dict(self.readouts)
-
-        def add(keys: Key, moved: Tensor) -> None:
-            rows[keys] = rows[keys] + moved if keys in rows else moved
-
         for step in reversed(self.steps):
-            before = dict(rows)
             if isinstance(step, Copies):
-                for (queries, keys), weights in step.items():
-                    if queries in before:
-                        add(keys, _times(before[queries], weights))
+                rows = step.moved(rows)
                 continue
+            before = dict(rows)
             for queries in {q for q, _ in step if q in before}:
                 maps = {k: fused for (q, k), fused in step.items() if q == queries}
                 row = before[queries]
@@ -75,25 +73,32 @@ class Paths:
                     factors = torch.where(sums != 0, 1 / torch.where(sums != 0, sums, 1), 0)
                     row = torch.einsum("b...q,bq->b...q", row, factors.to(row))
                 rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
-                for keys, fused in maps.items():
-                    add(keys, _times(row, fused))
+                rows = _plus(rows, [(keys, _times(row, fused)) for keys, fused in maps.items()])
         return rows
 
     def mean_of_rows(self) -> dict[Key, Tensor]:
         """Return the mean ``[B, N]`` over the steps of r Ē, for all rows that a stream in ``readouts`` attends to, or a
         stream whose rows it copies or reduces."""
-        rows, products = dict(self.readouts), defaultdict[Key, list[Tensor]](list)
+        rows, sums, counts = dict(self.readouts), dict[Key, Tensor](), Counter[Key]()
         for step in reversed(self.steps):
-            for (queries, keys), fused in step.items():
-                if queries not in rows:
-                    continue
-                moved = _times(rows[queries], fused)
-                if isinstance(step, Copies):
-                    rows[keys] = rows[keys] + moved if keys in rows else moved
-                    products[keys] += [_times(product, fused) for product in products.get(queries, ())]
-                else:
-                    products[keys].append(moved)
-        return {keys: torch.stack(parts).mean(0) for keys, parts in products.items() if parts}
+            if isinstance(step, Copies):
+                rows, sums = step.moved(rows), step.moved(sums)
+                before = Counter(counts)
+                for queries, keys in step:
+                    counts[keys] += before[queries]
+            else:
+                products = [(keys, _times(rows[q], fused)) for (q, keys), fused in step.items() if q in rows]
+                sums = _plus(sums, products)
+                counts.update(keys for keys, _ in products)
+        return {keys: total / counts[keys] for keys, total in sums.items()}
+
+
+def _plus(rows: Mapping[Key, Tensor], others: Iterable[tuple[Key, Tensor]]) -> dict[Key, Tensor]:
+    """Return rows with others added to those of the same name."""
+    total = dict(rows)
+    for key, other in others:
+        total[key] = total[key] + other if key in total else other
+    return total
 
 
 def _times(rows: Tensor, fused: Tensor) -> Tensor:
@@ -266,8 +271,9 @@ class StreamTask:
     ) -> Scores:
         """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Sums.diagnostics`."""
         diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Sums) else figures or {}
-        rows = {key: values for key, values in rows.items() if key not in self.map_pass.reduced}
-        return self.task.of_sources(rows, logits, diagnostics)
+        reduced = self.map_pass.reduced
+        kept = {key: values for key, values in rows.items() if key not in reduced}
+        return self.task.of_sources(kept, logits, diagnostics)
 
     def walk(
         self,
