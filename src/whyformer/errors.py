@@ -17,6 +17,10 @@ class InputError(WhyformerError, ValueError):
     """The input, the target or a setting is missing, malformed or out of range."""
 
 
+class NeedsTarget(InputError):  # noqa: N818 - reads better at the call site
+    """The target does not fit the model's output; the message lists the targets that do."""
+
+
 class TooLarge(InputError):  # noqa: N818 - reads better at the call site
     """The explanation needs more memory than is free; the message says which settings to change."""
 

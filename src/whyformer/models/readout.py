@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, ModelError
+from whyformer.errors import ModelError, NeedsTarget
 from whyformer.models.ends import forward
 from whyformer.models.kinds import (
     is_known_language_model,
@@ -116,7 +116,7 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
     return logits
 
 
-def refusal(output: Output, why: str = "") -> InputError:
+def refusal(output: Output, why: str = "") -> NeedsTarget:
     """Return the error for an output without a row of logits; it lists the targets that fit.
 
     Args:
@@ -138,7 +138,7 @@ def refusal(output: Output, why: str = "") -> InputError:
         index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
         example = f"target=lambda output: output{read}{index}"
         ways.append(f"a function of the output that returns one number per sample: {example}")
-    return InputError(
+    return NeedsTarget(
         f"the model's output ({shapes}) {why or 'is not one row of logits per sample'}, so a target must select a "
         f"number: {'; '.join(ways)} (from whyformer import targets)"
     )

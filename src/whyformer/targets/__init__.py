@@ -18,8 +18,10 @@ from whyformer.targets.resolving import (
     Resolver,
     Target,
     check_target,
+    is_written_target,
     of_samples,
     several_tokens,
+    with_class,
     written_target,
 )
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability, RowTarget
@@ -41,8 +43,10 @@ __all__ = [
     "check_target",
     "class_index",
     "distinct_texts",
+    "is_written_target",
     "of_samples",
     "several_tokens",
     "token_ids",
+    "with_class",
     "written_target",
 ]

@@ -348,6 +348,23 @@ def written_target(target: Any) -> Any:
     return repr(_parsed(repr(plain)))
 
 
+def is_written_target(text: str) -> bool:
+    """Return True if a text is a target of :mod:`whyformer.targets`, such as ``"targets.Token(5)"``, and no class."""
+    return _is_expression(text)
+
+
+def with_class(text: str, index: int) -> str:
+    """Return a written target with another class within the row of the output that it reads.
+
+    Raises:
+        InputError: the text is no target with a class in such a row.
+    """
+    target = _read(text)
+    if not isinstance(target, OutputTarget) or not target.within:
+        raise InputError(f"{text} has no class to replace: choose no classes, or another target")
+    return str(written_target(target.about(index)))
+
+
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
     """Return (text, token ids) of a target that names several next tokens of a language model; None for any other."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)

@@ -17,7 +17,7 @@ class Visitor:
     handlers: Handlers
     session: VisitorSession = field(default_factory=VisitorSession)
 
-    def entered(self, input_="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, checkpoint=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False, pair=""):
+    def entered(self, input_="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, checkpoint=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False, pair="", target=""):
         """The values of the page's controls for a picture of that file name, or for a sentence."""
         kind = kind or ("image" if input_.endswith(".png") else "text")
         name = input_ if kind == "image" else picture
@@ -29,7 +29,7 @@ class Visitor:
         model = model or {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}[kind]
         return {
             "kind": kind, "picture": picture, "sentence": input_ if kind != "image" else "", "pair": pair, "model": model, "methods": list(methods),
-            "classes": [str(c) for c in classes], "truncate": truncate, "checkpoint": checkpoint, "style": style, "opacity": opacity, "keep": keep,
+            "classes": [str(c) for c in classes], "target": target, "truncate": truncate, "checkpoint": checkpoint, "style": style, "opacity": opacity, "keep": keep,
             "length": length, "chat": chat, "number": self.session.number, "settings": json.dumps(settings or {}),
         }  # fmt: skip
 

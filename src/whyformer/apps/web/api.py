@@ -15,6 +15,7 @@ from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
 from whyformer.options import DEFAULTS, PER_INPUT, kind_of
+from whyformer.targets import is_written_target
 
 
 class EndpointCall(NamedTuple):
@@ -44,7 +45,9 @@ def endpoint(handlers: Handlers) -> Any:
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
-        entered |= {"classes": call.targets, "model": model_for(kind, call.model or None, "model")}
+        written = [target for target in call.targets if isinstance(target, str) and is_written_target(target)]
+        entered |= {"classes": call.targets, "target": next(iter(written), "")}
+        entered |= {"model": model_for(kind, call.model or None, "model")}
         page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | options | entered)
         session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session

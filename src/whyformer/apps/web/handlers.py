@@ -22,7 +22,7 @@ from whyformer.apps.web.page_input import FIELDS, PageInput, drawing_of, number_
 from whyformer.apps.web.visitor_session import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import grouped
-from whyformer.errors import InputError
+from whyformer.errors import InputError, NeedsTarget
 from whyformer.evaluation.trust import Trust
 from whyformer.explanation.counts import amount
 from whyformer.explanation.result import Explanation
@@ -31,7 +31,7 @@ from whyformer.inputs.argument import sentence as as_argument
 from whyformer.methods import find, list_methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
-from whyformer.targets import class_index
+from whyformer.targets import class_index, is_written_target, with_class
 
 Entered = Mapping[str, Any]
 """Values of :data:`~whyformer.apps.web.page_input.CONTROLS` by name, as a browser sent them."""
@@ -106,14 +106,13 @@ class Handlers:
             find(name)
         loaded, view, prediction = self.ready(session, page_input)
         methods = controls.methods_of(page_input, controls.blocks_of(loaded))
-        targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in page_input.classes]
-        classes = tuple(dict.fromkeys(targets)) or (visitor_session.ranked(prediction)[0][0],)
-        if (count := len(methods) * len(classes)) > self.limits.maps:
+        targets = targets_of(page_input, prediction, class_count(loaded.model))
+        if (count := len(methods) * len(targets)) > self.limits.maps:
             raise InputError(
-                f"{len(methods)} methods for {len(classes)} classes are {count} maps; at most {self.limits.maps} are "
+                f"{len(methods)} methods for {len(targets)} classes are {count} maps; at most {self.limits.maps} are "
                 "drawn at once: choose fewer"
             )
-        return loaded, replace(view, methods=methods, targets=classes), prediction
+        return loaded, replace(view, methods=methods, targets=targets), prediction
 
     def form(self, page_input: PageInput) -> str:
         """Return the form of settings as HTML."""
@@ -174,7 +173,8 @@ class Handlers:
                 yield updates | {"form": self.form(page_input), "status": status("Ready: press Explain.")}
                 session.subject = page_input.subject
         except PageError as error:
-            yield nothing | {"status": status(str(error), error=True)}
+            needed = {"accordion": gr.update(open=True)} if isinstance(error.__cause__, NeedsTarget) else {}
+            yield nothing | needed | {"status": status(str(error), error=True)}
 
     def loading(self, page_input: PageInput) -> str:
         """Return the status line for a model that is being loaded."""
@@ -308,6 +308,24 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 def sliders_of(style: Any) -> dict[str, dict[str, Any]]:
     """Return updates that show the slider of a style of maps and hide the other."""
     return {name: gr.update(visible=(style == "kept") == (name == "keep")) for name in ("opacity", "keep")}
+
+
+def targets_of(page_input: PageInput, prediction: Explanation, count: int | None) -> tuple[int | str, ...]:
+    """Return the targets that were chosen: classes by index, or written targets; without a choice, the likeliest class.
+
+    Args:
+        page_input: the values of the controls.
+        prediction: the prediction, whose row of logits has the classes.
+        count: number of the model's classes; None if unknown.
+    """
+    written, found = page_input.target, dict[int | str, None]()
+    for name in page_input.classes:
+        if is_written_target(name):
+            found[name] = None
+        else:
+            index = class_index(name, prediction.labels, None if written else count)
+            found[with_class(written, index) if written else index] = None
+    return tuple(found) or (written or visitor_session.ranked(prediction)[0][0],)
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------

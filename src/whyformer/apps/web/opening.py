@@ -96,7 +96,8 @@ def restore(handlers: Handlers, session: VisitorSession, sent: Entered, progress
         updates[name] = {**visible, "value": updates[name]}
     updates["methods"] = gr.update(choices=offered(page_input.kind), value=page_input.methods)
     updates["classes"] = gr.update(visible=page_input.kind != "answer")  # their names are known after the prediction
-    if any(controls.read_form(page_input.settings).values()):  # the browser does not read a form that is folded
+    settings = controls.read_form(page_input.settings).values()
+    if page_input.target or any(settings):  # the browser does not read a form that is folded
         updates["accordion"] = gr.update(open=True)
     is_loaded = handlers.catalogue.get(page_input.model)
     if is_loaded:  # in one update, because the browser drops some while it builds the page

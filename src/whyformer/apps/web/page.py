@@ -40,7 +40,7 @@ _HASH = (
     "[...values.slice(0, -1), location.hash])"
 )
 KINDS = ("png", "html", "json")
-_PREDICTION = ("says", "classes", "form", "status", "picture")
+_PREDICTION = ("says", "classes", "form", "accordion", "status", "picture")
 """The components that show a prediction."""
 _RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
 """The components that show an explanation."""
@@ -117,6 +117,8 @@ def _add_choices(add: Callable[..., Any], handlers: Handlers) -> None:
     label, most = "Tokens of the answer, at most", handlers.limits.tokens
     add("length", gr.Slider, 1, most, value=16, step=1, label=label, buttons=[], visible=False)
     with add("accordion", gr.Accordion, "Settings", open=False):
+        about = "for a model with several rows of logits, such as one for each token: Token(5)"
+        add("target", gr.Textbox, label="Target", info=about, lines=1, max_lines=1)
         add("form", js_on_load="element.addEventListener('change', () => trigger('input'));")
         for name in OPTIONS:
             component = gr.Checkbox if kind_of(name) is bool else gr.Textbox
@@ -237,13 +239,15 @@ class _Wires:
 def _listen_to_input(wires: _Wires) -> list[Any]:
     """Answer changes of the input, and return these events."""
     handlers, parts = wires.handlers, wires.parts
-    kind, picture, sentence, pair, model = (parts[n] for n in ("kind", "picture", "sentence", "pair", "model"))
+    names = ("kind", "picture", "sentence", "pair", "target", "model")
+    kind, picture, sentence, pair, target, model = (parts[name] for name in names)
 
     def example(session: VisitorSession, kind: str, decided: bool, event: gr.EventData) -> Updates:
         return handlers.example(session, kind, event.example, decided)
 
     changed = [kind.input, picture.upload, picture.clear, parts["truncate"].input, parts["examples"].click]
-    texts = [sentence.change, pair.change]  # gradio's event of input comes with keys, but not if text is pasted or cut
+    # gradio's event of input comes with keys, but not if text is pasted or cut
+    texts = [sentence.change, pair.change, target.change]
     # first, because gradio calls the listeners of an event in this order: the others fill what this clears
     cleared = [parts["board"], parts["status"]]
     gr.on(changed, None, None, cleared, js=_CLEAR, **wires.private)
@@ -258,10 +262,10 @@ def _listen_to_input(wires: _Wires) -> list[Any]:
     picture.upload(**wires.fill(handlers.uploaded, ["decided"], ["model"])).then(**look)
     filled = ["picture", "sentence", "pair", "model"]
     parts["examples"].click(**wires.fill(example, ["kind", "decided"], filled)).then(**look)
-    for event in (picture.clear, sentence.blur, pair.blur, model.input, parts["truncate"].input):
+    for event in (picture.clear, sentence.blur, pair.blur, target.blur, model.input, parts["truncate"].input):
         event(trigger_mode="always_last", **look)
     parts["methods"].input(**wires.enter(handlers.settings, ["form"], **wires.serial), trigger_mode="always_last")
-    return [*changed, sentence.blur, pair.blur, parts["methods"].input]
+    return [*changed, sentence.blur, pair.blur, target.blur, parts["methods"].input]
 
 
 def _listen_to_results(wires: _Wires, changed: list[Any]) -> None:

@@ -11,8 +11,8 @@ from whyformer.options import DEFAULTS, NAMES, PER_INPUT, Options, kind_of
 from whyformer.show.look import OPACITY
 
 FIELDS = {
-    "image": ("picture", "classes"),
-    "text": ("sentence", "pair", "truncate", "classes"),
+    "image": ("picture", "classes", "target"),
+    "text": ("sentence", "pair", "truncate", "classes", "target"),
     "answer": ("picture", "sentence", "length", "chat"),
 }
 """Kinds of explanations, and the controls of their inputs."""
@@ -28,6 +28,7 @@ class PageInput(Options):
     Attributes:
         picture: path of the picture.
         pair: the second text, or nothing.
+        target: a written target that reads a row of the output, in which ``classes`` are, or nothing.
         style, opacity, keep: how maps on pictures are drawn.
         number: how often the input had been changed; the page shows results for the newest input only.
         settings: values of the form of settings, as a browser sent them.
@@ -40,6 +41,7 @@ class PageInput(Options):
     model: str = ""
     methods: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    target: str = ""
     style: str = "colours"
     opacity: float = OPACITY
     keep: float = 0.2
@@ -52,7 +54,7 @@ class PageInput(Options):
     def subject(self) -> tuple[Any, ...]:
         """The input and the model. Results hold for one subject."""
         picture, sentence = None if self.kind == "text" else self.picture, "" if self.kind == "image" else self.sentence
-        return self.kind, picture, sentence, self.pair, self.model, self.truncate
+        return self.kind, picture, sentence, self.pair, self.model, self.truncate, self.target
 
     @property
     def options(self) -> Options:
@@ -74,10 +76,11 @@ class PageInput(Options):
     @classmethod
     def read(cls, entered: Mapping[str, Any]) -> PageInput:
         """Read the values that a browser sent, of any type, by the names of :data:`CONTROLS`."""
-        kind, picture, sentence, pair, length = (entered[n] for n in ("kind", "picture", "sentence", "pair", "length"))
+        names = ("kind", "picture", "sentence", "pair", "target", "length")
+        kind, picture, sentence, pair, target, length = (entered[name] for name in names)
         if not isinstance(kind, str) or kind not in FIELDS:
             raise InputError("choose a picture, a sentence or an answer")
-        names, classes = (
+        methods, classes = (
             # a JSON number is an index, even if a class has a number as its name
             [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
             for c in (entered["methods"], entered["classes"])
@@ -88,8 +91,9 @@ class PageInput(Options):
             sentence=sentence if isinstance(sentence, str) else "",
             pair=pair if kind == "text" and isinstance(pair, str) and pair.strip() else "",
             model=str(entered["model"] or ""),
-            methods=names,
+            methods=methods,
             classes=classes,
+            target=target.strip() if kind != "answer" and isinstance(target, str) else "",
             **{name: option_of(name, entered[name]) for name in PER_INPUT if name in (*FIELDS[kind], *OPTIONS)},
             **drawing_of(entered["style"], entered["opacity"], entered["keep"]),
             length=length if type(length) is int else 0,

@@ -53,7 +53,7 @@ class View:
         place: name or folder of the model for :func:`whyformer.explain`.
         source: the input, or the prompt of an answer.
         methods: (name, settings that differ from the defaults), in the order of the page.
-        targets: class indices, in the order of the page.
+        targets: class indices or written targets, in the order of the page.
         picture: the picture that comes with a prompt.
         stored: True for the stored example, which no model of this server computed.
     """
@@ -62,7 +62,7 @@ class View:
     place: str
     source: Argument
     methods: tuple[tuple[str, dict[str, Any]], ...] = ()
-    targets: tuple[int, ...] = ()
+    targets: tuple[int | str, ...] = ()
     picture: Argument | None = None
     stored: bool = False
 
@@ -220,10 +220,12 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
 
 def predict(session: VisitorSession, loaded: Loaded, view: View) -> Explanation:
-    """Return the model's prediction, from one forward pass, as an explanation without scores."""
-    prepared = ready(session, loaded, view)
-    logits = prepared.logits().double().cpu()
-    resolver = prepared.resolver()
+    """Return the model's prediction, from one forward pass, as an explanation without scores: the row of logits that
+    the target of the page reads."""
+    prepared, target = ready(session, loaded, view), view.page_input.target
+    resolver = prepared.resolver(target or None)
+    row = session.once(view.key("row", target), lambda: prepared.forward(prepared.task(resolver))) if target else None
+    logits = (prepared.logits() if row is None else row).double().cpu()
     labels = {i: f"class {i}" for i in range(logits.shape[-1])} | (resolver.names(logits) or {})
     facts: dict[str, Any] = {"labels": labels, "activation": resolver.activation(logits)}
     return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), logits, **facts)
@@ -239,8 +241,10 @@ def ranked(e: Explanation) -> list[tuple[int, str, float, float | None]]:
 def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
     """Yield the map of each method for each class as soon as it is computed, or the reason why it is missing."""
 
-    def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
-        any_class, this_class = view.key("map", *key[:2], "any class"), view.key("map", *key)
+    def once(key: tuple[str, dict[str, Any], int | str], make: Callable[[], Explanation]) -> Explanation:
+        name, settings, target = key
+        row = target if isinstance(target, str) else ""  # a written target may read another row
+        any_class, this_class = view.key("map", name, settings, "any class", row), view.key("map", *key)
         e: Explanation = session.cache[any_class] if any_class in session.cache else session.once(this_class, make)
         if e.diagnostics.get("class_specific") is False:
             session.cache.pop(this_class, None)
@@ -260,7 +264,8 @@ def judge(
     for e in track(results, "measuring", len(results)):
         measure = partial(whyformer.trust, e, loaded.model, inputs, loaded.processor, known=done)
         try:
-            done.append(session.once(view.key("trust", e.method, e.settings, e.target.tolist()), measure))
+            about = e.target.tolist(), e.diagnostics.get("target")
+            done.append(session.once(view.key("trust", e.method, e.settings, *about), measure))
         except WhyformerError as error:
             yield e, str(error)
         else:

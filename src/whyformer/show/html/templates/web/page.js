@@ -203,7 +203,7 @@
   };
   // text that the visitor enters clears the result, and that of an example does not
   let edited = false;
-  document.addEventListener("input", (event) => close("#wf-sentence, #wf-pair", event.target) && (edited = true), true);
+  document.addEventListener("input", (event) => close("#wf-sentence, #wf-pair, #wf-target", event.target) && (edited = true), true);
   window.whyformerText = () => {
     if (!edited) return unchanged;
     edited = false;

@@ -1,0 +1,116 @@
+"""Targets as text on the page and its endpoint, for models whose output is not one row of logits."""
+
+import pytest
+import transformers as hf
+
+import whyformer
+from apps.web.test_addresses import restored
+from apps.web.visitor import SENTENCE, Visitor
+from whyformer.apps.web import reproduce
+from whyformer.apps.web.api import endpoint
+from whyformer.apps.web.handlers import Handlers
+from whyformer.apps.web.limits import Catalogue, PageLimits
+from whyformer.apps.web.messages import PageError
+from zoo_evaluate import tiny_bert
+
+WORDS = "good film bad"
+NAMES = {0: "O", 1: "PER", 2: "LOC"}
+KINDS = {"words": hf.BertForTokenClassification, "answers": hf.BertForQuestionAnswering, "masked": hf.BertForMaskedLM}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made, (base, tokenizer) = {}, tiny_bert()
+    for name, kind in KINDS.items():
+        labels = {"id2label": NAMES, "label2id": {n: i for i, n in NAMES.items()}} if name == "words" else {}
+        folder = tmp_path_factory.mktemp("models") / name
+        kind(hf.BertConfig(**{**base.config.to_diff_dict(), **labels})).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        made[name] = folder
+    return made
+
+
+@pytest.fixture
+def visitor(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("whyformer.apps.web.visitor_session.judge", lambda *_: iter(()))
+    (tmp_path / "uploads").mkdir()
+    return Visitor(Handlers(Catalogue(list(folders.values())), PageLimits(), tmp_path / "uploads"))
+
+
+def looked(visitor, *args, **kwargs):
+    """The last value of each part of the page after an input."""
+    return {name: value for step in visitor.handlers.look(visitor.session, visitor.entered(*args, **kwargs)) for name, value in step.items()}
+
+
+TARGETS = [("words", "Token(1)"), ("words", "targets.Token(-2, 'LOC')"), ("words", "Token(1, Contrast(0, 2))"), ("answers", "Span(1, 2)"), ("masked", "Token(2)")]
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "rollout"])
+@pytest.mark.parametrize(("model", "target"), TARGETS)
+def test_written_target_is_explained_as_in_library(visitor, folders, model, target, method):
+    shown = visitor.explain(WORDS, model=model, target=target, methods=(method,))
+    (e,) = visitor.session.results
+    expected = whyformer.explain(str(folders[model]), WORDS, method, target)
+    assert e.scores.tolist() == expected.scores.tolist()
+    assert e.target_names == expected.target_names
+    assert target in reproduce.command(visitor.session.view)
+    again = Visitor(visitor.handlers)
+    restored(again, "#" + shown["address"])
+    assert again.session.results[0].scores.tolist() == e.scores.tolist()
+
+
+def test_model_without_row_asks_for_target_and_shows_field(visitor):
+    shown = looked(visitor, WORDS, model="words")
+    assert "Token(" in shown["status"] and 'role="alert"' in shown["status"]
+    assert shown["accordion"]["open"]
+    shown = looked(visitor, WORDS, model="words", target="Token(1)")
+    assert "PER" in shown["says"] and 'role="alert"' not in shown["status"]
+
+
+def test_classes_are_those_of_the_row_that_is_read(visitor, folders):
+    visitor.explain(WORDS, model="words", target="Token(1)", classes=["#1", "LOC"], methods=["input_x_gradient"])
+    assert [e.target_names for e in visitor.session.results] == [["PER at position 1"], ["LOC at position 1"]]
+    expected = whyformer.explain(str(folders["words"]), WORDS, "input_x_gradient", "Token(1, 2)")
+    assert visitor.session.results[1].scores.tolist() == expected.scores.tolist()
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae"])
+def test_another_position_is_not_answered_from_the_cache(visitor, folders, method):
+    for target in ("Token(1)", "Token(3)", "Token(1)"):
+        visitor.explain(WORDS, model="words", target=target, methods=(method,))
+        expected = whyformer.explain(str(folders["words"]), WORDS, method, target)
+        assert visitor.session.results[0].scores.tolist() == expected.scores.tolist()
+
+
+def test_snippet_repeats_the_target(visitor):
+    visitor.explain(WORDS, model="words", target="Token(1, 'LOC')", methods=["gae"])
+    names = {}
+    exec(reproduce.snippet(visitor.session.view), names)
+    assert names["e"].scores.tolist() == visitor.session.results[0].scores.tolist()
+
+
+@pytest.mark.parametrize(("target", "classes"), [("Contrast(0, 1)", ["#1"]), ("Token(1", []), ("Token(99)", []), ("no target", []), ("Pixel(0, 0)", [])])
+def test_target_that_does_not_fit_is_refused(visitor, target, classes):
+    model = "bundled:sst2" if "Contrast" in target else "words"
+    shown = visitor.explain(WORDS, model=model, target=target, classes=classes)
+    assert 'role="alert"' in shown["status"] and "inside whyformer" not in shown["status"]
+
+
+def test_target_over_the_row_of_a_classifier(visitor):
+    visitor.explain(SENTENCE, target="Contrast(1, 0)", methods=["input_x_gradient"])
+    expected = whyformer.explain("bundled:sst2", SENTENCE, "input_x_gradient", "Contrast(1, 0)")
+    assert visitor.session.results[0].scores.tolist() == expected.scores.tolist()
+
+
+@pytest.mark.parametrize("targets", [["Token(1, 'PER')"], ["targets.Token(1)", "Token(2, 0)"]])
+def test_endpoint_takes_written_targets(visitor, folders, targets):
+    answer = endpoint(visitor.handlers)(text=WORDS, model="words", methods=["rollout"], targets=targets)
+    assert [top["name"] for top in answer["top"]] != []
+    for target, e in zip(targets, answer["explanations"], strict=True):
+        expected = whyformer.explain(str(folders["words"]), WORDS, "rollout", target)
+        assert e["scores"] == expected.to_dict()["scores"] and e["target_names"] == expected.target_names
+
+
+def test_endpoint_refuses_model_without_row(visitor):
+    with pytest.raises(PageError, match=r"Token\("):
+        endpoint(visitor.handlers)(text=WORDS, model="words")
