@@ -14,6 +14,14 @@ from whyformer import explain, record, targets
 
 Function = Callable[[Tensor], Tensor]
 
+
+def written(out: Tensor, **columns: Tensor) -> Tensor:
+    """The tensor with columns written into it: ``_0`` is the first."""
+    for name, column in columns.items():
+        out[:, int(name[1:])] = column
+    return out
+
+
 # name -> (end function, its logits, name of the function)
 SIGMOIDS: dict[str, tuple[Function, Function]] = {
     "cat": (lambda z: torch.cat([1 - (p := z.sigmoid()), p], -1), lambda z: torch.cat([-z, z], -1)),
@@ -31,6 +39,14 @@ SIGMOIDS: dict[str, tuple[Function, Function]] = {
         lambda z: torch.cat([1 / (1 + z.exp()), 1 / (1 + (-z).exp())], -1),
         lambda z: torch.cat([-z, z], -1),
     ),
+    "written": (
+        lambda z: written(z.new_zeros(len(z), 2), _0=1 - (p := z.sigmoid()[:, 0]), _1=p),
+        lambda z: torch.cat([-z, z], -1),
+    ),
+    "written twice": (
+        lambda z: written(written(torch.ones(len(z), 2).to(z), _1=1 - (p := z[:, 0].sigmoid())), _0=1 - p, _1=p),
+        lambda z: torch.cat([-z, z], -1),
+    ),
     "negative class": (lambda z: 1 - z.sigmoid(), lambda z: -z),
     "negative class, squeezed": (lambda z: 1 - z.sigmoid().squeeze(-1), lambda z: -z),
 }
@@ -40,6 +56,7 @@ HEADS: dict[str, tuple[Function, Function]] = {
     "halves": (lambda z: torch.cat([z[:, :1].sigmoid(), z[:, 1:].sigmoid()], -1), lambda z: z),
     "of each sample": (lambda z: torch.cat([row[None].softmax(-1) for row in z]), lambda z: z),
     "log softmax of each sample": (lambda z: torch.stack([row.log_softmax(-1) for row in z]), lambda z: z),
+    "written": (lambda z: written(torch.empty_like(z), _0=z[:, 0].sigmoid(), _2=z[:, 1].sigmoid(), _1=z[:, 2].sigmoid()), lambda z: z[:, [0, 2, 1]]),
     "selected": (lambda z: z.sigmoid()[:, 1:], lambda z: z[:, 1:]),
     "reordered": (lambda z: z.sigmoid()[:, [2, 0, 1]], lambda z: z[:, [2, 0, 1]]),
 }
@@ -95,6 +112,8 @@ def test_targets_of_joined_sigmoids(target: Any, function: Function) -> None:
         lambda z: torch.cat([torch.full_like(z[:, :1], 0.5), z.sigmoid()], -1),
         lambda z: torch.cat([z[:, :2].softmax(-1), z.softmax(-1)], -1),
         lambda z: z.softmax(-1)[:, :2],
+        lambda z: written(torch.zeros_like(z), _0=z[:, 0].sigmoid(), _1=z[:, 1].sigmoid()),  # the last number is a constant
+        lambda z: written(z.sigmoid(), _1=z[:, 1]),
         lambda z: 1 - (-z.exp()).exp(),
         lambda z: torch.stack([1 - (p := z[:, 0].sigmoid() ** 2), p], -1),
     ],

@@ -24,7 +24,7 @@ _LONGEST = 8  # maximum number of calls of which a sigmoid may consist
 _NUMBERS = 9  # minimum count of numbers for which a function must have the values of a sigmoid
 _COPIES = RESHAPES | name_set("_to_copy select")
 _REARRANGEMENTS = _COPIES | name_set(
-    "cat stack slice split split_with_sizes unbind t transpose permute expand flip index index_select"
+    "cat stack slice split split_with_sizes unbind t transpose permute expand flip index index_select copy overlay"
 )
 
 
@@ -86,23 +86,26 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
     """Return the function that computes ``output`` from logits, possibly followed by views and casts; None if there is
     none.
 
-    The function may be applied several times and its results joined, as in ``torch.cat([1 - p, p])``. A sigmoid that
-    consists of several calls is recognized by repeating them on other numbers.
+    The function may be applied several times and its results joined, as in ``torch.cat([1 - p, p])``, or written into
+    one tensor. A sigmoid that consists of several calls is recognized by repeating them on other numbers.
     """
     joined = output
     while (call := tape.maker.get(joined)) is not None and _copies(tape, call):
         joined = call.operands[0]
     leaves, calls = _leaves(tape, joined)
-    if any(n not in tape.maker or KINDS.get(tape.maker[n].name) == "linear" for n in leaves):
+    makers = [tape.maker[n].name for n in leaves if n in tape.maker]
+    if not makers or any(KINDS.get(name) == "linear" for name in makers):
         return None
     roots = [r for n in sorted(tape.inputs) for r in roots_of(tape, n)]
     program = read_program(tape, roots, leaves)
-    parts = [_part(tape, program, n) for n in leaves]
+    parts = [_part(tape, program, n) for n in leaves if program.carry[n]]
     tape.release()
     found = tuple(part for part in parts if part is not None)
-    if len(found) < len(parts) or len({part.name for part in found}) > 1:
+    if not found or len(found) < len(parts) or len({part.name for part in found}) > 1:
         return None
     end = EndFunction(found[0].name, found[0].axis, found, calls, joined)
+    if len(found) < len(leaves) and not _overwrites(tape, end):
+        return None
     if not calls or "sigmoid" in end.name:
         return end
     axis = _axis(tape, end, tape.shapes[output])
@@ -137,6 +140,16 @@ def _joined(calls: tuple[Call, ...], values: dict[int, Tensor], value: Callable[
         results = call([values[o] if o in values else value(o) for o in call.operands])
         values.update(zip(call.results, results, strict=True))
     return values
+
+
+def _overwrites(tape: Tape, end: EndFunction) -> bool:
+    """Return True if every number of the joined result belongs to a part, and none to the tensor written into."""
+
+    def joined(number: float) -> Tensor:
+        values = {part.result: torch.full_like(tape[part.result], number) for part in end.parts}
+        return _joined(end.calls, values, tape.__getitem__)[end.output]
+
+    return all(bool((joined(number) == number).all()) for number in (0.0, 1.0))
 
 
 def _axis(tape: Tape, end: EndFunction, shape: torch.Size) -> int | None:
