@@ -262,15 +262,15 @@ class Record:
             ModelError: a tensor that the pass read was changed since.
         """
         self._stored.refuse_changes()
-        found = [self.value(v) for v in values]
-        for v in found:
+        traced = [self.value(v) for v in values]
+        for v in traced:
             if not self.tape.floating(v.number):
                 raise InputError(f"value {v.number} is not floating-point, so no relevance flows through it")
         seeds = self._seeds(target)
         rules = _composite(composite, self._ready.opened)
-        flows = self._flows({v.number for v in found}, seeds, rules)
+        flows = self._flows({v.number for v in traced}, seeds, rules)
         self.tape.release()
-        return {v: flows[v.number] for v in found}
+        return {v: flows[v.number] for v in traced}
 
     def _flows(self, numbers: set[int], seeds: dict[int, Tensor], rules: Composite) -> dict[int, Tensor]:
         """Return the flows at some values."""

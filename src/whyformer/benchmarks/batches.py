@@ -105,14 +105,14 @@ class PictureBatch(Batch):
         load = self.samples[index].mask
         return None if load is None else self.spec.mask(load())
 
-    def some(self, which: Sequence[int]) -> PictureBatch:
+    def some(self, samples: Sequence[int]) -> PictureBatch:
         """Return a batch of some of the pictures."""
-        indices = list(which)
+        indices = list(samples)
         samples = [self.samples[i] for i in indices]
         return replace(self, samples=samples, logits=self.logits[indices], pixels=self.pixels[indices])
 
-    def inputs(self, which: Sequence[int]) -> Tensor:
-        return self.pixels[list(which)]
+    def inputs(self, samples: Sequence[int]) -> Tensor:
+        return self.pixels[list(samples)]
 
     def random_map(self, index: int) -> NDArray[np.float64]:
         """Return a uniform score for each patch (16 pixels if the patch size is unknown), resized like other maps."""
@@ -214,8 +214,8 @@ class TextBatch(Batch):
     encoded: Sequence[Encoded]
     baseline = "unk"
 
-    def inputs(self, which: Sequence[int]) -> list[dict[str, Tensor]]:
-        rows = [torch.from_numpy(self.encoded[i].ids)[None].to(self.study.forwards.place["device"]) for i in which]
+    def inputs(self, samples: Sequence[int]) -> list[dict[str, Tensor]]:
+        rows = [torch.from_numpy(self.encoded[i].ids)[None].to(self.study.forwards.place["device"]) for i in samples]
         return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in rows]
 
     def random_map(self, index: int) -> NDArray[np.float64]:

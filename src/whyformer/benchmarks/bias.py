@@ -162,7 +162,7 @@ def summarize(study: Study, results: Results) -> Report:
     titles = {"share of relevance": "share", "rank": "rank"}
     columns = {f"{g}: {title}": (g, key) for g in groups for title, key in titles.items()}
     columns |= {f"{pair}: share": (pair, "share") for pair in pairs}
-    cells = {(label, title): cell(label, *which) for label in results for title, which in columns.items()}
+    cells = {(label, title): cell(label, *place) for label in results for title, place in columns.items()}
     # the model's output for each group, independent of the method
     first, quantities, both = next(iter(results)), ("logit", "probability"), (*groups, *pairs)
     outputs = {(group, quantity): cell(first, group, quantity) for group in both for quantity in quantities}

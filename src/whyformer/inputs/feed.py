@@ -152,18 +152,18 @@ def mask_names(features: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> 
         features: token ids and vectors by name, in order.
         arguments: the arguments of the model's forward by name.
     """
-    found = dict[str, str]()
+    masks = dict[str, str]()
     for name in sorted(features, key=lambda name: "input_ids" not in name):
         part = next((part for part in _FEATURES if part in name), None)
         mask = name.replace(part, "attention_mask") if part else f"{name}_attention_mask"
-        if isinstance(arguments.get(mask), Tensor) and mask not in found.values():
-            found[name] = mask
+        if isinstance(arguments.get(mask), Tensor) and mask not in masks.values():
+            masks[name] = mask
     shared = arguments.get("attention_mask")
     others = sorted((name for name in features if "input_ids" not in name), key=lambda name: "decoder" in name)
-    if others and isinstance(shared, Tensor) and "attention_mask" not in found.values():
+    if others and isinstance(shared, Tensor) and "attention_mask" not in masks.values():
         alike = [name for name in others if shared.shape in (features[name].shape, features[name].shape[:2])]
-        found.setdefault((alike or others)[0], "attention_mask")
-    return found
+        masks.setdefault((alike or others)[0], "attention_mask")
+    return masks
 
 
 def is_table(tensor: Tensor, samples: int | None) -> bool:

@@ -58,8 +58,8 @@ class Layout:
         """The streams that consist of some rows of the stream before, or of weighted sums of them, as (stream, stream
         before, :func:`~whyformer.tape.shared_rows.reduction_of`)."""
         pairs = [(stream, before) for stream in self.streams for before in self.earlier(stream)[-1:]]
-        found = ((s, t, reduction_of(self.program, self.tape, self.rows, t, s)) for s, t in pairs)
-        return [(s, t, weights) for s, t, weights in found if weights is not None]
+        reductions = ((s, t, reduction_of(self.program, self.tape, self.rows, t, s)) for s, t in pairs)
+        return [(s, t, weights) for s, t, weights in reductions if weights is not None]
 
     @cached_property
     def split(self) -> dict[int, tuple[list[tuple[Stream, Tensor]], Tensor]]:

@@ -98,13 +98,13 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
         return None
     roots = [r for n in sorted(tape.inputs) for r in roots_of(tape, n)]
     program = read_program(tape, roots, leaves)
-    parts = [_part(tape, program, n) for n in leaves if program.carry[n]]
+    computed = [n for n in leaves if program.carry[n]]
+    parts = tuple(part for n in computed if (part := _part(tape, program, n)) is not None)
     tape.release()
-    found = tuple(part for part in parts if part is not None)
-    if not found or len(found) < len(parts) or len({part.name for part in found}) > 1:
+    if not parts or len(parts) < len(computed) or len({part.name for part in parts}) > 1:
         return None
-    end = EndFunction(found[0].name, found[0].axis, found, calls, joined)
-    if len(found) < len(leaves) and not _overwrites(tape, end):
+    end = EndFunction(parts[0].name, parts[0].axis, parts, calls, joined)
+    if len(parts) < len(leaves) and not _overwrites(tape, end):
         return None
     if not calls or "sigmoid" in end.name:
         return end

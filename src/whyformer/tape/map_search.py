@@ -131,14 +131,14 @@ class _MapSearch:
     def activations(self) -> set[int]:
         """Return the exits of the activations that compute attention maps without softmax; none if the model divides by
         the sum of a map later, so that a value is not the map."""
-        makers, found = self.program.makers, set[int]()
+        makers, maps = self.program.makers, set[int]()
         if any(u.kind == UNNORMALIZED for u in self.program.units):
-            return found
+            return maps
         for map_ in (u.entries[0] for u in self.program.units if u.kind == "activated product"):
             while makers[map_].kind not in ACTIVATIONS:
                 map_ = makers[map_].entries[0]
-            found.add(map_)
-        return found
+            maps.add(map_)
+        return maps
 
     def weighting(self, unit: Unit, entry: int) -> tuple[_Map, int] | None:
         """Return (A, number of V) if a unit computes A·V from an entry that holds A or A ⊙ V; otherwise None."""
@@ -226,8 +226,8 @@ class _MapSearch:
         if len(label) < 2 or len(sides) != 1:
             return normalized
         keys, queries = label[sides[0]], label[1 - sides[0]]
-        found = [i - keys.dim() for i in range(keys.dim()) if _changes(keys, i) and constant_along(queries, i)]
-        return normalized if normalized in found else found[0] if len(found) == 1 else None
+        candidates = [i - keys.dim() for i in range(keys.dim()) if _changes(keys, i) and constant_along(queries, i)]
+        return normalized if normalized in candidates else candidates[0] if len(candidates) == 1 else None
 
     def summed_axes(self, entry: int, product: int) -> tuple[int, ...]:
         """Return the (negative) axes of A, or of A ⊙ V, over which A·V sums; () if unknown."""

@@ -146,8 +146,8 @@ class CallReader:
         elif kind in _VIEWS and first in self.activated:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
         sources = entries if kind in ("add", "join") else entries[:1]
-        kept = [name for name, kinds in _PRESERVED_BY.items() if kind in kinds and self._any(name, sources)]
-        for name in (*kept, *self._created(call, kind, first)):
+        preserved = [name for name, kinds in _PRESERVED_BY.items() if kind in kinds and self._any(name, sources)]
+        for name in (*preserved, *self._created(call, kind, first)):
             self.values[name].update(exits)
 
     def _created(self, call: Call, kind: str, first: int) -> Iterator[str]:

@@ -318,14 +318,14 @@ def targets_of(page_input: PageInput, prediction: Explanation, count: int | None
         prediction: the prediction, whose row of logits has the classes.
         count: number of the model's classes; None if unknown.
     """
-    written, found = page_input.target, dict[int | str, None]()
+    written, targets = page_input.target, dict[int | str, None]()
     for name in page_input.classes:
         if is_written_target(name):
-            found[name] = None
+            targets[name] = None
         else:
             index = class_index(name, prediction.labels, None if written else count)
-            found[with_class(written, index) if written else index] = None
-    return tuple(found) or (written or visitor_session.ranked(prediction)[0][0],)
+            targets[with_class(written, index) if written else index] = None
+    return tuple(targets) or (written or visitor_session.ranked(prediction)[0][0],)
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------

@@ -272,8 +272,8 @@ class StreamTask:
         """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Sums.diagnostics`."""
         diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Sums) else figures or {}
         reduced = self.map_pass.reduced
-        kept = {key: values for key, values in rows.items() if key not in reduced}
-        return self.task.of_sources(kept, logits, diagnostics)
+        scored = {key: values for key, values in rows.items() if key not in reduced}
+        return self.task.of_sources(scored, logits, diagnostics)
 
     def walk(
         self,
