@@ -129,8 +129,7 @@ def _rows(ids: Any, *, is_mask: bool = False) -> list[list[int]]:
     values = (values != 0).long() if is_mask or not values.numel() else values
     if values.is_floating_point() or values.dtype == torch.bool or values.dim() not in (1, 2):
         raise InputError(f"{'a mask holds' if is_mask else 'token ids are'} whole numbers, [N] or [prompts, N]")
-    rows: list[list[int]] = (values if values.dim() == 2 else values[None]).tolist()
-    return rows
+    return (values if values.dim() == 2 else values[None]).tolist()
 
 
 def _is_ids(value: Any) -> bool:

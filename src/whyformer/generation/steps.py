@@ -189,8 +189,7 @@ class Steps:
         """The likeliest token of each step other than the token of the answer."""
         rows = torch.cat([plain_logits(self.model, *self.inputs(t).feed) for t in range(len(self))])
         answer = torch.tensor(self.completion.answer, device=rows.device)
-        tokens: list[int] = rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
-        return tokens
+        return rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
 
     def resolver(self, target: Target, step: int) -> Resolver:
         """Return the resolved target of a step."""

@@ -160,8 +160,7 @@ def _process(
 
     def process(pictures: list[Image.Image]) -> Tensor:
         text, images = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
-        tensor: Tensor = dict(processor(images=images, text=[text], return_tensors="pt", padding=False))[name]
-        return tensor
+        return dict(processor(images=images, text=[text], return_tensors="pt", padding=False))[name]
 
     with contextlib.suppress(*FOREIGN_ERRORS):
         if _reproduces(process, groups, fed.detach().double().cpu()):

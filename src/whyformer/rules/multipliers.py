@@ -7,7 +7,6 @@ flow at the exit of a unit to flows at its entries, see :mod:`whyformer.tape.wal
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Literal
 
 import torch
@@ -153,8 +152,7 @@ LN = {
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
 HALVES = {**dict.fromkeys((*PRODUCT_KINDS, "gate", "activated gate"), _HALF), UNNORMALIZED: LATE_SUM}
 CONSTANT_GATE = {"activated gate": Rule(constant=(0,), name="adjoint, activated branch constant")}
-_WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
-WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)
+WARM = dict.fromkeys(SOFTMAX_KINDS, Rule(back=warm_softmax, name="adjoint at temperature 2"))
 
 
 def _composite(name: str, *tables: dict[str, Rule]) -> Composite:

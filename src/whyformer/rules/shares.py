@@ -251,8 +251,7 @@ class ShareRules:
 
         def function(*x: Tensor) -> list[Tensor]:
             repeated = lambda *v: repeat_unit(self.tape, unit, dict(zip(entries, v, strict=True)))  # noqa: E731
-            selected: list[Tensor] = torch.func.jvp(repeated, values, x)[1]
-            return selected
+            return torch.func.jvp(repeated, values, x)[1]
 
         shares = [self.distribute_rest(e, s) for e, s in entries.items()]
         return self._linear(function, entries, shares)

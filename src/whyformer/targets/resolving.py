@@ -170,8 +170,7 @@ class Resolver:
         """
         self.numeric = isinstance(self.reading, Pixel) and output.depth is not None
         if isinstance(self.reading, OutputTarget):
-            row: Tensor = self.reading.read(output)
-            return row
+            return self.reading.read(output)
         compared = output.named[output.compared] if output.compared else None
         if self.reading is None and self.target is None and compared is not None and compared.shape[-1] > 1:
             raise refusal(output, "compares pictures with texts")
