@@ -121,12 +121,7 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
     args = tuple(move(a) for a in inputs.args)
     kwargs = {name: move(v) for name, v in name_outputs(model, inputs.kwargs).items()}
     moved = replace(inputs, args=args, kwargs=kwargs)
-    return moved.with_sides({name: _on(side, device) for name, side in moved.sides.items()})
-
-
-def _on(inputs: Inputs, device: torch.device) -> Inputs:
-    masks = {n: mask for n in ("mask", "special") if (mask := getattr(inputs, n)) is not None}
-    return replace(inputs, **{n: mask.to(device) for n, mask in masks.items()})
+    return moved.with_sides({n: side.with_masks(lambda mask: mask.to(device)) for n, side in moved.sides.items()})
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
@@ -204,7 +199,7 @@ def _text_facts(tensor: Tensor, name: str, mask: Tensor | None, model: nn.Module
         rows = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor.flatten(0, -2)]
         if tensor.dim() == 3:  # multiple choice: group the rows by sample
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
-    special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
+    special = None if tokenizer is None else torch.isin(tensor, tensor.new_tensor(named_special(tokenizer)))
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
     fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
     return Inputs((), {}, "text", name, _real(mask, tensor.shape), special, features, fill_ids=fill, name=name)
@@ -306,16 +301,6 @@ def named_special(tokenizer: Any) -> list[int]:
     """Return the ids of [CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] count as content."""
     names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
     return [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
-
-
-def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
-    """Return True at special tokens."""
-    special = named_special(tokenizer)
-    return (
-        torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device))
-        if special
-        else torch.zeros_like(ids, dtype=torch.bool)
-    )
 
 
 def _fill_ids(owner: Any) -> tuple[tuple[str, int], ...]:

@@ -146,7 +146,7 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
             owners = (processor.tokenizer, processor)
             candidates = [[getattr(owner, name, None) for owner in owners] for name in _PLACES]
             places = [next((i for i in ids if isinstance(i, int)), -1) for ids in candidates]  # −1 is no token
-            is_place = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
+            is_place = torch.isin(side.tensor, side.tensor.new_tensor(places))
             sides[name] = replace(side, special=is_place if side.special is None else side.special | is_place)
     return inputs.with_sides(sides)
 
