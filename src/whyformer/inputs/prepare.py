@@ -107,7 +107,7 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
     """Move inputs to the model's device, and pixels and vectors to its dtype; check that they are finite."""
     device, dtype = device_of(model), dtype_of(model)
 
-    def move(value: Any) -> Any:
+    def move(place: str | int, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -118,9 +118,7 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
         value = value.clone() if value.is_inference() else value
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-    args = tuple(move(a) for a in inputs.args)
-    kwargs = {name: move(v) for name, v in name_outputs(model, inputs.kwargs).items()}
-    moved = replace(inputs, args=args, kwargs=kwargs)
+    moved = replace(inputs, kwargs=name_outputs(model, inputs.kwargs)).with_arguments(move)
     return moved.with_sides({n: side.with_masks(lambda mask: mask.to(device)) for n, side in moved.sides.items()})
 
 

@@ -115,9 +115,7 @@ class Removal:
             nothing = torch.finfo(value.dtype).min if value.is_floating_point() else 0
             return value.masked_fill(removed.view(len(removed), *[1] * (value.dim() - 2), -1), nothing)
 
-        args = tuple(move(i, v) for i, v in enumerate(copies.args))
-        kwargs = {k: move(k, v) for k, v in copies.kwargs.items()}
-        return replace(copies, args=args, kwargs=kwargs, mask=real, special=None)
+        return replace(copies.with_arguments(move), mask=real, special=None)
 
     def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
         """Raise if a job would delete every token of its text; ``who`` begins the message."""
