@@ -15,9 +15,9 @@ from whyformer.tape.adjoints import rows_with_flow, unbroadcast
 from whyformer.tape.tables import EXTENSIONS, KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
+from whyformer.tape.walking import Flows, Parts, Step, Walk, repeat_unit
 
-Back: TypeAlias = Callable[[Walk, Step, dict[int, Tensor]], Parts]
+Back: TypeAlias = Callable[[Walk, Step, Flows], Parts]
 LayerRule: TypeAlias = "Callable[[Layer], Tensor]"
 """Rule of linear layers: takes a layer with the relevance of its output, returns the relevance of its input."""
 Part: TypeAlias = Callable[[Tensor], Tensor]
@@ -249,7 +249,7 @@ def _sign(tape: Tape, unit: Unit) -> int:
     return -1 if sum(f < 0 for f in factors) % 2 else 1
 
 
-def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def identity(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Pass R to the first entry: the rule of activations, softmax and quotients that normalize. Conserves relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
@@ -361,7 +361,7 @@ def layer_rule(rule: LayerRule) -> Back:
     """Return the rule for units of kind "layer": ``rule``, or the z^B rule if the layer reads an input of the
     model."""
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         unit, (flow,) = step.unit, flows.values()
         if not _reads_input(walk, unit.entries[0]):
             return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, rule))]
