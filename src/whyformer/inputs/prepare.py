@@ -258,15 +258,10 @@ def _from_texts(
         texts, places = join_pairs(texts, pairs, places, encoded)
     extent, skipped = parts_read(texts, lengths, places, encoded) if truncate and places is not None else (None, None)
     features = replace(facts.features, offsets=places, texts=texts, extent=extent, skipped=skipped)
-    return replace(_with_arguments(facts, model, encoded), features=features)
-
-
-def _with_arguments(facts: Inputs, model: nn.Module, encoded: Mapping[str, Any]) -> Inputs:
-    """Return the inputs with what a processor returned as the arguments of the model's forward."""
     args, kwargs, place = as_arguments(model, encoded, facts.name)
     name = place if isinstance(place, str) else argument_name(model, place)
-    masked_by = "attention_mask" if "attention_mask" in kwargs else None
-    return replace(facts, args=args, kwargs=kwargs, scored=place, masked_by=masked_by, name=name)
+    mask = "attention_mask" if "attention_mask" in kwargs else None
+    return replace(facts, args=args, kwargs=kwargs, scored=place, features=features, masked_by=mask, name=name)
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
