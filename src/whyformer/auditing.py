@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -40,8 +39,8 @@ RULES: dict[str, Composite] = {
     "lrp_ah_ln": COMPOSITES["ah_ln"],
 }
 SENTENCE = "A short and harmless sentence."
-# settings that make methods fast without affecting whether they apply
-_QUICK: dict[str, Any] = {"samples": 1, "steps": 1, "block": -1}
+# settings that make methods fast without affecting whether they apply; a limit stops them before the main computation
+_QUICK: dict[str, Any] = {"samples": 1, "steps": 1, "block": -1, "limit": 1}
 
 
 @dataclass(frozen=True)
@@ -301,9 +300,7 @@ def _result(ready: Prepared, method: Method, target: Target, shared: SharedPasse
         return f"it explains {'pictures' if method.modality == 'image' else 'text'}"
     if method.family == "perturbation":
         return None
-    settings: Mapping[str, Any] = {name: _QUICK[name] for name in method.settings if name in _QUICK}
-    if "limit" in method.settings:
-        settings = {**settings, "limit": 1}  # stops the method before its main computation
+    settings = {name: _QUICK[name] for name in method.settings if name in _QUICK}
     try:
         return shared.run(partial(ready.explain, method.name, target, **settings))
     except WhyformerError as error:

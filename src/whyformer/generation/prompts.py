@@ -129,8 +129,7 @@ def _rows(ids: Any, *, is_mask: bool = False) -> list[list[int]]:
     values = (values != 0).long() if is_mask or not values.numel() else values
     if values.is_floating_point() or values.dtype == torch.bool or values.dim() not in (1, 2):
         raise InputError(f"{'a mask holds' if is_mask else 'token ids are'} whole numbers, [N] or [prompts, N]")
-    rows: list[list[int]] = (values if values.dim() == 2 else values[None]).tolist()
-    return rows
+    return (values if values.dim() == 2 else values[None]).tolist()
 
 
 def _is_ids(value: Any) -> bool:
@@ -230,7 +229,7 @@ def complete(
     if continuation is None:
         generate = _generator(model)
         _check_length(len(ids), count, f"max_new_tokens={count}", model, tokenizer)
-        begin, answer = _generated(model, generate, ids, count, decoder, prompt.extra, streamer, tokenizer)
+        begin, answer = _generated(model, generate, ids, count, prompt.extra, streamer, tokenizer)
     elif decoder:
         begin, answer = [_start(model)], _continuation_ids(continuation, tokenizer, target=True)
     elif isinstance(continuation, str) and prompt.text is not None:
@@ -330,7 +329,6 @@ def _generated(
     generate: Any,
     ids: list[int],
     count: int,
-    decoder: bool,
     extra: ExtraArguments,
     streamer: Streamer | None,
     tokenizer: Any,
@@ -339,30 +337,26 @@ def _generated(
     arguments = to_model(model, {"input_ids": torch.tensor([ids]), **extra.arguments(len(ids))})
     config = getattr(model, "generation_config", None)
     settings: dict[str, Any] = {name: None for name in _OTHER_WAYS if getattr(config, name, None)}
-    settings |= {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
+    if getattr(config, "pad_token_id", None) is None:  # it is not used, but transformers warns if there is none
+        ends = getattr(config, "eos_token_id", None)
+        settings["pad_token_id"] = int(ends[0] if isinstance(ends, list) else ends or 0)
     if getattr(config, "stop_strings", None):
         if tokenizer is None:
             raise InputError("the model's generation config has stop_strings: pass its tokenizer as processor=")
         settings["tokenizer"] = tokenizer
-    streams = "streamer" in inspect.signature(generate).parameters and streamer is not None
+    if streamer is not None and "streamer" in inspect.signature(generate).parameters:
+        settings["streamer"] = streamer
     try:
         with torch.no_grad():
             rows = generate(
                 attention_mask=torch.ones_like(arguments["input_ids"]), max_new_tokens=count, do_sample=False,
-                num_beams=1, num_return_sequences=1, return_dict_in_generate=False, **settings,
-                **({"streamer": streamer} if streams else {}), **arguments,
+                num_beams=1, num_return_sequences=1, return_dict_in_generate=False, **settings, **arguments,
             )  # fmt: skip
     finally:
         if streamer is not None:
             streamer.end()
     tokens: list[int] = rows[0].tolist()
-    return (tokens[:1], tokens[1:]) if decoder else ([], tokens[len(ids) :])
-
-
-def _pad(config: Any) -> int:
-    """Return the end-of-text token as the padding token: it is not used, but transformers warns if there is none."""
-    ends = getattr(config, "eos_token_id", None)
-    return int(ends[0] if isinstance(ends, list) else ends or 0)
+    return (tokens[:1], tokens[1:]) if decodes(model) else ([], tokens[len(ids) :])
 
 
 def _turns(prompt: Prompt, ids: list[int], answer: list[int], tokenizer: Any) -> tuple[list[Turn], set[int]]:

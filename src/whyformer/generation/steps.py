@@ -27,6 +27,7 @@ from whyformer.methods.finishing import note_claims
 from whyformer.methods.padding import differ
 from whyformer.methods.sharing import NotShared, SharedPasses
 from whyformer.methods.task import Scores, Task
+from whyformer.models.ends import forward
 from whyformer.models.kinds import is_known_language_model, is_language_model
 from whyformer.models.output import Output, parameters
 from whyformer.models.readout import plain_logits, without_excluded
@@ -170,18 +171,14 @@ class Steps:
 
     def refuse(self) -> None:
         """Raise if the model is not a language model."""
-
-        def check(output: Output) -> Tensor:
-            if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
-                raise InputError(
-                    f"{type(self.model).__name__} is not a language model: its output is not logits of the next token; "
-                    "use explain for it"
-                )
-            return output.logits[:, -1]
-
-        if not is_known_language_model(self.model):
-            inputs = self.inputs(0)
-            plain_logits(self.model, *inputs.feed, check)
+        if is_known_language_model(self.model):
+            return
+        output = forward(self.model, *self.inputs(0).feed)
+        if output.logits is None or output.logits.dim() != 3 or not is_language_model(output):
+            raise InputError(
+                f"{type(self.model).__name__} is not a language model: its output is not logits of the next token; "
+                "use explain for it"
+            )
 
     # -- explanations ------------------------------------------------------------------------------------------------
     @cached_property
@@ -189,8 +186,7 @@ class Steps:
         """The likeliest token of each step other than the token of the answer."""
         rows = torch.cat([plain_logits(self.model, *self.inputs(t).feed) for t in range(len(self))])
         answer = torch.tensor(self.completion.answer, device=rows.device)
-        tokens: list[int] = rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
-        return tokens
+        return rows.scatter(1, answer[:, None], float("-inf")).argmax(1).tolist()
 
     def resolver(self, target: Target, step: int) -> Resolver:
         """Return the resolved target of a step."""

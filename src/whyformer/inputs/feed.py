@@ -28,7 +28,7 @@ def corrected(
     """
     notes = []
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    required = _required(model)
+    required = {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
     dropped = [n for n in kwargs if (n in _LOSS or n.endswith("_labels")) and n not in required]
     labels = kwargs.get("labels")
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
@@ -103,11 +103,6 @@ def _is_unbatched(model: nn.Module, name: str | int, value: Tensor) -> bool:
     if value.is_floating_point():
         return value.dim() == 3 and name in (0, "pixel_values", "x") and value.shape[0] == channels(model)
     return value.dim() == 1 and len(value) > 0 and name in (0, "input_ids", "ids", "x", "src")
-
-
-def _required(model: nn.Module) -> set[str]:
-    """Return the names of the forward's arguments without defaults."""
-    return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -161,11 +161,10 @@ class Inputs:
             return rows if times == 1 else rows.repeat_interleave(times, 0)
 
         more = self._of_samples(repeated)
-        args = tuple(value if i == self.scored else a for i, a in enumerate(more.args))
-        kwargs = {k: value if k == self.scored else v for k, v in more.kwargs.items()}
+        changed = more.with_arguments(lambda place, other: value if place == self.scored else other)
         masks = lambda rows: repeated(self.by_sample(rows)).reshape(-1, *rows.shape[1:])  # noqa: E731
         others = {n: side if n in self.shared else side.with_masks(masks) for n, side in self.others.items()}
-        return replace(more, args=args, kwargs=kwargs, others=others)
+        return replace(changed, others=others)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Apply ``change`` to the rows ``[B, ...]`` of every tensor with a batch axis, also in caches and other outputs
@@ -183,18 +182,18 @@ class Inputs:
                 return value
             return change(self.by_sample(value)).reshape(-1, *value.shape[1:])
 
-        args = tuple(changed(i, a) for i, a in enumerate(self.args))
-        kwargs = {k: changed(k, v) for k, v in self.kwargs.items()}
-        return replace(self.with_masks(change), args=args, kwargs=kwargs, samples=change(self._numbers))
+        numbers = torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
+        return replace(self.with_masks(change).with_arguments(changed), samples=change(numbers))
+
+    def with_arguments(self, change: Callable[[str | int, Any], Any]) -> Inputs:
+        """Replace each argument of the forward by ``change`` of its position or name and its value."""
+        args = tuple(change(place, value) for place, value in enumerate(self.args))
+        return replace(self, args=args, kwargs={name: change(name, value) for name, value in self.kwargs.items()})
 
     def with_masks(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Apply ``change`` to the masks of real and of special tokens."""
         mask, special = (None if t is None else change(t) for t in (self.mask, self.special))
         return replace(self, mask=mask, special=special)
-
-    @property
-    def _numbers(self) -> Tensor:
-        return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
 
     def by_sample(self, value: Tensor) -> Tensor:
         """Reshape a tensor with equally many rows per sample (packed patches) to ``[B, rows, ...]``."""

@@ -34,10 +34,8 @@ def measure_mosaic(process: Process, groups: list[Group], *, packed: bool) -> Mo
     Returns:
         The mosaic, in which a picture may have no geometry; None if the processor fails on test pictures.
     """
-    parts: list[list[Any]] = []
     try:
-        for group in groups:
-            parts.append([_parts_of(process, group, k, packed) for k in range(len(group))])
+        parts = [[_parts_of(process, group, k, packed) for k in range(len(group))] for group in groups]
     except FOREIGN_ERRORS:  # a processor may fail on test pictures
         return None
     return Mosaic(groups, places=parts) if packed else Mosaic(groups, tiles=parts)

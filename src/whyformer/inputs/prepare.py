@@ -107,7 +107,7 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
     """Move inputs to the model's device, and pixels and vectors to its dtype; check that they are finite."""
     device, dtype = device_of(model), dtype_of(model)
 
-    def move(value: Any) -> Any:
+    def move(place: str | int, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -118,15 +118,8 @@ def _move(inputs: Inputs, model: nn.Module) -> Inputs:
         value = value.clone() if value.is_inference() else value
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-    args = tuple(move(a) for a in inputs.args)
-    kwargs = {name: move(v) for name, v in name_outputs(model, inputs.kwargs).items()}
-    moved = replace(inputs, args=args, kwargs=kwargs)
-    return moved.with_sides({name: _on(side, device) for name, side in moved.sides.items()})
-
-
-def _on(inputs: Inputs, device: torch.device) -> Inputs:
-    masks = {n: mask for n in ("mask", "special") if (mask := getattr(inputs, n)) is not None}
-    return replace(inputs, **{n: mask.to(device) for n, mask in masks.items()})
+    moved = replace(inputs, kwargs=name_outputs(model, inputs.kwargs)).with_arguments(move)
+    return moved.with_sides({n: side.with_masks(lambda mask: mask.to(device)) for n, side in moved.sides.items()})
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
@@ -204,7 +197,7 @@ def _text_facts(tensor: Tensor, name: str, mask: Tensor | None, model: nn.Module
         rows = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor.flatten(0, -2)]
         if tensor.dim() == 3:  # multiple choice: group the rows by sample
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
-    special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
+    special = None if tokenizer is None else torch.isin(tensor, tensor.new_tensor(named_special(tokenizer)))
     features = Features(rows, unknown=unknown(tensor, special, tokenizer))
     fill = _fill_ids(getattr(model, "config", None) if tokenizer is None else tokenizer)
     return Inputs((), {}, "text", name, _real(mask, tensor.shape), special, features, fill_ids=fill, name=name)
@@ -265,15 +258,10 @@ def _from_texts(
         texts, places = join_pairs(texts, pairs, places, encoded)
     extent, skipped = parts_read(texts, lengths, places, encoded) if truncate and places is not None else (None, None)
     features = replace(facts.features, offsets=places, texts=texts, extent=extent, skipped=skipped)
-    return replace(_with_arguments(facts, model, encoded), features=features)
-
-
-def _with_arguments(facts: Inputs, model: nn.Module, encoded: Mapping[str, Any]) -> Inputs:
-    """Return the inputs with what a processor returned as the arguments of the model's forward."""
     args, kwargs, place = as_arguments(model, encoded, facts.name)
     name = place if isinstance(place, str) else argument_name(model, place)
-    masked_by = "attention_mask" if "attention_mask" in kwargs else None
-    return replace(facts, args=args, kwargs=kwargs, scored=place, masked_by=masked_by, name=name)
+    mask = "attention_mask" if "attention_mask" in kwargs else None
+    return replace(facts, args=args, kwargs=kwargs, scored=place, features=features, masked_by=mask, name=name)
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
@@ -306,16 +294,6 @@ def named_special(tokenizer: Any) -> list[int]:
     """Return the ids of [CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] count as content."""
     names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
     return [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
-
-
-def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
-    """Return True at special tokens."""
-    special = named_special(tokenizer)
-    return (
-        torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device))
-        if special
-        else torch.zeros_like(ids, dtype=torch.bool)
-    )
 
 
 def _fill_ids(owner: Any) -> tuple[tuple[str, int], ...]:

@@ -146,7 +146,7 @@ def with_pictures(inputs: Inputs, groups: list[list[Image.Image]], processor: An
             owners = (processor.tokenizer, processor)
             candidates = [[getattr(owner, name, None) for owner in owners] for name in _PLACES]
             places = [next((i for i in ids if isinstance(i, int)), -1) for ids in candidates]  # −1 is no token
-            is_place = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
+            is_place = torch.isin(side.tensor, side.tensor.new_tensor(places))
             sides[name] = replace(side, special=is_place if side.special is None else side.special | is_place)
     return inputs.with_sides(sides)
 
@@ -160,8 +160,7 @@ def _process(
 
     def process(pictures: list[Image.Image]) -> Tensor:
         text, images = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
-        tensor: Tensor = dict(processor(images=images, text=[text], return_tensors="pt", padding=False))[name]
-        return tensor
+        return dict(processor(images=images, text=[text], return_tensors="pt", padding=False))[name]
 
     with contextlib.suppress(*FOREIGN_ERRORS):
         if _reproduces(process, groups, fed.detach().double().cpu()):

@@ -115,9 +115,7 @@ class Removal:
             nothing = torch.finfo(value.dtype).min if value.is_floating_point() else 0
             return value.masked_fill(removed.view(len(removed), *[1] * (value.dim() - 2), -1), nothing)
 
-        args = tuple(move(i, v) for i, v in enumerate(copies.args))
-        kwargs = {k: move(k, v) for k, v in copies.kwargs.items()}
-        return replace(copies, args=args, kwargs=kwargs, mask=real, special=None)
+        return replace(copies.with_arguments(move), mask=real, special=None)
 
     def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
         """Raise if a job would delete every token of its text; ``who`` begins the message."""
@@ -212,12 +210,10 @@ def content_of(inputs: Inputs) -> Tensor:
 
 
 def fill(name: str, filling: Filling) -> Tensor:
-    """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors."""
-    row = BASELINES.get(name)
-    if row is None or row.fill is None:
-        names = (other for other, row in BASELINES.items() if row.fill is not None)
-        raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(names)}, not {name!r}")
-    return row.fill(filling)
+    """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors; ``name`` is one of its names."""
+    function = BASELINES[name].fill
+    assert function is not None
+    return function(filling)
 
 
 def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:

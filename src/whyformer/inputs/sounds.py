@@ -238,9 +238,8 @@ def _shift(early: NDArray[np.float64], late: NDArray[np.float64]) -> tuple[int, 
     """
     if not 0.5 * early.sum() < late.sum() < 2 * early.sum():
         return 0, 0.0, 0.0
-    count, places = len(early), np.arange(len(early))
-    products = np.fft.irfft(np.fft.rfft(late, 2 * count) * np.fft.rfft(early, 2 * count).conj(), 2 * count)
-    lag = int(products.argmax())
-    similarity = float(products[lag] / np.sqrt(np.square(early).sum() * np.square(late).sum()))
+    places = np.arange(len(early))
+    products = np.correlate(late, early, "full")  # for shifts by 1 - len(early) steps and more
+    similarity = float(products.max() / np.sqrt(np.square(early).sum() * np.square(late).sum()))
     distance = float((places * late).sum() / late.sum() - (places * early).sum() / early.sum())
-    return lag if lag < count else lag - 2 * count, similarity, distance
+    return int(products.argmax()) - len(early) + 1, similarity, distance

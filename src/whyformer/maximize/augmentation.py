@@ -11,15 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random augmentations to which the activation should be robust, drawn in each step; 0 disables each.
-
-    Attributes:
-        jitter: largest shift in pixels, with wrap-around.
-        scale: the size is multiplied by a factor between 1 − scale and 1 + scale.
-        rotate: largest rotation in degrees.
-        colour: each channel is shifted by up to ± colour and multiplied by a factor up to e^±colour.
-        noise: standard deviation of Gaussian noise for each pixel.
-    """
+    """Random augmentations to which the activation should be robust, drawn in each step, with settings of
+    :func:`~whyformer.maximize.maximize_activation`; 0 disables each."""
 
     jitter: int
     scale: float

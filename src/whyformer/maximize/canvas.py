@@ -43,9 +43,7 @@ class Canvas:
 
     Attributes:
         ends: ``[2, C, 1, 1]`` black and white in the model's space.
-        fourier: use the Hartley transform.
-        decorrelate: use the principal axes of colour.
-        bounded: use the logistic function.
+        fourier, decorrelate, bounded: whether to use these steps.
     """
 
     ends: Tensor

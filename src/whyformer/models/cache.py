@@ -34,5 +34,4 @@ def once(model: nn.Module, key: Hashable, measure: Callable[[], Value]) -> Value
     values = measured(model)
     if key not in values:
         values[key] = measure()
-    value: Value = values[key]
-    return value
+    return values[key]

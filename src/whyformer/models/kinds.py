@@ -126,8 +126,7 @@ def comparison_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         if output is None:  # the model fails again later, where the error is reported
             return ""
         results[key] = "" if not output.compared else "sigmoid" if _has_common_bias(model, args, kwargs) else "softmax"
-    activation: str = results[key]
-    return activation
+    return results[key]
 
 
 def _has_common_bias(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -49,5 +49,4 @@ def float32_copy(model: nn.Module) -> nn.Module:
 
 def in_float32(arguments: T) -> T:
     """Convert half-precision tensors to float32, also in lists, tuples, mappings and caches."""
-    converted: T = with_tensors(arguments, lambda t: t.float() if t.dtype in HALF else t, deep=True)
-    return converted
+    return with_tensors(arguments, lambda t: t.float() if t.dtype in HALF else t, deep=True)

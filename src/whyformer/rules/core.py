@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Call", "Flows", "Rule"]
-
 Flows = Sequence[Tensor | None]
 
 

@@ -15,28 +15,10 @@ from whyformer.tape.adjoints import rows_with_flow, unbroadcast
 from whyformer.tape.tables import EXTENSIONS, KINDS, RESHAPES
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
+from whyformer.tape.walking import Flows, Parts, Step, Walk, repeat_unit
 
-__all__ = [
-    "Back",
-    "LayerRule",
-    "alpha_beta",
-    "divide",
-    "epsilon_rule",
-    "finite",
-    "gamma_rule",
-    "identity",
-    "layer_rule",
-    "multiply",
-    "repeat_without_constant",
-    "separate",
-    "unchanged",
-    "wide",
-    "without_constant",
-]
-
-Back: TypeAlias = Callable[[Walk, Step, dict[int, Tensor]], Parts]
-LayerRule: TypeAlias = "Callable[[MatrixLayer | RepeatedLayer], Tensor]"
+Back: TypeAlias = Callable[[Walk, Step, Flows], Parts]
+LayerRule: TypeAlias = "Callable[[Layer], Tensor]"
 """Rule of linear layers: takes a layer with the relevance of its output, returns the relevance of its input."""
 Part: TypeAlias = Callable[[Tensor], Tensor]
 """Takes weights, returns their positive or negative part, their absolute values, or the weights themselves."""
@@ -80,7 +62,7 @@ def wide(t: Tensor) -> Tensor:
     return t.float() if t.is_floating_point() and t.itemsize < 4 else t
 
 
-# -- the common interface of linear layers -----------------------------------------------------------------------------
+# -- linear layers -----------------------------------------------------------------------------------------------------
 def unchanged(w: Tensor) -> Tensor:
     """Return the weights themselves, see :data:`Part`."""
     return w
@@ -94,7 +76,7 @@ CPU."""
 
 
 @dataclass(frozen=True)
-class RepeatedLayer:
+class Layer:
     """A unit y = f(x; W) + constant, where f consists of any calls and is linear in x and in W. Its calls are repeated.
 
     Attributes:
@@ -115,8 +97,7 @@ class RepeatedLayer:
 
     def backward(self, flow: Tensor, part: Part) -> Tensor:
         """Return the adjoint of x ↦ f(x; part(W)), applied to ``flow``."""
-        adjoint: Tensor = torch.func.vjp(partial(self.forward, part=part), self.x)[1](flow)[0]
-        return adjoint
+        return torch.func.vjp(partial(self.forward, part=part), self.x)[1](flow)[0]
 
     def y(self) -> Tensor:
         """Return the value of the exit."""
@@ -128,23 +109,17 @@ class RepeatedLayer:
 
 
 @dataclass(frozen=True)
-class MatrixLayer:
-    """A unit y = x @ W + constant, with the interface of :class:`RepeatedLayer`. Parts of W are computed in chunks, so
-    that no second copy of the weights is in memory.
+class MatrixLayer(Layer):
+    """A unit y = x @ W + constant. Parts of W are computed in chunks, so that no second copy of the weights is in
+    memory.
 
     Attributes:
-        tape: the pass.
-        unit: the unit.
         x: ``[M, I]``, rows of the entry.
         flow: ``[M, O]``, relevance of these rows of y.
         weight: ``[I, O]``, W.
         rows: indices of the rows that ``x`` and ``flow`` hold; None for all.
     """
 
-    tape: Tape
-    unit: Unit
-    x: Tensor
-    flow: Tensor
     weight: Tensor
     rows: Tensor | None = None
 
@@ -189,7 +164,7 @@ def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, rule: LayerRule, *,
     x, weight = wide(tape[unit.entries[0]]), _matrix(tape, unit)
     flow = flow.to(x.dtype)
     if weight is None:
-        return rule(RepeatedLayer(tape, unit, x, flow))
+        return rule(Layer(tape, unit, x, flow))
     width, height = weight.shape
     flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
     subset = None if every_row else rows_with_flow(flow)
@@ -274,7 +249,7 @@ def _sign(tape: Tape, unit: Unit) -> int:
     return -1 if sum(f < 0 for f in factors) % 2 else 1
 
 
-def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def identity(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Pass R to the first entry: the rule of activations, softmax and quotients that normalize. Conserves relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
@@ -289,7 +264,7 @@ def by_magnitude(coefficients: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, 
     forward product and two backward products.
     """
 
-    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
+    def rule(layer: Layer) -> Tensor:
         size = layer.x.abs()
         a, b = coefficients(layer.flow, layer.z(), layer.forward(size, torch.abs))
         return layer.backward(a, unchanged) * layer.x + layer.backward(b, torch.abs) * size
@@ -338,7 +313,7 @@ def gamma_rule(gamma: float = 0.25) -> LayerRule:
     return by_magnitude(coefficients)
 
 
-def separate(layer: MatrixLayer | RepeatedLayer) -> Tensor:
+def separate(layer: Layer) -> Tensor:
     """Compute x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. Without
     bias.
 
@@ -354,7 +329,7 @@ def epsilon_rule(epsilon: float = 1e-6) -> LayerRule:
     """Return the ε rule, R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)) (Bach et al. 2015). y includes the bias,
     which absorbs its part of R."""
 
-    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
+    def rule(layer: Layer) -> Tensor:
         y = layer.y()
         return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), unchanged) * layer.x
 
@@ -372,7 +347,7 @@ def box(low: Tensor, high: Tensor) -> LayerRule:
         low, high: l and h in the shape of the entry.
     """
 
-    def rule(layer: MatrixLayer | RepeatedLayer) -> Tensor:
+    def rule(layer: Layer) -> Tensor:
         x = layer.x
         bounds = low.reshape(x.shape), high.reshape(x.shape)
         parts: tuple[tuple[Tensor, Part], ...] = ((x, unchanged), (-bounds[0], positive), (-bounds[1], negative))
@@ -386,7 +361,7 @@ def layer_rule(rule: LayerRule) -> Back:
     """Return the rule for units of kind "layer": ``rule``, or the z^B rule if the layer reads an input of the
     model."""
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         unit, (flow,) = step.unit, flows.values()
         if not _reads_input(walk, unit.entries[0]):
             return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, rule))]

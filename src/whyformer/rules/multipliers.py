@@ -7,7 +7,6 @@ flow at the exit of a unit to flows at its entries, see :mod:`whyformer.tape.wal
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Literal
 
 import torch
@@ -153,37 +152,28 @@ LN = {
 SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
 HALVES = {**dict.fromkeys((*PRODUCT_KINDS, "gate", "activated gate"), _HALF), UNNORMALIZED: LATE_SUM}
 CONSTANT_GATE = {"activated gate": Rule(constant=(0,), name="adjoint, activated branch constant")}
-_WARM = Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")
-WARM = dict.fromkeys(SOFTMAX_KINDS, _WARM)
+WARM = dict.fromkeys(SOFTMAX_KINDS, Rule(back=warm_softmax, name="adjoint at temperature 2"))
 
-
-def _composite(name: str, *tables: dict[str, Rule]) -> Composite:
-    """Return a composite of several tables; later ones override earlier ones."""
-    rules = dict(_COMMON)
-    for table in tables:
-        rules.update(table)
-    return Composite(name, rules)
-
-
+# later tables override earlier ones
 COMPOSITES: dict[CompositeName, Composite] = {
     "plain": GRADIENT,
     # Ali et al.: XAI for Transformers, ICML 2022
-    "ah": _composite("LRP(AH)", AH),
-    "ln": _composite("LRP(LN)", LN),
-    "ah_ln": _composite("LRP(AH+LN)", AH, LN),
+    "ah": Composite("LRP(AH)", _COMMON | AH),
+    "ln": Composite("LRP(LN)", _COMMON | LN),
+    "ah_ln": Composite("LRP(AH+LN)", _COMMON | AH | LN),
     # Mehri et al.: LibraGrad, CVPR 2025
-    "libra": _composite("LibraGrad", HALVES, AH, LN, SECANT),
+    "libra": Composite("LibraGrad", _COMMON | HALVES | AH | LN | SECANT),
     # Achtibat et al.: AttnLRP, ICML 2024, in the form of Arras et al. 2025; CP-LRP is its baseline
-    "attnlrp": _composite("AttnLRP", HALVES, LN, SECANT),
-    "cp_lrp": _composite("CP-LRP", HALVES, AH, LN, SECANT, CONSTANT_GATE),
+    "attnlrp": Composite("AttnLRP", _COMMON | HALVES | LN | SECANT),
+    "cp_lrp": Composite("CP-LRP", _COMMON | HALVES | AH | LN | SECANT | CONSTANT_GATE),
     # Edin et al.: Gradient Interaction Modifications, 2025
-    "gim": _composite("GIM", HALVES, LN, WARM),
+    "gim": Composite("GIM", _COMMON | HALVES | LN | WARM),
 }
 """Composites of multipliers by name."""
 
 WITH_SECANTS: dict[CompositeName, Composite] = {
-    "ah": _composite("LRP(AH) with secants", HALVES, AH, SECANT),
-    "ln": _composite("LRP(LN) with secants", HALVES, LN, SECANT),
+    "ah": Composite("LRP(AH) with secants", _COMMON | HALVES | AH | SECANT),
+    "ln": Composite("LRP(LN) with secants", _COMMON | HALVES | LN | SECANT),
     "ah_ln": COMPOSITES["libra"],
 }
 """Composites of Ali et al. that also use secants for activations and halve products of two branches."""

@@ -11,9 +11,7 @@ from torch import Tensor
 from whyformer.errors import UnknownOperation
 from whyformer.rules.linear import Back, LayerRule, MatrixLayer, wide
 from whyformer.tape.units import Unit
-from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
-
-__all__ = ["ROUNDING", "opaque_layer_rule", "read_weights", "refuse_adjoint"]
+from whyformer.tape.walking import Flows, Parts, Step, Walk, repeat_unit
 
 ROUNDING = 1e-3
 """Largest accepted deviation from the values of the pass, relative to the largest of these values."""
@@ -49,7 +47,7 @@ def opaque_layer_rule(rule: LayerRule, otherwise: Back) -> Back:
         otherwise: the rule of weighted sums.
     """
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         tape, unit, (flow,) = walk.tape, step.unit, flows.values()
         (entry,) = unit.entries
         x = tape[entry]
@@ -105,7 +103,7 @@ def _has_weights(walk: Walk, unit: Unit) -> bool:
     return has_operand or call.holds_weights
 
 
-def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def refuse_adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Refuse an operation of which only the derivative is known, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []

@@ -44,16 +44,14 @@ from whyformer.tape.calls import Slot
 from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED
-from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
-
-__all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
+from whyformer.tape.walking import Composite, Flows, Parts, Rule, Step, Walk, adjoint
 
 LinearRule: TypeAlias = Literal["separate", "alpha_beta", "epsilon", "gamma"]
 LINEAR_RULES: tuple[str, ...] = get_args(LinearRule)
 
 
 # -- rules of products and weighted sums -------------------------------------------------------------------------------
-def z_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def z_rule(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Compute R_i = x_i ⊙ J_iᵀ(R / y) of a unit y that is linear in each entry x_i, with the derivative J_i (TA Eq. 2).
 
     Conserves relevance if there is one entry; in a product, each of the two branches gets relevance with the sum ΣR.
@@ -79,13 +77,13 @@ def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
     return list(zip(live, pull(flow), strict=True))
 
 
-def product_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def product_rule(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Apply half of the z rule to each branch of a product. Both branches get the same sum, so that the normalization
     of TA Eq. 9–10 is a half of each. Conserves relevance."""
     return z_rule(walk, step, {n: flow / 2 for n, flow in flows.items()})
 
 
-def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def gate_rule(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Pass R / 2 to each branch of an elementwise product. Conserves relevance."""
     (flow,) = flows.values()
     if step.unit.name == "div":
@@ -94,7 +92,7 @@ def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 
 # -- rules of one branch -----------------------------------------------------------------------------------------------
-def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def norm_rule(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Pass R to the input of a norm; if its weight depends on a root too, R / 2 to each. Conserves relevance."""
     unit = step.unit
     if len(unit.entries) == 1:
@@ -110,7 +108,7 @@ def scale_rule(normalised: bool) -> Back:
     For complex numbers, (a + ib)(c + id) = (ac − bd) + i(ad + bc): each of the two sums uses the add rule.
     """
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         unit, tape = step.unit, walk.tape
         call = tape.calls[unit.calls[0]]
         if unit.name == "div" and unit.places:
@@ -130,7 +128,7 @@ def scale_rule(normalised: bool) -> Back:
     return back
 
 
-def clip_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def clip_rule(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Pass R to the entry of a clip; if bounds depend on a root, to the selected values. Conserves relevance."""
     return (identity if len(step.unit.entries) == 1 else adjoint)(walk, step, flows)
 
@@ -144,7 +142,7 @@ def add_rule(normalised: bool) -> Back:
     relevance, and no branch gets more than ΣR.
     """
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         unit, tape, (flow,) = step.unit, walk.tape, flows.values()
         call = tape.calls[unit.calls[0]]
         alpha = call.argument("alpha", 1)
@@ -184,7 +182,7 @@ def shift_rule(normalised: bool) -> Back:
     dropped."""
     add = add_rule(normalised)
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         operands = walk.tape.calls[step.unit.calls[0]].operands
         branches = {p for p, carries in zip(step.unit.places, step.carry, strict=True) if carries}
         shapes = [walk.tape.shapes[o] for i, o in enumerate(operands) if i not in branches]
@@ -211,7 +209,7 @@ def _refused(step: Step, reason: str) -> UnknownOperation:
     return UnknownOperation(f"relevance arrives at '{step.unit.name}', {reason}: {_WAY_OUT}")
 
 
-def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+def unknown(walk: Walk, step: Step, flows: Flows) -> Parts:
     """Refuse an operation without a rule, if relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
         return []

@@ -8,12 +8,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from whyformer.errors import InputError, unknown
 from whyformer.rules.core import Call, Rule
 from whyformer.tape.custom_ops import LIKES, recorded_as
-from whyformer.tape.walking import Composite, Parts, Step, Walk, adjoint, repeat_unit
+from whyformer.tape.walking import Composite, Flows, Parts, Step, Walk, adjoint, repeat_unit
 from whyformer.tape.walking import Rule as TapeRule
 
 # operation -> a similar operation or kind of operations, or a rule
@@ -93,7 +91,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
             refuse=f"whose rule '{rule.name}' is for {carried} only: give it a rule for {composite.name} too"
         )
 
-    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    def back(walk: Walk, step: Step, flows: Flows) -> Parts:
         tape, unit, (flow,) = walk.tape, step.unit, flows.values()
         if propagate is None:
             return adjoint(walk, step, flows)

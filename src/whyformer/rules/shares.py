@@ -27,8 +27,6 @@ from whyformer.tape.units import PRODUCT_KINDS, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import for_each, repeat_unit
 
-__all__ = ["DROPPED", "ShareRules", "Shares"]
-
 DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
 
@@ -251,8 +249,7 @@ class ShareRules:
 
         def function(*x: Tensor) -> list[Tensor]:
             repeated = lambda *v: repeat_unit(self.tape, unit, dict(zip(entries, v, strict=True)))  # noqa: E731
-            selected: list[Tensor] = torch.func.jvp(repeated, values, x)[1]
-            return selected
+            return torch.func.jvp(repeated, values, x)[1]
 
         shares = [self.distribute_rest(e, s) for e, s in entries.items()]
         return self._linear(function, entries, shares)

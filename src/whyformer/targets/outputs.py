@@ -158,12 +158,9 @@ class Query(OutputTarget):
             raise refusal(output, "has no logits of queries")
         rows = torch.arange(len(logits), device=logits.device)
         if self.index is None:
-            classes = output.by_row(self.label).to(logits.device)
-            _check_range("class", classes, logits.shape[-1])
+            classes = _indices("class", self.label, output, logits, -1)
             return logits[rows, logits[rows, :, classes].argmax(-1)]
-        at = output.by_row(self.index).to(logits.device)
-        _check_range("query", at, logits.shape[1])
-        return logits[rows, at]
+        return logits[rows, _indices("query", self.index, output, logits, 1)]
 
     def where(self) -> str:
         return "at its best query" if self.index is None else f"at query {self.index}"
@@ -193,9 +190,7 @@ class Pixel(OutputTarget):
         dense = output.dense if output.depth is None else output.depth[:, None]
         if dense is None:
             raise refusal(output, "has no value per pixel and class")
-        line, column = (output.by_row(v).to(dense.device) for v in (self.row, self.column))
-        _check_range("row", line, dense.shape[2])
-        _check_range("column", column, dense.shape[3])
+        line, column = _indices("row", self.row, output, dense, 2), _indices("column", self.column, output, dense, 3)
         return dense[torch.arange(len(dense), device=dense.device), :, line, column]
 
     def where(self) -> str:
@@ -227,8 +222,10 @@ class Similarity(OutputTarget):
         return "similarity to the text"
 
 
-def _check_range(name: str, values: Tensor, count: int) -> None:
-    """Raise if an index is not in 0 ... count − 1."""
-    for value in values.tolist():
-        if not 0 <= value < count:
-            raise InputError(f"{name} {value} is outside the output, whose indices are 0 to {count - 1}")
+def _indices(name: str, value: Any, output: Output, values: Tensor, axis: int) -> Tensor:
+    """Return ``[B]`` the index along an axis of ``values`` that a target gives for each row; raise if it is outside."""
+    indices, count = output.by_row(value).to(values.device), values.shape[axis]
+    for index in indices.tolist():
+        if not 0 <= index < count:
+            raise InputError(f"{name} {index} is outside the output, whose indices are 0 to {count - 1}")
+    return indices

@@ -76,13 +76,13 @@ class Resolver:
         if isinstance(self.reading, OutputTarget):  # targets with equal readings read the same row
             index = self.target if isinstance(self.reading, Query) and self.reading.index is None else None
             self.reading = self.reading.about(index)
-        elif callable(self.target) and not _is_target(self.target) and self.reading is None:
+        elif callable(self.target) and not isinstance(self.target, RowTarget):
             self.reading = self.target
         self.raw = isinstance(self.reading, Span | Similarity)
         self.numeric = False
         self.pairs = isinstance(self.reading, Similarity)
         counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
-        self.counted = None if callable(self.reading) and not isinstance(self.reading, OutputTarget) else counted
+        self.counted = None if callable(self.reading) else counted
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
 
     def _fit(self, count: int) -> None:
@@ -170,8 +170,7 @@ class Resolver:
         """
         self.numeric = isinstance(self.reading, Pixel) and output.depth is not None
         if isinstance(self.reading, OutputTarget):
-            row: Tensor = self.reading.read(output)
-            return row
+            return self.reading.read(output)
         compared = output.named[output.compared] if output.compared else None
         if self.reading is None and self.target is None and compared is not None and compared.shape[-1] > 1:
             raise refusal(output, "compares pictures with texts")
@@ -213,8 +212,7 @@ class Resolver:
 
     def activation(self, logits: Tensor) -> str:
         """Return the activation of the row: "softmax", "sigmoid", or "identity" for regression outputs."""
-        returned = callable(self.reading) and not isinstance(self.reading, OutputTarget)
-        return "identity" if self.raw or self.numeric else self._activation(logits.shape[-1], returned)
+        return "identity" if self.raw or self.numeric else self._activation(logits.shape[-1], callable(self.reading))
 
     def _with_activation(self, target: Any, logits: Tensor) -> Any:
         """Return a probability as that of the row's activation; raise for a softmax over a row that has none."""
