@@ -105,7 +105,7 @@ def words_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, 
     """
     text, offsets = joined(pieces)
     starts = {places[0] for _, _, places in word_groups(text, offsets)} | set(breaks)
-    return _ranges(starts, len(pieces))
+    return ranges(starts, len(pieces))
 
 
 def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
@@ -119,7 +119,7 @@ def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[i
         while next_end < len(ends) and ends[next_end] <= begin < end:
             starts.add(token)
             next_end += 1
-    return _ranges(starts, len(pieces))
+    return ranges(starts, len(pieces))
 
 
 def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -136,6 +136,7 @@ def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return text, offsets
 
 
-def _ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:
+def ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:
+    """Return the half-open ranges that begin at 0 and at each of ``starts``, and end at ``count``."""
     bounds = [*sorted({0, *starts}), count]
     return [(a, b) for a, b in pairwise(bounds) if a < b]
