@@ -156,7 +156,7 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
     session.check_column(first)
-    size = run_trial(session, first).checked().size if batch_size == "auto" else int(batch_size)
+    size = run_trial(session, first).size if batch_size == "auto" else int(batch_size)
     reads = prefetch(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []
