@@ -268,7 +268,6 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
 
     Single points are numbered in the panel and in the legend, because there are more points than distinct colours.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = min(2, len(panels))
@@ -304,7 +303,6 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
     if handles:
         look: dict[str, Any] = {"ncols": 2 * columns + 1, "fontsize": 7, "frameon": False}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", **look)
-    FigureCanvasAgg(figure)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
     return data.getvalue()

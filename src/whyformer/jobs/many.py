@@ -72,7 +72,6 @@ def explain_many(
     options, keys = split(options_and_keys)
     check_type("method", method, Iterable, "a name, or a list of methods")
     check_type("out", out, str | Path | None, "a folder")
-    check_type("on_error", on_error, str, f"one of {', '.join(ON_ERROR)}")
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     check_values({"batch_size": batch_size, "workers": workers})
