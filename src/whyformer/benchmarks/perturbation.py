@@ -45,10 +45,7 @@ def measure_conditions(
 ) -> Iterator[Measured]:
     """Measure the curves condition -> explained class -> measure; equal perturbed pictures run once.
 
-    Args:
-        batch: the pictures.
-        configurations: the configurations.
-        conditions: name -> options.
+    ``conditions`` maps names to options.
     """
     sizes = {options["per"] != "pixel" for options in conditions.values()}
     maps = {nearest: maps_by_class(replace(batch, nearest=nearest), configurations) for nearest in sizes}
