@@ -400,9 +400,9 @@ class Explanation(Displayable):
         Returns:
             The axes.
         """
-        from whyformer.show import axes
+        from whyformer.show import figures
 
-        return axes.plot(self, ax, sample, k, **look)
+        return figures.plot(self, ax, sample, k, **look)
 
     def to_html(self, title: str = "whyformer", **look: Any) -> str:
         """Return an HTML document; see :func:`whyformer.show.page`."""
