@@ -260,9 +260,9 @@ class Generation(Displayable):
         return terminal_answer.render(self)
 
     def __str__(self) -> str:
-        from whyformer.show import terminal_answer
+        from whyformer.show import terminal, terminal_answer
 
-        return terminal_answer.plain(self)
+        return terminal.printed(terminal_answer.render(self))
 
     def _repr_html_(self) -> str:
         from whyformer.show.html import answer

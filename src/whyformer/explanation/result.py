@@ -420,9 +420,7 @@ class Explanation(Displayable):
         Raises:
             MissingExtra: pandas is not installed.
         """
-        from whyformer.explanation import tables
-
-        return tables.to_pandas(self)
+        return storage.to_pandas(self)
 
     def __rich__(self) -> RenderableType:
         from whyformer.show import terminal

@@ -29,18 +29,13 @@ def legend(talk: Conversation) -> str:
     return f"{text}; not shown: {special}" if (special := talk.special_note(None)) else text
 
 
-def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
-    """Return the matrix of an answer, each row on the scale of its step.
-
-    Args:
-        most: number of columns, beyond which tokens are merged into words, sentences or turns.
-        bare: leave out title, legend and remarks, for a page that has them.
-    """
-    return drawn(answers.conversation(g, most), bare)
+def figure(g: Generation) -> Figure:
+    """Return the matrix of an answer, each row on the scale of its step; many tokens are merged into larger units."""
+    return drawn(answers.conversation(g, _MOST))
 
 
 def drawn(talk: Conversation, bare: bool = False) -> Figure:
-    """Return :func:`figure` of a conversation."""
+    """Return :func:`figure` of a conversation; ``bare``: without title, legend and remarks, which a page has."""
     talk = talk.compact()
     g = talk.g
     names = [short(answers.one_line(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
