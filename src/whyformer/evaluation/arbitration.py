@@ -273,14 +273,10 @@ def measure(
     """Compute a metric of explanations on both parts of the features; explanations share perturbed inputs.
 
     Args:
-        task: the model and its inputs.
-        removed: how features are removed.
-        metric: the metric, which has ``masks`` and ``score``.
         scores: ``[B, P]`` for each of M explanations and each of K goals.
         goals: functions logits ``[B, C]`` -> measured output ``[B]``.
         parts: parts of each sample, see :func:`split`.
         logits: ``[B, C]`` of the clean inputs.
-        batch_size: perturbed samples in one forward pass.
 
     Returns:
         The values ``[2, M, B, K]``, and the number of "perturbed" inputs, also without sharing ("unshared").
