@@ -9,7 +9,14 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, MethodNotApplicable, ModelError, UnknownOperation
+from whyformer.errors import (
+    FOREIGN_ERRORS,
+    InputError,
+    MethodNotApplicable,
+    ModelError,
+    UnknownOperation,
+    WhyformerError,
+)
 from whyformer.inputs.feed import device_of
 from whyformer.jobs.batching import RowContent, Session, collated
 from whyformer.jobs.rows import PAIR
@@ -21,7 +28,9 @@ TRIED = 32
 SHARE = 4
 """A batch may hold 1 / SHARE of the memory; the rest is for the model, temporary tensors, and other processes."""
 MOST = {"cpu": 32, "cuda": 128}
-_OF_THE_MODEL = {kind.__name__: kind for kind in (MethodNotApplicable, ModelError, UnknownOperation)}
+_OF_THE_MODEL: dict[str, type[WhyformerError]] = {
+    kind.__name__: kind for kind in (MethodNotApplicable, ModelError, UnknownOperation)
+}
 
 
 @dataclass(frozen=True)
