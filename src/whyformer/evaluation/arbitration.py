@@ -17,6 +17,7 @@ from whyformer.comparing import MethodSpec, method_list, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Metric
 from whyformer.explaining import prepared
+from whyformer.explanation.display import format_settings
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods import find
@@ -320,7 +321,7 @@ def _titles(entries: Sequence[Explanation | tuple[str, dict[str, Any]]]) -> list
     titles: list[str] = []
     for entry in entries:
         name, settings = (f"given {entry.method}", {}) if isinstance(entry, Explanation) else entry
-        title = name + (f"({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else "")
+        title = name + (f"({format_settings(settings)})" if settings else "")
         repeats = sum(t == title or t.startswith(title + " #") for t in titles)
         titles.append(f"{title} #{repeats + 1}" if repeats else title)
     return titles
