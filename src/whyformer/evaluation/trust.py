@@ -82,7 +82,7 @@ class Trust:
         if not self.numeric:
             return bool(self.curves[sample, 0] >= LOWEST)
         all_curves = np.stack([self.curves[sample], *self.random[:, sample]])
-        # by more than rounding errors
+        # a change by more than rounding errors
         return bool(np.nanmax(all_curves) - np.nanmin(all_curves) > 1e-6 * np.nanmax(np.abs(all_curves)))
 
     def better(self, sample: int = 0) -> bool | None:
