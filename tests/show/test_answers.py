@@ -193,7 +193,7 @@ def test_page_shows_legend_of_matrix_as_text() -> None:
     g = generation()
     claim = grid.legend(answers.conversation(g))
     assert answer.page(g).count(claim) == len(re.findall("<img", answer.page(g))) >= 1
-    whole, bare = (" ".join(t.get_text() for t in grid.drawn(answers.conversation(g), bare=value).texts) for value in (False, True))
+    whole, bare = (" ".join(t.get_text() for t in grid.figure(g, bare=value).texts) for value in (False, True))
     for text in (answers.question(answers.conversation(g)), answers.source(g), claim, *answers.remarks(g)):
         assert text in whole
         assert text not in bare
@@ -205,7 +205,7 @@ def test_matrix_is_as_wide_as_its_columns_and_contains_all_text(count: int) -> N
     matrix = torch.zeros(2, count)
     matrix[:, 0] = 1.0
     g = replace(generation(), pieces=pieces, tokens=pieces, ids=[*range(count)], start=count - 2, matrix=matrix)
-    drawing, bare = grid.figure(g), grid.drawn(answers.conversation(g), bare=True)
+    drawing, bare = grid.figure(g), grid.figure(g, bare=True)
     assert drawing.get_figwidth() == pytest.approx(max(4.0, bare.get_figwidth() + 0.1))
     canvas = FigureCanvasAgg(drawing)
     ends = [text.get_window_extent(canvas.get_renderer()) for text in drawing.texts]

@@ -29,13 +29,14 @@ def legend(talk: Conversation) -> str:
     return f"{text}; not shown: {special}" if (special := talk.special_note(None)) else text
 
 
-def figure(g: Generation) -> Figure:
-    """Return the matrix of an answer, each row on the scale of its step; many tokens are merged into larger units."""
-    return drawn(answers.conversation(g, _MOST))
+def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
+    """Return the matrix of an answer, each row on the scale of its step. More columns than ``most`` are merged into
+    words, sentences or turns; ``bare`` leaves out title, legend and remarks, for a page that has them."""
+    return drawn(answers.conversation(g, most), bare)
 
 
 def drawn(talk: Conversation, bare: bool = False) -> Figure:
-    """Return :func:`figure` of a conversation; ``bare``: without title, legend and remarks, which a page has."""
+    """Return :func:`figure` of a conversation."""
     talk = talk.compact()
     g = talk.g
     names = [short(answers.one_line(piece.strip() or piece).strip() or "␣", _LONGEST) for piece in g.pieces]
