@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import threading
 
 import pytest
@@ -104,11 +105,11 @@ def test_save_to_missing_folder_raises(tmp_path):
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), safetensors.SafetensorError("I/O error: No space left on device")])
 def test_full_disk_raises_and_leaves_no_file(tmp_path, monkeypatch, error):
-    def full(tensors, path, metadata):
-        path.write_bytes(b"half")
+    def full(path, content):
+        path.write_text("half")
         raise error
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
     with pytest.raises(LoadError, match=r"cannot write .*No space left"):
         sentence().save(tmp_path / "e.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -118,15 +119,16 @@ def test_killed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = sentence().save(tmp_path / "e.safetensors")
     before = path.read_bytes()
 
-    def killed(tensors, partial, metadata):
-        partial.write_bytes(b"half")
+    def killed(partial, content):
+        partial.write_text("half")
         os._exit(9)
 
-    monkeypatch.setattr(safetensors.torch, "save_file", killed)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", killed)
     child = os.fork()
     if not child:
         sentence("other words").save(path)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    monkeypatch.undo()
     assert path.read_bytes() == before
     assert [p.suffix for p in tmp_path.iterdir() if p != path] == [".partial"]
     assert write_report(tmp_path, tmp_path / "r.html").skipped == []

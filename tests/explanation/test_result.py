@@ -53,11 +53,11 @@ def test_failed_save_leaves_no_file(tmp_path, monkeypatch):
         picture().save(tmp_path / "missing" / "e.safetensors")
     assert list(tmp_path.iterdir()) == []
 
-    def fill_the_disk(tensors, path, **facts):
-        path.write_bytes(b"half")
+    def fill_the_disk(path, content):
+        path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", fill_the_disk)
+    monkeypatch.setattr("pathlib.Path.write_bytes", fill_the_disk)
     with pytest.raises(LoadError, match="No space"):
         picture().save(tmp_path / "e.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -66,7 +66,7 @@ def test_failed_save_leaves_no_file(tmp_path, monkeypatch):
 def test_failed_save_keeps_the_earlier_file(tmp_path, monkeypatch):
     path, earlier = tmp_path / "e.safetensors", picture(target=0)
     earlier.save(path)
-    monkeypatch.setattr("safetensors.torch.save_file", lambda tensors, path, **facts: path.mkdir() or path.write_bytes(b""))
+    monkeypatch.setattr("pathlib.Path.write_bytes", lambda path, content: path.mkdir() or path.write_text(""))
     with pytest.raises(LoadError, match="cannot write"):
         picture(target=1).save(path)
     assert torch.equal(Explanation.load(path).target, earlier.target)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
+from whyformer.explanation.display import format_settings
 from whyformer.notation import method_in, parts
 
 RANDOM, TRUTH = "random", "ground_truth"
@@ -69,7 +70,7 @@ def parse_methods(
             continue  # part of every table
         method = find(name)
         full = method.complete(settings)
-        summary = ", ".join(f"{k}={v}" for k, v in settings.items())
+        summary = format_settings(settings)
         title = label or (f"{name} ({summary})" if summary and settings != published.get(name) else name)
         source = label if label in published else name
         reference = dict(published.get(source, {"method": None}))

@@ -278,14 +278,11 @@ def _of(name: str) -> Callable[[Sequence[Values]], Interval | None]:
     return mean(lambda v: v.get(name))
 
 
-def _of_facts(name: str) -> Callable[[Sequence[Values]], Interval | None]:
-    """Return the mean over prompts in which a single fact holds the answer."""
-    return mean(lambda v: None if v["kind"] in ("twins", "agreement") else v.get(name))
-
-
 def summarize(study: Study, results: Results) -> Report:
     columns = {
-        "hit at 1": _of_facts("hit"), "share on the fact": _of("share"), "share within the document": _of("inside"),
+        # over prompts in which a single fact holds the answer
+        "hit at 1": mean(lambda v: None if v["kind"] in ("twins", "agreement") else v["hit"]),
+        "share on the fact": _of("share"), "share within the document": _of("inside"),
         "twins in order": _of("order"), "twins, token_deletion": _of("reranked"),
         "kept without least": _of("least"), "kept without most": _of("most"), "removal gap": _of("gap"),
         "error of the sum (median)": _median("error"), "forward + backward (median)": _median("cost"),

@@ -45,10 +45,7 @@ def measure_conditions(
 ) -> Iterator[Measured]:
     """Measure the curves condition -> explained class -> measure; equal perturbed pictures run once.
 
-    Args:
-        batch: the pictures.
-        configurations: the configurations.
-        conditions: name -> options.
+    ``conditions`` maps names to options.
     """
     sizes = {options["per"] != "pixel" for options in conditions.values()}
     maps = {nearest: maps_by_class(replace(batch, nearest=nearest), configurations) for nearest in sizes}
@@ -85,7 +82,11 @@ def _requests(
                 continue
             for name in options["measures"]:
                 baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
-                yield (condition, c, i, explained, name), i, _removed(batch, i, scores, name, options), baseline
+                if options["per"] == "patch":  # ranked by the mean of their pixels
+                    masks = batch.covered(i, _masks(batch.features(i, scores), name, options))
+                else:
+                    masks = _masks(scores, name, options)
+                yield (condition, c, i, explained, name), i, masks, baseline
 
 
 def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) -> MapsByClass:
@@ -105,17 +106,8 @@ def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) 
     }
 
 
-def _removed(
-    batch: PictureBatch, index: int, scores: NDArray[np.float64], name: str, options: dict[str, Any]
-) -> NDArray[np.bool_]:
-    """Return masks ``[F, H, W]`` of pixels, or of patches ranked by the mean of their pixels (option ``per``)."""
-    if options["per"] != "patch":
-        return _masks(scores, name, options)
-    return batch.covered(index, _masks(batch.features(index, scores), name, options))
-
-
 def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
-    """Return masks ``[F, H, W]`` that are True at the pixels removed at each step of a measure."""
+    """Return masks ``[F, ...]`` that are True at the pixels or patches removed at each step of a measure."""
     fractions = FRACTIONS if name in DIRECTIONS else faithfulness.equal_steps(options["steps"])
     if options["ties"] != "topk":
         turn = -1 if options["ties"] == "last" else 1

@@ -129,14 +129,10 @@ def method_table(
     """Return a table of the figures of all configurations.
 
     Args:
-        name: identifier of the table.
-        title: heading.
-        corner: heading of the column of row names.
+        name, title, corner, digits: as for :class:`Table`.
         compared: configurations in order.
-        results: measurements.
         figures: title -> function of the measurements of a configuration's samples.
         published: title -> the papers' figures by method.
-        digits: number of decimals.
         down: methods are rows, as in Ali et al. 2022; otherwise columns, as in Chefer et al. 2021.
     """
     cells = {}
@@ -180,7 +176,6 @@ class Report:
     """The report of a benchmark.
 
     Attributes:
-        tables: the tables.
         curves: panels of the plot.
         conventions: descriptions of all choices behind the figures.
         remarks: notes for the reader, such as on skipped samples.
@@ -268,7 +263,6 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
 
     Single points are numbered in the panel and in the legend, because there are more points than distinct colours.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = min(2, len(panels))
@@ -304,7 +298,6 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
     if handles:
         look: dict[str, Any] = {"ncols": 2 * columns + 1, "fontsize": 7, "frameon": False}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", **look)
-    FigureCanvasAgg(figure)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
     return data.getvalue()

@@ -24,6 +24,7 @@ from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.datasets.samples import content_digest
 from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError, check_count
 from whyformer.explanation.counts import amount
+from whyformer.explanation.display import format_settings
 from whyformer.explanation.versions import versions
 from whyformer.inputs.settings import settings_of
 from whyformer.jobs.actors import check_engine
@@ -189,14 +190,10 @@ def _report(benchmark: Benchmark, study: Study, by_label: dict[str, dict[str, Re
     if study.modality == "image":
         spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
         texts |= conventions("pictures", size="{}×{}".format(*spec.size), resample=spec.resample, seed=study.seed)
-    settings = {
-        c.label: ", ".join(f"{k}={v}" for k, v in c.settings.items()) or "no settings"
-        for c in study.configurations
-        if c.kind == "method"
-    }
+    methods = [c for c in study.configurations if c.kind == "method"]
     texts |= summary.conventions | conventions(
-        "all", methods="; ".join(f"{label}: {text}" for label, text in settings.items()), study=study,
-        count=len(study.samples), dtype=study.forwards.place["dtype"],
+        "all", methods="; ".join(f"{c.label}: {format_settings(c.settings) or 'no settings'}" for c in methods),
+        study=study, count=len(study.samples), dtype=study.forwards.place["dtype"],
         versions=", ".join(f"{name} {number}" for name, number in versions().items()),
     )  # fmt: skip
     remarks = (*study.remarks, *summary.remarks)

@@ -17,6 +17,7 @@ from whyformer.comparing import MethodSpec, method_list, read_method
 from whyformer.errors import InputError, ModelError, check_count, check_type
 from whyformer.evaluation.registry import METRICS, Metric
 from whyformer.explaining import prepared
+from whyformer.explanation.display import format_settings
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods import find
@@ -273,14 +274,10 @@ def measure(
     """Compute a metric of explanations on both parts of the features; explanations share perturbed inputs.
 
     Args:
-        task: the model and its inputs.
-        removed: how features are removed.
-        metric: the metric, which has ``masks`` and ``score``.
         scores: ``[B, P]`` for each of M explanations and each of K goals.
         goals: functions logits ``[B, C]`` -> measured output ``[B]``.
         parts: parts of each sample, see :func:`split`.
         logits: ``[B, C]`` of the clean inputs.
-        batch_size: perturbed samples in one forward pass.
 
     Returns:
         The values ``[2, M, B, K]``, and the number of "perturbed" inputs, also without sharing ("unshared").
@@ -324,7 +321,7 @@ def _titles(entries: Sequence[Explanation | tuple[str, dict[str, Any]]]) -> list
     titles: list[str] = []
     for entry in entries:
         name, settings = (f"given {entry.method}", {}) if isinstance(entry, Explanation) else entry
-        title = name + (f"({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else "")
+        title = name + (f"({format_settings(settings)})" if settings else "")
         repeats = sum(t == title or t.startswith(title + " #") for t in titles)
         titles.append(f"{title} #{repeats + 1}" if repeats else title)
     return titles

@@ -15,6 +15,7 @@ from torch import Tensor
 from whyformer.baselines import BLUR
 from whyformer.errors import InputError, check_type
 from whyformer.evaluation.forwards import activated
+from whyformer.evaluation.registry import Array
 from whyformer.explanation.mosaic import on_patches
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
@@ -22,8 +23,6 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.removal import Removal, content_of, logits_without, removal, values_of
 from whyformer.prepared import Prepared
 from whyformer.targets import Resolver, Target
-
-Array = NDArray[np.float64]
 
 
 @dataclass

@@ -24,7 +24,6 @@ class Forwards:
     """Runs a model on many inputs in batches.
 
     Attributes:
-        model: the model.
         batch_size: inputs in one forward pass.
         pad: id of the padding token, which is masked.
     """

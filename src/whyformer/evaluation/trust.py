@@ -79,13 +79,11 @@ class Trust:
         :data:`LOWEST`, or the value changes when features are removed."""
         if not np.isfinite(self.areas[sample]):
             return False
-        return self._moves(sample) if self.numeric else bool(self.curves[sample, 0] >= LOWEST)
-
-    def _moves(self, sample: int) -> bool:
-        """Return True if the value changes by more than rounding errors."""
+        if not self.numeric:
+            return bool(self.curves[sample, 0] >= LOWEST)
         all_curves = np.stack([self.curves[sample], *self.random[:, sample]])
-        size = np.nanmax(np.abs(all_curves))
-        return bool(np.nanmax(all_curves) - np.nanmin(all_curves) > 1e-6 * size)
+        # a change by more than rounding errors
+        return bool(np.nanmax(all_curves) - np.nanmin(all_curves) > 1e-6 * np.nanmax(np.abs(all_curves)))
 
     def better(self, sample: int = 0) -> bool | None:
         """Return True if the curve falls faster than every random curve (or rises, see :attr:`rising`), False if it is

@@ -1,10 +1,10 @@
-"""Display of results in notebooks and terminals, and the name of their method."""
+"""Display of results in notebooks and terminals, the name of their method, and settings as text."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -33,3 +33,8 @@ def actual_method(e: Explanation) -> str:
     choice = e.diagnostics.get("auto")
     name = choice.get("method") if isinstance(choice, Mapping) else None
     return name if isinstance(name, str) else e.method
+
+
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """Format settings like keyword arguments of a call."""
+    return ", ".join(f"{k}={v}" for k, v in settings.items())

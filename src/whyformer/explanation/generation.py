@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,13 +189,13 @@ class Generation(Displayable):
         bounds = {self.source, self.start, *(i for _, a, b in self.turns for i in (a, b) if i < len(self.ids))}
         if unit == "turn":
             turns = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
-            merged = _filled(turns, len(self.ids), bounds)
+            merged = units.ranges({i for turn in turns for i in turn} | bounds, len(self.ids))
         else:
             breaks = bounds | {i for n in special for i in (n, n + 1) if i < len(self.ids)}
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
             # tokens of a chat template that continue its text between two contents
             template = {n for n in special if n < self.start and n - 1 in special} - bounds if self.turns else set()
-            merged = _filled([], len(self.ids), {a for a, _ in merged} - template)
+            merged = units.ranges({a for a, _ in merged} - template, len(self.ids))
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
         columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)
@@ -261,9 +260,9 @@ class Generation(Displayable):
         return terminal_answer.render(self)
 
     def __str__(self) -> str:
-        from whyformer.show import terminal_answer
+        from whyformer.show import terminal, terminal_answer
 
-        return terminal_answer.plain(self)
+        return terminal.printed(terminal_answer.render(self))
 
     def _repr_html_(self) -> str:
         from whyformer.show.html import answer
@@ -272,9 +271,3 @@ class Generation(Displayable):
 
     def __repr__(self) -> str:
         return f"Generation({self.method}, {len(self)} {self.unit}s after {self.start}: {self.text!r:.60})"
-
-
-def _filled(ranges: list[Range], count: int, breaks: set[int]) -> list[Range]:
-    """Return the ranges and the gaps between them, split at ``breaks``."""
-    bounds = sorted({0, count, *(n for r in ranges for n in r), *breaks})
-    return [(a, b) for a, b in pairwise(bounds) if a < b]

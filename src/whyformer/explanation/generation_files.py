@@ -54,7 +54,7 @@ def to_plain_generation(g: Generation) -> dict[str, Any]:
 
 
 def to_dict(g: Generation) -> dict[str, Any]:
-    """Return all values except pictures as JSON values; instead of logits, the most likely tokens of each step."""
+    """See :meth:`Generation.to_dict`."""
     facts = {**to_plain_generation(g), **{name: getattr(g, name).tolist() for name in ("matrix", "value", "target")}}
     if g.unit == "token":
         facts["candidates"] = [_candidates(g, t) for t in range(len(g))]
@@ -88,7 +88,7 @@ def _contents(g: Generation) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
 
 
 def save(g: Generation, path: str | Path) -> Path:
-    """Write a ``.safetensors`` file atomically."""
+    """See :meth:`Generation.save`."""
     return serialization.write(path, *_contents(g))
 
 
@@ -98,11 +98,7 @@ def content(g: Generation) -> bytes:
 
 
 def load(kind: type[Generation], path: str | Path) -> Generation:
-    """Read a file that :func:`save` wrote.
-
-    Raises:
-        LoadError: the file is damaged, or not a saved explanation of a generated text.
-    """
+    """See :meth:`Generation.load`."""
     expected = "a saved explanation of a generated text"
     facts, tensors = serialization.read(path, _FORMAT, expected)
     with errors_as(LoadError, f"{path} is not {expected}"):
@@ -114,13 +110,7 @@ def load(kind: type[Generation], path: str | Path) -> Generation:
 
 
 def from_dict(kind: type[Generation], facts: Mapping[str, Any]) -> Generation:
-    """Restore a generation from the values of :func:`to_dict`.
-
-    It contains the logits of the most likely tokens of each step and of the generated token.
-
-    Raises:
-        InputError: ``facts`` are not those of :func:`to_dict`, are inconsistent, or belong to a prompt with pictures.
-    """
+    """See :meth:`Generation.from_dict`."""
     with errors_as(InputError, "this is not a dictionary of Generation.to_dict"):
         if facts.get("seen"):
             raise InputError("JSON does not hold the pictures of the prompt of this answer: save it as .safetensors")

@@ -11,12 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.geometry import Box, Geometry
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
-
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)

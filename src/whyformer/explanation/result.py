@@ -20,7 +20,6 @@ from whyformer.explanation.display import Displayable
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box, Geometry
 from whyformer.explanation.per_sample import of_sample
-from whyformer.explanation.time_steps import over_time, unrolled
 
 if TYPE_CHECKING:
     import pandas
@@ -295,7 +294,7 @@ class Explanation(Displayable):
         Raises:
             InputError: the input is not a sound of known rate, or the step is shorter than the time between two scores.
         """
-        return over_time(self, step)
+        return views.over_time(self, step)
 
     def unrolled(self, columns: int | None = None) -> Explanation:
         """Return a video as one picture: its time steps from left to right and top to bottom, on one color scale.
@@ -305,7 +304,7 @@ class Explanation(Displayable):
         Args:
             columns: time steps in a row; by default about twice the number of rows.
         """
-        return unrolled(self, columns)
+        return views.unrolled(self, columns)
 
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
         """Return the map of one sample on its original picture.
@@ -400,9 +399,9 @@ class Explanation(Displayable):
         Returns:
             The axes.
         """
-        from whyformer.show import axes
+        from whyformer.show import figures
 
-        return axes.plot(self, ax, sample, k, **look)
+        return figures.plot(self, ax, sample, k, **look)
 
     def to_html(self, title: str = "whyformer", **look: Any) -> str:
         """Return an HTML document; see :func:`whyformer.show.page`."""
@@ -420,9 +419,7 @@ class Explanation(Displayable):
         Raises:
             MissingExtra: pandas is not installed.
         """
-        from whyformer.explanation import tables
-
-        return tables.to_pandas(self)
+        return storage.to_pandas(self)
 
     def __rich__(self) -> RenderableType:
         from whyformer.show import terminal

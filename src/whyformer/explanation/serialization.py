@@ -59,30 +59,20 @@ def errors_as(kind: type[WhyformerError], subject: str) -> Iterator[None]:
 
 
 def write(path: str | Path, format_: Any, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Write a safetensors file atomically: the tensors, and as JSON in its header the format, versions and facts."""
-    from safetensors.torch import save_file
-
-    stored, header = _packed(format_, facts, tensors)
+    """Write the file of :func:`to_bytes` atomically."""
+    content = to_bytes(format_, facts, tensors)
     with written_whole(Path(path)) as partial:
-        save_file(stored, partial, metadata=header)
+        partial.write_bytes(content)
     return Path(path)
 
 
 def to_bytes(format_: Any, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the content of the file that :func:`write` writes."""
+    """Return a safetensors file of the tensors; its header has format, versions and facts (JSON) and a checksum."""
     from safetensors.torch import save
 
-    stored, header = _packed(format_, facts, tensors)
-    return bytes(save(stored, metadata=header))
-
-
-def _packed(
-    format_: Any, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return contiguous copies of the tensors, and the header with the checksum."""
     stored = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     text = json.dumps({"format": format_, "versions": versions(), **facts})
-    return stored, {_FACTS: text, _CHECKSUM: _digest(text, stored)}
+    return bytes(save(stored, metadata={_FACTS: text, _CHECKSUM: _digest(text, stored)}))
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -98,8 +88,6 @@ def read(path: str | Path, format_: Any, expected: str) -> tuple[dict[str, Any],
     """Read the facts and the tensors of a file; one that another program wrote may lack the checksum.
 
     Args:
-        path: the file.
-        format_: the format of the file.
         expected: the expected content, for error messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Convert explanations to plain values and files, and restore them."""
+"""Convert explanations to plain values, tables and files, and restore them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import BaseModel
 from torch import Tensor
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.explanation import serialization
 from whyformer.explanation.consistency import check_fit
 from whyformer.explanation.features import Features
@@ -23,6 +23,8 @@ from whyformer.explanation.schemas import checked, schema_of
 from whyformer.explanation.serialization import errors_as
 
 if TYPE_CHECKING:
+    import pandas
+
     from whyformer.explanation.result import Explanation
 
 _FORMAT = 1
@@ -97,7 +99,6 @@ def plain(value: Any, *, finite: bool = False, digits: int | None = None) -> Any
     """Convert tensors, arrays, tuples, mappings, geometries and callables to JSON values.
 
     Args:
-        value: the value.
         finite: convert NaN and infinity to None.
         digits: significant digits of floats; all by default.
     """
@@ -116,6 +117,34 @@ def plain(value: Any, *, finite: bool = False, digits: int | None = None) -> Any
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def to_pandas(e: Explanation) -> pandas.DataFrame:
+    """See :meth:`Explanation.to_pandas`."""
+    pd = import_optional("pandas", "to_pandas", "data")
+    parts = [e.part(name) for name in e.inputs]
+    tables = [pd.DataFrame(_columns(part[i], i)) for i in range(len(e)) for part in parts]
+    table: pandas.DataFrame = pd.concat(tables, ignore_index=True)
+    return table if e.parts else table.drop(columns="input")
+
+
+def _columns(e: Explanation, sample: int) -> dict[str, Any]:
+    """Return the columns by name for one input of one sample."""
+    scores = e.scores[0].float().numpy()
+    count = scores.size
+    columns: dict[str, Any] = {"sample": np.full(count, sample), "input": e.input or "", "method": e.method}
+    columns["target"] = e.target_names[0] if e.target_names is not None else e.label(int(e.target[0]))
+    if e.level == "pixel" or (e.level == "patch" and e.grid is not None):
+        steps = () if e.frames is None else (e.frames,)
+        shape = scores.shape if e.level == "pixel" else (*steps, *(e.grid or ()))
+        names = ("frame", "row", "column")[-len(shape) :]
+        columns |= dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
+    else:
+        columns["position"] = np.arange(count)
+    if e.level == "token" and e.tokens is not None:
+        special = set() if e.special is None else set(e.special[0])
+        columns |= {"token": e.tokens[0], "special": [i in special for i in range(count)]}
+    return {**columns, "score": scores.reshape(-1)}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -55,12 +55,7 @@ def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, in
 def shown_groups(features: Features, tokens: int, sample: int) -> list[tuple[int, int, list[int]]]:
     """Return :func:`word_groups` of a sample without its special tokens.
 
-    Without offsets or a text, each token is a word with the character offsets (0, 0).
-
-    Args:
-        features: features of the batch.
-        tokens: number of tokens.
-        sample: index of the sample.
+    Without offsets or a text, each of ``tokens`` tokens is a word with the character offsets (0, 0).
     """
     special = frozenset(features.special[sample] if features.special is not None else ())
     if features.offsets is None or features.texts is None:
@@ -105,7 +100,7 @@ def words_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, 
     """
     text, offsets = joined(pieces)
     starts = {places[0] for _, _, places in word_groups(text, offsets)} | set(breaks)
-    return _ranges(starts, len(pieces))
+    return ranges(starts, len(pieces))
 
 
 def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
@@ -119,7 +114,7 @@ def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[i
         while next_end < len(ends) and ends[next_end] <= begin < end:
             starts.add(token)
             next_end += 1
-    return _ranges(starts, len(pieces))
+    return ranges(starts, len(pieces))
 
 
 def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -136,6 +131,7 @@ def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return text, offsets
 
 
-def _ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:
+def ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:
+    """Return the half-open ranges that begin at 0 and at each of ``starts``, and end at ``count``."""
     bounds = [*sorted({0, *starts}), count]
     return [(a, b) for a, b in pairwise(bounds) if a < b]

@@ -1,20 +1,29 @@
-"""Resize, place, blur and propagate maps. All resizing of maps happens here."""
+"""Resize, place and blur maps, sum the scores of a sound over time, and unroll videos. All resizing of maps is here."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from whyformer.errors import InputError, check_count
 from whyformer.explanation.geometry import Box
+
+if TYPE_CHECKING:
+    from whyformer.explanation.result import Explanation
+
+_MOST = 50  # time intervals
+_STEPS = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 2, 5)]  # their lengths in seconds
+BEHIND = "[PAD]"  # name of an interval after the end of a sound
 
 
 def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False) -> Tensor:
     """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4).
 
     Args:
-        maps: the maps.
         size: (height, width) in pixels; None returns ``maps``.
         nearest: give each pixel the score of the cell that its centre lies in instead of interpolating.
     """
@@ -36,7 +45,6 @@ def place(
     canvas, this is :func:`resize`.
 
     Args:
-        map_: the map.
         box: (left, top, right, bottom) in canvas pixels, possibly fractional; it may extend beyond the canvas.
         size: (height, width) of the canvas in pixels.
         seen: the box that the model saw; ``box`` by default.
@@ -72,7 +80,6 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> 
     """Blur pictures ``[B, C, H, W]`` with a separable Gaussian kernel of sum 1, reflected at the edges.
 
     Args:
-        pictures: the pictures.
         sigma: σ in pixels; 0 returns the pictures unchanged.
         radius: radius of the kernel in pixels; 3σ by default, at most the side of a picture less 1.
     """
@@ -87,3 +94,51 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> 
         pad = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
         flat = torch.nn.functional.conv2d(torch.nn.functional.pad(flat, pad, mode="reflect"), kernel)
     return flat.reshape(pictures.shape)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+def over_time(e: Explanation, step: float | None = None) -> Explanation:
+    """See :meth:`Explanation.over_time`."""
+    if e.rate is None:
+        raise InputError("over_time() is for sounds: the rate of these scores is unknown")
+    count = e.scores.shape[1]
+    durations = e.features.durations or [count / e.rate] * len(e)
+    longest = count / e.rate  # including silence that a processor may have appended
+    if step is None:
+        step = next((s for s in _STEPS if longest / s <= _MOST and s * e.rate >= 1), _STEPS[-1])
+    if not (math.isfinite(step) and step * e.rate >= 1):
+        raise InputError(f"a step of {step} s is shorter than the time between two scores, {1 / e.rate:.4g} s")
+    # the tolerance keeps rounding from adding an interval
+    intervals = max(1, math.ceil(longest / step - 1e-9))
+    interval = ((torch.arange(count, dtype=torch.float64) + 0.5) / (step * e.rate)).long().clamp(max=intervals - 1)
+    scores = e.scores.new_zeros(len(e), intervals).index_add_(1, interval, e.scores)
+    digits = next((d for d in range(4) if abs(round(step, d) - step) < 1e-9), 4)
+    names = [f"{i * step:.{digits}f} s" for i in range(intervals)]
+    tokens = [
+        [name if i * step < duration or row[i] else BEHIND for i, name in enumerate(names)]
+        for duration, row in zip(durations, scores.tolist(), strict=True)
+    ]
+    return replace(e, scores=scores, parts={}).with_features(tokens=tokens, rate=1 / step)
+
+
+def unrolled(e: Explanation, columns: int | None = None) -> Explanation:
+    """See :meth:`Explanation.unrolled`."""
+    if e.frames is None:
+        raise InputError("unrolled() is for videos: these scores have no time steps")
+    columns = math.ceil(math.sqrt(2 * e.frames)) if columns is None else columns
+    check_count("columns", columns)
+    frames = [frame for i in range(e.frames) if (frame := e.frame(i).pictures) is not None]  # all, or none
+    pictures = _side_by_side(torch.stack(frames, 1), columns) if frames else None
+    scores = _side_by_side(e.heatmap()[..., None], columns)[..., 0]
+    picture = replace(e, scores=scores, level="pixel", parts={})
+    size = (int(scores.shape[1]), int(scores.shape[2]))
+    dropped = dict.fromkeys(("frames", "grid", "cells", "read", "originals", "geometry"))
+    return picture.with_features(**dropped, pictures=pictures, image_size=size)
+
+
+def _side_by_side(steps: Tensor, columns: int) -> Tensor:
+    """Arrange ``[B, T, H, W, C]`` as ``[B, rows · H, columns · W, C]``; the rest of the last row is 0."""
+    columns = min(columns, steps.shape[1])
+    missing = -steps.shape[1] % columns
+    filled = torch.cat((steps, steps.new_zeros(len(steps), missing, *steps.shape[2:])), 1)
+    return filled.unflatten(1, (-1, columns)).permute(0, 1, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)

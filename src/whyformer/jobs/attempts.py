@@ -89,34 +89,31 @@ class Attempts:
     # -- notes -------------------------------------------------------------------------------------------------------
     def fetch(self, row: int | None) -> None:
         """Note that a row is fetched from the input, or with None that none is."""
-        self._begin(_FETCH, [] if row is None else [row])
+        self._note(lane=_FETCH, rows=[] if row is None else [row])
 
     def reading(self, row: Row) -> RowContent:
         """Read the content of a row; may be called by any thread."""
         lane = f"read {row.index}"
-        self._begin(lane, [row.index])
+        self._note(lane=lane, rows=[row.index])
         read = read_one(row)
-        self._begin(lane, [])
+        self._note(lane=lane, rows=[])
         return read
 
     def work(self, rows: Iterable[int], *, durable: bool = False) -> None:
         """Note that rows are processed together; a ``durable`` note survives a power failure."""
-        self._begin(_WORK, list(rows))
+        self._note(lane=_WORK, rows=list(rows))
         if durable:
             os.fsync(self._file)
 
     def alone(self, row: int) -> None:
         """Note that this row alone is tried."""
-        self._begin(_ALONE, [row])
+        self._note(lane=_ALONE, rows=[row])
         os.fsync(self._file)
 
     def survived(self, row: int) -> None:
         """Note that the tried row did not end the process."""
-        self._begin(_ALONE, [])
+        self._note(lane=_ALONE, rows=[])
         self.suspects.discard(row)
-
-    def _begin(self, lane: str, rows: list[int]) -> None:
-        self._note(lane=lane, rows=rows)
 
     def _note(self, before: bytes = b"", **facts: Any) -> None:
         with reporting_write_errors(self._path.parent):

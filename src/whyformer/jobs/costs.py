@@ -95,7 +95,7 @@ def estimate(job: Job) -> Cost:
     reads = [read_one(row) for row in sample]
     if not reads:
         raise InputError(f"the input {opened.source.name} has no rows")
-    trial = run_trial(opened.session, reads).checked()
+    trial = run_trial(opened.session, reads)
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
     rows, start = Rows(job.scores, class_names(opened.session.model)[0]), time.perf_counter()
     for explained in opened.session.explain_in_memory([read_one(row) for row in sample], size)[0]:
@@ -106,6 +106,7 @@ def estimate(job: Job) -> Cost:
     write_parquet(table, parquet)
     rows_left = None if opened.count is None else max(0, opened.count - finished)
     place = device_of(opened.session.model)
+    out = Path(job.out).resolve()
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
         rows=opened.count, finished=finished, sampled=len(reads), failed=len({f.row for f in rows.failures}),
@@ -114,12 +115,8 @@ def estimate(job: Job) -> Cost:
         available=total_memory(place),
         seconds=None if rows_left is None else seconds / len(reads) * rows_left,
         bytes=None if rows_left is None else parquet.size() * rows_left // len(reads),
-        disk=shutil.disk_usage(_existing(Path(job.out))).free,
+        disk=shutil.disk_usage(next(path for path in (out, *out.parents) if path.exists())).free,
     )  # fmt: skip
-
-
-def _existing(path: Path) -> Path:
-    return next(p for p in (path.resolve(), *path.resolve().parents) if p.exists())
 
 
 def _duration(seconds: float) -> str:

@@ -92,7 +92,7 @@ class Folder(ExitStack):
         """Write the table of failures."""
         write_table(self.path / FAILURES, stamped(failures, job=self.job), self.job)
 
-    def finish(self, failures: Any, rows: int) -> dict[str, Any]:
+    def finish(self, failures: Any, rows: int) -> None:
         """Write the table of failures and the complete manifest."""
         self.write_failures(failures)
         row_count = sum(part.written for part in self.parts.values())
@@ -102,7 +102,6 @@ class Folder(ExitStack):
         self.write_manifest(self.manifest)
         for path in notes_of(self.path):
             path.unlink(missing_ok=True)
-        return self.manifest
 
     @property
     def is_finished(self) -> bool:

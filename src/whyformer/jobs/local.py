@@ -118,7 +118,7 @@ class OpenedJob:
         """Explain the largest of the first :data:`TRIED` rows as a trial."""
         rows = self.part(0, attempts)[:TRIED]
         try_alone(self.session, rows, attempts)
-        return run_trial(self.session, [attempts.reading(row) for row in rows], attempts.work).checked()
+        return run_trial(self.session, [attempts.reading(row) for row in rows], attempts.work)
 
 
 def open_job(job: Job) -> OpenedJob:
@@ -161,7 +161,6 @@ def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = 
     """Explain the rows of one part.
 
     Args:
-        opened: the job.
         number: number of the part.
         size: rows in one batch.
         may_fail: number of failed rows above which the part ends early.

@@ -72,7 +72,6 @@ def explain_many(
     options, keys = split(options_and_keys)
     check_type("method", method, Iterable, "a name, or a list of methods")
     check_type("out", out, str | Path | None, "a folder")
-    check_type("on_error", on_error, str, f"one of {', '.join(ON_ERROR)}")
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     check_values({"batch_size": batch_size, "workers": workers})
@@ -156,7 +155,7 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
     session.check_column(first)
-    size = run_trial(session, first).checked().size if batch_size == "auto" else int(batch_size)
+    size = run_trial(session, first).size if batch_size == "auto" else int(batch_size)
     reads = prefetch(rows, read_one, workers, 2 * size)
     while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []

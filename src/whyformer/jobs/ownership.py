@@ -62,7 +62,6 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """Return the files of a job in a folder, without changing them.
 
     Args:
-        folder: the folder.
         facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.job_facts`.
 
     Raises:
@@ -84,8 +83,9 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     others = [path.name for path, id_ in ids.items() if id_ not in (None, job)]
     if others:
         raise InputError(f"{folder} contains files of another job ({_few(others)}): use another folder as out")
-    is_owned = job in ids.values()
-    unknown = [path.name for path, id_ in ids.items() if id_ is None and not (is_owned and _is_known(path, finished))]
+    unknown = [path.name for path, id_ in ids.items() if id_ is None]
+    if job in ids.values():  # then damaged files are of this job, except parts that neither manifest nor log lists
+        unknown = [name for name in unknown if re.fullmatch(PART, name) and name not in finished]
     if unknown:
         raise InputError(
             f"{folder} contains files of an unknown job ({_few(unknown)}): use another folder as out, or delete them "
@@ -195,11 +195,6 @@ def _id_in_lines(path: Path) -> str | None:
 def _is_hidden(name: str) -> bool:
     """Return True for files of the system and for the lock, which are ignored."""
     return name.startswith(".") or name in ("Thumbs.db", "desktop.ini")
-
-
-def _is_known(path: Path, finished: Mapping[str, Part]) -> bool:
-    """Return True if a damaged file has a name of the job; parts must be in the manifest or the log."""
-    return path.name in finished if re.fullmatch(PART, path.name) else True
 
 
 def _few(names: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,7 @@ def is_stamped(table_schema: Any) -> bool:
 
 def failures_of(path: Path) -> list[Failure]:
     """Return the failures in the metadata of a part."""
-    metadata = import_optional("pyarrow.parquet", "a part").read_schema(path).metadata or {}
-    return [Failure(**failure) for failure in json.loads(metadata.get(_KEY, b'{"failures": []}'))["failures"]]
+    return [Failure(**failure) for failure in facts_of(path).failures]
 
 
 def entry_of(path: Path, facts: PartFacts, row_count: int) -> Part:

@@ -74,17 +74,20 @@ def _explained(name: str) -> bool:
 
 # -- files -----------------------------------------------------------------------------------------------------------
 def _of_files(files: Sequence[tuple[str, Path]], name: str) -> Source:
-    if not files:
+    sizes = [path.stat().st_size if path.is_file() else -1 for _, path in files]
+    listing = [(row_id, size) for (row_id, _), size in zip(files, sizes, strict=True)]
+    return _of_listing(name, listing, [(row_id, partial(read_file, path)) for row_id, path in files])
+
+
+def _of_listing(name: str, listing: list[Any], reads: Sequence[tuple[str, Callable[[], Any]]]) -> Source:
+    """Return the rows of files with these ids and functions that read them; ``listing`` determines the digest."""
+    if not reads:
         raise InputError(f"{name} holds no picture and no .txt file")
 
     def rows(start: int) -> Iterator[Row]:
-        for index in range(start, len(files)):
-            row_id, path = files[index]
-            yield Row(index, row_id, partial(read_file, path))
+        return (Row(index, *reads[index]) for index in range(start, len(reads)))
 
-    sizes = [path.stat().st_size if path.is_file() else -1 for _, path in files]
-    listing = json.dumps([(row_id, size) for (row_id, _), size in zip(files, sizes, strict=True)])
-    return Source(name, rows, len(files), hashlib.sha256(listing.encode()).hexdigest())
+    return Source(name, rows, len(reads), hashlib.sha256(json.dumps(listing).encode()).hexdigest())
 
 
 def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
@@ -98,18 +101,10 @@ def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
     except (OSError, ValueError, ImportError) as error:
         raise LoadError(f"cannot open {url}: {error}") from error
     sizes = {name: facts.get("size") for name, facts in sorted(files.items()) if _explained(PurePosixPath(name).name)}
-    names = list(sizes)
-    if not names:
-        raise InputError(f"{url} holds no picture and no .txt file")
     base = path.partition("*")[0].rpartition("/")[0] if "*" in path else path.rstrip("/")
-
-    def rows(start: int) -> Iterator[Row]:
-        for index in range(start, len(names)):
-            row_id = names[index].removeprefix(base).lstrip("/")
-            yield Row(index, row_id, partial(_fetched, partial(system.open, names[index], "rb"), row_id))
-
-    digest = hashlib.sha256(json.dumps(list(sizes.items())).encode()).hexdigest()
-    return Source(url, rows, len(names), digest)
+    ids = {name: name.removeprefix(base).lstrip("/") for name in sizes}
+    reads = [(row_id, partial(_fetched, partial(system.open, name, "rb"), row_id)) for name, row_id in ids.items()]
+    return _of_listing(url, list(sizes.items()), reads)
 
 
 def _fetched(open_file: Open, name: str) -> Any:

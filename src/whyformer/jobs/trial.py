@@ -18,7 +18,7 @@ from whyformer.errors import (
     WhyformerError,
 )
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import RowContent, RowResult, Session, collated
+from whyformer.jobs.batching import RowContent, Session, collated
 from whyformer.jobs.rows import PAIR
 from whyformer.methods.passes import record_pass
 from whyformer.models.memory import is_out_of_memory, total_memory
@@ -28,7 +28,9 @@ TRIED = 32
 SHARE = 4
 """A batch may hold 1 / SHARE of the memory; the rest is for the model, temporary tensors, and other processes."""
 MOST = {"cpu": 32, "cuda": 128}
-_OF_THE_MODEL = (MethodNotApplicable, ModelError, UnknownOperation)
+_OF_THE_MODEL: dict[str, type[WhyformerError]] = {
+    kind.__name__: kind for kind in (MethodNotApplicable, ModelError, UnknownOperation)
+}
 
 
 @dataclass(frozen=True)
@@ -36,26 +38,12 @@ class Trial:
     """The result of a trial.
 
     Attributes:
-        explained: result of the row; None if no row could be read.
         pass_bytes: memory that the recorded pass of a row holds, in bytes.
         size: batch size for such rows.
     """
 
-    explained: RowResult | None
     pass_bytes: int
     size: int
-
-    def checked(self) -> Trial:
-        """Return the trial if the methods apply to the model.
-
-        Raises:
-            WhyformerError: a method does not apply to this model, so that it would fail for every row.
-        """
-        for failure in [] if self.explained is None else self.explained.failures:
-            kind: type[WhyformerError] | None = next((k for k in _OF_THE_MODEL if k.__name__ == failure.kind), None)
-            if kind is not None:
-                raise kind(failure.reason)
-        return self
 
 
 def run_trial(
@@ -67,23 +55,27 @@ def run_trial(
     (128 on a GPU). It is the same in every run on the same machine.
 
     Args:
-        session: the model and the methods.
-        reads: the rows.
         on_start: as for :meth:`~whyformer.jobs.batching.Session.explain`.
+
+    Raises:
+        WhyformerError: a method does not apply to this model, so that it would fail for every row.
     """
     session.check_column(reads)
     usable = [read for read in reads if read.error is None]
     place = device_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
-        return Trial(None, 0, most)
+        return Trial(0, most)
     _check_kind(session, usable[0].content)
     largest = max(usable, key=lambda r: len(r.content) if isinstance(r.content, str) else 0)
     (explained,) = session.explain([largest], 1, on_start)
+    for failure in explained.failures:
+        if failure.kind in _OF_THE_MODEL:
+            raise _OF_THE_MODEL[failure.kind](failure.reason)
     pass_bytes = _pass_bytes(session, largest) if explained.explanations else 0
     allowed = max(1, total_memory(place) // SHARE // max(pass_bytes, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
-    return Trial(explained, pass_bytes, size)
+    return Trial(pass_bytes, size)
 
 
 def _pass_bytes(session: Session, read: RowContent) -> int:

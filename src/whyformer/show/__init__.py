@@ -1,9 +1,8 @@
 """Draw explanations: terminal, HTML, pictures. From an Explanation alone; never imports torch or a method."""
 
 from whyformer.show.bars import bars, summary, waterfall
-from whyformer.show.figures import figure, matrix, panels, strip
+from whyformer.show.figures import figure, gallery, matrix, panels, strip
 from whyformer.show.film import film
-from whyformer.show.gallery import gallery
 from whyformer.show.html import fragment, page
 from whyformer.show.html.heads import heads
 from whyformer.show.look import Look

@@ -90,14 +90,11 @@ def _operations(audit: Audit) -> Table:
         text = Text()
         for rule, names in by_rule.items():
             every = len(by_rule) == 1 and len(names) == len(audit.sums.keys() | audit.blocks.keys())
-            text.append("; " if text else "").append_text(_rule(rule))
+            text.append("; " if text else "")
+            text.append("no rule" if rule is None else rule, style="red" if rule is None else None)
             text.append(": all" if every else f": {', '.join(names)}")
         table.add_row(Text(o.name), Text(o.kind), str(o.count), text)
     return table
-
-
-def _rule(rule: str | None) -> Text:
-    return Text("no rule", style="red") if rule is None else Text(rule)
 
 
 def _program(audit: Audit) -> list[Text]:

@@ -213,9 +213,14 @@ def alpha(unit: Array) -> Array:
     return np.asarray(np.abs(unit) ** 0.7)
 
 
+def hue_of(score: float, signed: bool) -> str:
+    """Return the meaning of the sign of a score, a key of :data:`HUES`."""
+    return "mattered" if not signed else "for" if score >= 0 else "against"
+
+
 def colour_of(score: float, signed: bool) -> Bytes:
     """Return the colour of the sign of a score."""
-    return MATTERED if not signed else POSITIVE if score >= 0 else NEGATIVE
+    return HUES[hue_of(score, signed)].light
 
 
 def background(unit: float, signed: bool = True) -> Bytes:

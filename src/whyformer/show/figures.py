@@ -1,4 +1,5 @@
-"""Figures: grids of methods and classes, panels, matrices, and strips of a picture with parts removed."""
+"""Figures: grids of methods and classes, panels, galleries, matrices, strips of a picture with parts removed; and maps
+on matplotlib axes of the caller."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from whyformer.errors import InputError, check_count
 from whyformer.show import colours, sentence, sound
+from whyformer.show.bars import draw_rows, strongest
 from whyformer.show.colours import array
-from whyformer.show.layout import Section, prepared_samples, sections
+from whyformer.show.layout import Section, by_input, prepared_samples, sections
 from whyformer.show.look import Look
-from whyformer.show.painting import base, drawn_size, overlay, plain
+from whyformer.show.painting import base, drawable, drawn_size, overlay, plain
 from whyformer.show.paper import Paper
 from whyformer.show.typeface import families, fitted, measure, printable
 from whyformer.show.words import (
@@ -23,6 +25,7 @@ from whyformer.show.words import (
     bar_labels,
     format_score,
     heading,
+    input_share,
     legend_labels,
     notes,
     percent,
@@ -34,17 +37,20 @@ from whyformer.show.words import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from whyformer.evaluation.strip import Strip
     from whyformer.explanation.result import Explanation
+    from whyformer.maximize import Maximized
 
 _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
 _MARGIN, _GAP, _BAR, _CLAIM = 0.12, 0.16, 0.68, 0.16  # inches: at the left, between maps, for a colour bar, a legend
 _TITLE, _NAME, _LINE = 0.3, 0.2, 0.14  # inches: a question, a method's name, a line of text
 _WIDE = 0.5  # height by width, below which pictures stand above their maps
-_PAGE = 12.0  # inches that the panels may take in width
+_PAGE, _GALLERY = 12.0, 7.2  # inches that panels and galleries may take in width
+_SPACE, _LABEL = 0.06, 0.2  # inches: between small pictures, above each for its label
 _LABELLED = 96  # the most tokens whose names are written beside a matrix
 
 
@@ -190,7 +196,7 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     paper.write(label, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
-# -- panels ------------------------------------------------------------------------------------------------------
+# -- panels and galleries ----------------------------------------------------------------------------------------
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
     """Return a figure with a small map for each explanation, titled by what differs and its largest score.
 
@@ -209,21 +215,52 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     if columns is None:
         columns = math.ceil(math.sqrt(len(singles) * max(0.25, ratio)))
     check_count("columns", columns)
-    rows, gap, top = math.ceil(len(singles) / columns), 0.06, 0.2
-    wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
-    high = wide * ratio
-    width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    paper = Paper()
-    for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
-        x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
-        paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
-        after = f"max {format_score(float(colours.largest(e)))}"
-        label = f"{fitted(title, wide - measure(after, 5.5) - 0.08, 5.5)}  {after}"
-        paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
+    wide = min(1.9, max(0.7, _PAGE / columns - _SPACE)) / max(1.0, ratio / 1.5)
+    drawn = (overlay(e, longest=round(wide * 300), **look) for e in singles)
+    largest = [f"max {format_score(float(colours.largest(e)))}" for e in singles]
+    paper, width, tall = _sheet(drawn, _titles(singles), largest, columns, (wide, wide * ratio))
     different = list(dict.fromkeys(map(legend_labels, singles)))[:2]
     for i, labels in enumerate(different):
-        paper.legend(labels, gap + i * width / 2, tall, width / len(different) - 2 * gap)
+        paper.legend(labels, _SPACE + i * width / 2, tall, width / len(different) - 2 * _SPACE)
     return paper.finished(width, tall + _CLAIM, notes(singles))
+
+
+def gallery(found: Iterable[Maximized], columns: int | None = None) -> Figure:
+    """Return a figure with a picture for each unit, in order, below its name and activation.
+
+    Args:
+        found: results of :func:`whyformer.maximize_activation`.
+        columns: number of pictures side by side; by default about the number of rows.
+    """
+    maxima = list(found)
+    if not all(hasattr(maximum, "pixels") for maximum in maxima):
+        raise InputError("gallery draws the results of whyformer.maximize_activation: pass a list of them")
+    if not maxima:
+        raise InputError("there is no picture to show")
+    if columns is None:
+        columns = math.ceil(math.sqrt(len(maxima)))
+    check_count("columns", columns)
+    columns = min(columns, len(maxima))
+    wide = min(1.9, max(0.7, _GALLERY / columns - _SPACE))
+    high = wide * max(m.pixels.shape[0] / m.pixels.shape[1] for m in maxima)
+    activations = [format_score(float(f"{m.activation:.3g}")) for m in maxima]
+    pictures = (np.asarray(m.pixels) for m in maxima)
+    paper, width, tall = _sheet(pictures, [m.unit for m in maxima], activations, columns, (wide, high))
+    return paper.finished(width, tall)
+
+
+def _sheet(
+    pictures: Iterable[Any], names: list[str], numbers: list[str], columns: int, cell: tuple[float, float]
+) -> tuple[Paper, float, float]:
+    """Draw small pictures in rows of cells, each below its name and a number; return also the width and the height."""
+    paper, (wide, high) = Paper(), cell
+    for i, (pixels, name, number) in enumerate(zip(pictures, names, numbers, strict=True)):
+        x, y = _SPACE + i % columns * (wide + _SPACE), _LABEL + i // columns * (high + _LABEL)
+        paper.picture(pixels, x, y, wide, high)
+        label = f"{fitted(name, wide - measure(number, 5.5) - 0.08, 5.5)}  {number}"
+        paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
+    rows = math.ceil(len(names) / columns)
+    return paper, _SPACE + columns * (wide + _SPACE), _SPACE + rows * (high + _LABEL)
 
 
 def _titles(explanations: list[Explanation]) -> list[str]:
@@ -322,3 +359,26 @@ def strip(made: Strip) -> Figure:
                 label = fitted(visible(predicted), cell - measure(value, 7) - 0.05, 7)
                 paper.write(label, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
     return paper.finished(width, top + orders * (tall + foot))
+
+
+# -- axes of the caller ------------------------------------------------------------------------------------------
+def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
+    """Draw the map of one sample on axes, see :meth:`whyformer.Explanation.plot`."""
+    check_count("k", k)
+    style = Look.of(look)
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.gca()
+    e, *others = by_input(e[sample], style.smooth)
+    wide = ax.get_window_extent().width / ax.figure.dpi
+    lines = [fitted(partial(heading, e), wide, 10)]
+    if others:
+        lines.append(f"{input_share(e)} · not drawn: {', '.join(map(input_share, others))}")
+    ax.set_title("\n".join(map(printable, lines)), fontsize=10, parse_math=False, family=families())
+    if drawable(e):
+        ax.imshow(overlay(e, **look), interpolation="antialiased")
+        ax.set_axis_off()
+        return ax
+    draw_rows(ax, strongest(e)[:k], colours.scale_of(e).signed)
+    return ax

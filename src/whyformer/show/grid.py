@@ -30,12 +30,8 @@ def legend(talk: Conversation) -> str:
 
 
 def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
-    """Return the matrix of an answer, each row on the scale of its step.
-
-    Args:
-        most: number of columns, beyond which tokens are merged into words, sentences or turns.
-        bare: leave out title, legend and remarks, for a page that has them.
-    """
+    """Return the matrix of an answer, each row on the scale of its step. More columns than ``most`` are merged into
+    words, sentences or turns; ``bare`` leaves out title, legend and remarks, for a page that has them."""
     return drawn(answers.conversation(g, most), bare)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError, check_type
+from whyformer.explanation.display import format_settings
 from whyformer.show import colours, words
 from whyformer.show.words import agnostic, method_name, target_name, visible
 
@@ -181,11 +182,6 @@ def method_names(explanations: Sequence[Explanation]) -> list[str]:
         differing = {k: v for k, v in e.settings.items() if any(str(twin.get(k)) != str(v) for twin in twins)}
         names.append(visible(f"{method_name(e)} ({format_settings(differing)})" if differing else method_name(e)))
     return names
-
-
-def format_settings(settings: Mapping[str, Any]) -> str:
-    """Format settings like keyword arguments of a call."""
-    return ", ".join(f"{k}={v}" for k, v in settings.items())
 
 
 def _section(group: list[Explanation], tolerance: float) -> Section:

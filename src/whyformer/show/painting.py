@@ -12,14 +12,12 @@ from PIL import Image
 
 from whyformer.errors import InputError, check_count
 from whyformer.show import colours
-from whyformer.show.colours import array
+from whyformer.show.colours import Array, array
 from whyformer.show.layout import prepared_sample
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
-
-Array = NDArray[Any]
 
 _SMALLEST = 336  # smaller pictures are enlarged, so that the map over them is smooth
 _LARGEST = 4096  # longest side after enlarging

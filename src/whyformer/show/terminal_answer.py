@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whyformer.show import answers, colours
-from whyformer.show.terminal import Line, colourless, fitted, on_background, printed
+from whyformer.show.terminal import Line, colourless, fitted, on_background
 from whyformer.show.words import format_score, percent, visible
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 _STEPS = 40  # in a listing
 _MUTED = "rgb({},{},{})".format(*bytes.fromhex(colours.SOFT[1:]))
-
-
-def plain(g: Generation) -> str:
-    """Return :func:`render` as text without colours."""
-    return printed(render(g))
 
 
 def _name(g: Generation, step: int) -> str:

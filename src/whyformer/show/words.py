@@ -59,7 +59,7 @@ class Word:
     @property
     def hue(self) -> str:
         """The name of its colour in :data:`whyformer.show.colours.HUES`."""
-        return "mattered" if not self.signed else "against" if self.unit < 0 else "for"
+        return colours.hue_of(self.unit, self.signed)
 
     @property
     def value(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from whyformer.apps.web.page_input import PageInput
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.serialization import written_whole
 from whyformer.inputs.pictures import open_picture
 from whyformer.show.html import data_uri, render
 
@@ -60,9 +61,8 @@ def copied(picture: Path, uploads: Path) -> Path:
     folder.mkdir(exist_ok=True)
     place = folder / picture.name
     if not place.exists():
-        partial = place.with_suffix(".partial")
-        shutil.copyfile(picture, partial)
-        partial.replace(place)
+        with written_whole(place) as partial:
+            shutil.copyfile(picture, partial)
     return place
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from whyformer.explanation.display import format_settings
 from whyformer.show import colours, layout, painting, typeface, words
 from whyformer.show.look import Look
 
@@ -144,7 +145,7 @@ def curves(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 _FUNCTIONS = (
     asset, colours.background, colours.code, colours.legend, colours.scale_of, curves, digest, direction, faces,
-    gradient, layout.format_settings, minimap, overlaid, painting.base, painting.drawable, plain, variables,
+    format_settings, gradient, minimap, overlaid, painting.base, painting.drawable, plain, variables,
     words.agnostic, words.format_score, words.heading, words.input_notes, words.is_further, words.legend_labels,
     words.measured_target, words.method_name, words.method_notes, words.opposites, words.percent, words.predictions,
     words.probability, words.special_tokens, words.target_name, words.truncated_parts, words.trust_figures, words.value,

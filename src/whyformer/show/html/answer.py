@@ -133,8 +133,7 @@ def _background(unit: float, signed: bool, themed: bool) -> str:
     """Return the CSS colour behind a word of a scaled score; in a themed page a variable with an opacity."""
     if not themed:
         return colours.code(colours.background(unit, signed))
-    hue = "mattered" if not signed else "for" if unit >= 0 else "against"
-    return f"rgb(var(--{hue})/calc({abs(unit):.2f}*var(--strong)))"
+    return f"rgb(var(--{colours.hue_of(unit, signed)})/calc({abs(unit):.2f}*var(--strong)))"
 
 
 def _coloured(
