@@ -1,5 +1,7 @@
 """Targets as text on the page and its endpoint, for models whose output is not one row of logits."""
 
+import shlex
+
 import pytest
 import transformers as hf
 
@@ -48,27 +50,27 @@ TARGETS = [("words", "Token(1)"), ("words", "targets.Token(-2, 'LOC')"), ("words
 @pytest.mark.parametrize("method", ["input_x_gradient", "rollout"])
 @pytest.mark.parametrize(("model", "target"), TARGETS)
 def test_written_target_is_explained_as_in_library(visitor, folders, model, target, method):
-    shown = visitor.explain(WORDS, model=model, target=target, methods=(method,))
+    shown = visitor.explain(WORDS, model=f"folder:{model}", target=target, methods=(method,))
     (e,) = visitor.session.results
     expected = whyformer.explain(str(folders[model]), WORDS, method, target)
     assert e.scores.tolist() == expected.scores.tolist()
     assert e.target_names == expected.target_names
-    assert target in reproduce.command(visitor.session.view)
+    assert target in shlex.split(reproduce.command(visitor.session.view))
     again = Visitor(visitor.handlers)
     restored(again, "#" + shown["address"])
     assert again.session.results[0].scores.tolist() == e.scores.tolist()
 
 
 def test_model_without_row_asks_for_target_and_shows_field(visitor):
-    shown = looked(visitor, WORDS, model="words")
+    shown = looked(visitor, WORDS, model="folder:words")
     assert "Token(" in shown["status"] and 'role="alert"' in shown["status"]
     assert shown["accordion"]["open"]
-    shown = looked(visitor, WORDS, model="words", target="Token(1)")
+    shown = looked(visitor, WORDS, model="folder:words", target="Token(1)")
     assert "PER" in shown["says"] and 'role="alert"' not in shown["status"]
 
 
 def test_classes_are_those_of_the_row_that_is_read(visitor, folders):
-    visitor.explain(WORDS, model="words", target="Token(1)", classes=["#1", "LOC"], methods=["input_x_gradient"])
+    visitor.explain(WORDS, model="folder:words", target="Token(1)", classes=["#1", "LOC"], methods=["input_x_gradient"])
     assert [e.target_names for e in visitor.session.results] == [["PER at position 1"], ["LOC at position 1"]]
     expected = whyformer.explain(str(folders["words"]), WORDS, "input_x_gradient", "Token(1, 2)")
     assert visitor.session.results[1].scores.tolist() == expected.scores.tolist()
@@ -77,13 +79,13 @@ def test_classes_are_those_of_the_row_that_is_read(visitor, folders):
 @pytest.mark.parametrize("method", ["rollout", "gae"])
 def test_another_position_is_not_answered_from_the_cache(visitor, folders, method):
     for target in ("Token(1)", "Token(3)", "Token(1)"):
-        visitor.explain(WORDS, model="words", target=target, methods=(method,))
+        visitor.explain(WORDS, model="folder:words", target=target, methods=(method,))
         expected = whyformer.explain(str(folders["words"]), WORDS, method, target)
         assert visitor.session.results[0].scores.tolist() == expected.scores.tolist()
 
 
 def test_snippet_repeats_the_target(visitor):
-    visitor.explain(WORDS, model="words", target="Token(1, 'LOC')", methods=["gae"])
+    visitor.explain(WORDS, model="folder:words", target="Token(1, 'LOC')", methods=["gae"])
     names = {}
     exec(reproduce.snippet(visitor.session.view), names)
     assert names["e"].scores.tolist() == visitor.session.results[0].scores.tolist()
@@ -91,7 +93,7 @@ def test_snippet_repeats_the_target(visitor):
 
 @pytest.mark.parametrize(("target", "classes"), [("Contrast(0, 1)", ["#1"]), ("Token(1", []), ("Token(99)", []), ("no target", []), ("Pixel(0, 0)", [])])
 def test_target_that_does_not_fit_is_refused(visitor, target, classes):
-    model = "bundled:sst2" if "Contrast" in target else "words"
+    model = "bundled:sst2" if "Contrast" in target else "folder:words"
     shown = visitor.explain(WORDS, model=model, target=target, classes=classes)
     assert 'role="alert"' in shown["status"] and "inside whyformer" not in shown["status"]
 
@@ -104,7 +106,7 @@ def test_target_over_the_row_of_a_classifier(visitor):
 
 @pytest.mark.parametrize("targets", [["Token(1, 'PER')"], ["targets.Token(1)", "Token(2, 0)"]])
 def test_endpoint_takes_written_targets(visitor, folders, targets):
-    answer = endpoint(visitor.handlers)(text=WORDS, model="words", methods=["rollout"], targets=targets)
+    answer = endpoint(visitor.handlers)(text=WORDS, model="folder:words", methods=["rollout"], targets=targets)
     assert [top["name"] for top in answer["top"]] != []
     for target, e in zip(targets, answer["explanations"], strict=True):
         expected = whyformer.explain(str(folders["words"]), WORDS, "rollout", target)
@@ -113,4 +115,4 @@ def test_endpoint_takes_written_targets(visitor, folders, targets):
 
 def test_endpoint_refuses_model_without_row(visitor):
     with pytest.raises(PageError, match=r"Token\("):
-        endpoint(visitor.handlers)(text=WORDS, model="words")
+        endpoint(visitor.handlers)(text=WORDS, model="folder:words")
