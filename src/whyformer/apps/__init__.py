@@ -19,6 +19,8 @@ def model_for(kind: str, name: str | None, option: str = "--model") -> str:
     """Return the name of a model, or the default for a kind of input.
 
     Args:
+        kind: kind of input.
+        name: the user's choice.
         option: option with which a user chooses a model, for the message.
 
     Raises:

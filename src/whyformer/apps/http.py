@@ -38,6 +38,7 @@ def server(app: Any, connections: int, grace: float) -> uvicorn.Server:
     """Return uvicorn with limits and without logs of requests.
 
     Args:
+        app: the application.
         connections: maximum number of connections; further requests are answered 503.
         grace: seconds in which requests may finish when the server ends.
     """
@@ -88,6 +89,7 @@ class RequestChecks:
     ``/openapi.json``. A request that is cancelled because the server ends is answered 503.
 
     Args:
+        app: the application.
         size: maximum bytes of a body.
         seconds: maximum time for all of a body to arrive.
         keys: one of them is required, as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``; none if empty.

@@ -50,6 +50,7 @@ def pieces_of(study: Study, lacking: dict[str, list[Configuration]], size: int) 
     without interruption: the last digits of figures depend on the samples of a batch.
 
     Args:
+        study: the study.
         lacking: configurations without a record for each sample.
         size: largest number of samples in a piece.
     """
@@ -130,6 +131,7 @@ class Actor:
 
     Args:
         measurer: the measurer, whose study has no model.
+        pieces: all pieces.
         model: the model or its name.
         device: device of a model that is sent by name.
         weights: expected fingerprint of the model's weights.

@@ -45,7 +45,10 @@ def measure_conditions(
 ) -> Iterator[Measured]:
     """Measure the curves condition -> explained class -> measure; equal perturbed pictures run once.
 
-    ``conditions`` maps names to options.
+    Args:
+        batch: the pictures.
+        configurations: the configurations.
+        conditions: name -> options.
     """
     sizes = {options["per"] != "pixel" for options in conditions.values()}
     maps = {nearest: maps_by_class(replace(batch, nearest=nearest), configurations) for nearest in sizes}

@@ -25,6 +25,7 @@ class RecordFile(ExitStack):
     """Records by (sample, configuration key), open in one process at a time.
 
     Attributes:
+        records: the records.
         dropped: number of damaged lines that were removed from the file.
         torn: number of intact lines that were removed with them, because they were measured together.
     """

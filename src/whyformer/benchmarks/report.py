@@ -129,10 +129,14 @@ def method_table(
     """Return a table of the figures of all configurations.
 
     Args:
-        name, title, corner, digits: as for :class:`Table`.
+        name: identifier of the table.
+        title: heading.
+        corner: heading of the column of row names.
         compared: configurations in order.
+        results: measurements.
         figures: title -> function of the measurements of a configuration's samples.
         published: title -> the papers' figures by method.
+        digits: number of decimals.
         down: methods are rows, as in Ali et al. 2022; otherwise columns, as in Chefer et al. 2021.
     """
     cells = {}
@@ -176,6 +180,7 @@ class Report:
     """The report of a benchmark.
 
     Attributes:
+        tables: the tables.
         curves: panels of the plot.
         conventions: descriptions of all choices behind the figures.
         remarks: notes for the reader, such as on skipped samples.

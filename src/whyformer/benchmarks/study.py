@@ -62,6 +62,8 @@ class Study:
     """One run of a benchmark.
 
     Attributes:
+        model: the model.
+        processor: its processor.
         modality: "image" or "text".
         samples: pictures or texts of a data set.
         configurations: configurations to compare.
@@ -70,6 +72,7 @@ class Study:
         labels: names of the classes in the data set.
         model_name: name of the model.
         data_name: name of the data.
+        seed: random seed.
         batch_size: samples in one plain forward pass.
         remarks: notes for the reader of the report, collected during the run.
     """
@@ -178,6 +181,8 @@ class Batch:
     removal of features.
 
     Attributes:
+        study: the study.
+        samples: the samples.
         logits: ``[B, C]`` of the clean samples.
         baseline: replacement of features in :meth:`without`.
         inputs: (indices of samples) -> inputs of the model.

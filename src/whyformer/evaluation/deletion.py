@@ -154,8 +154,11 @@ def _candidates(task: Task, sample: int, row: Tensor, removable: Tensor, count: 
     """Return the tokens of a sample to remove. The last token of a language model's prompt is not among them.
 
     Args:
+        task: the model and its inputs.
+        sample: index of the sample.
         row: ``[N]`` scores of its tokens.
         removable: ``[N]`` True at tokens that can be removed.
+        count: number of tokens.
         predicted: for language models, the token id of each sample that the target is about.
     """
     order = [j for j in row.argsort(descending=True, stable=True).tolist() if removable[j]]

@@ -24,6 +24,7 @@ class Forwards:
     """Runs a model on many inputs in batches.
 
     Attributes:
+        model: the model.
         batch_size: inputs in one forward pass.
         pad: id of the padding token, which is masked.
     """

@@ -32,6 +32,8 @@ def schema_of(name: str, kinds: tuple[type, ...], without: tuple[str, ...]) -> t
     An unknown name is an error; a value that may be None may also be missing.
 
     Args:
+        name: name of the schema.
+        kinds: the dataclasses.
         without: names of fields that are stored in another way.
     """
     hints = {n: hint for kind in kinds for n, hint in get_type_hints(kind).items() if n not in without}
@@ -114,6 +116,7 @@ def checked(kind: type[Kind], facts: object, subject: str) -> Kind:
 
     Args:
         kind: the schema, a pydantic model or any type that pydantic supports.
+        facts: the values.
         subject: name of the validated object, for error messages.
 
     Raises:

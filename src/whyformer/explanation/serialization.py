@@ -88,6 +88,8 @@ def read(path: str | Path, format_: Any, expected: str) -> tuple[dict[str, Any],
     """Read the facts and the tensors of a file; one that another program wrote may lack the checksum.
 
     Args:
+        path: the file.
+        format_: the format of the file.
         expected: the expected content, for error messages.
 
     Raises:

@@ -99,6 +99,7 @@ def plain(value: Any, *, finite: bool = False, digits: int | None = None) -> Any
     """Convert tensors, arrays, tuples, mappings, geometries and callables to JSON values.
 
     Args:
+        value: the value.
         finite: convert NaN and infinity to None.
         digits: significant digits of floats; all by default.
     """

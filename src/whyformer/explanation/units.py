@@ -55,7 +55,12 @@ def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, in
 def shown_groups(features: Features, tokens: int, sample: int) -> list[tuple[int, int, list[int]]]:
     """Return :func:`word_groups` of a sample without its special tokens.
 
-    Without offsets or a text, each of ``tokens`` tokens is a word with the character offsets (0, 0).
+    Without offsets or a text, each token is a word with the character offsets (0, 0).
+
+    Args:
+        features: features of the batch.
+        tokens: number of tokens.
+        sample: index of the sample.
     """
     special = frozenset(features.special[sample] if features.special is not None else ())
     if features.offsets is None or features.texts is None:

@@ -24,6 +24,7 @@ def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False)
     """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4).
 
     Args:
+        maps: the maps.
         size: (height, width) in pixels; None returns ``maps``.
         nearest: give each pixel the score of the cell that its centre lies in instead of interpolating.
     """
@@ -45,6 +46,7 @@ def place(
     canvas, this is :func:`resize`.
 
     Args:
+        map_: the map.
         box: (left, top, right, bottom) in canvas pixels, possibly fractional; it may extend beyond the canvas.
         size: (height, width) of the canvas in pixels.
         seen: the box that the model saw; ``box`` by default.
@@ -80,6 +82,7 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> 
     """Blur pictures ``[B, C, H, W]`` with a separable Gaussian kernel of sum 1, reflected at the edges.
 
     Args:
+        pictures: the pictures.
         sigma: σ in pixels; 0 returns the pictures unchanged.
         radius: radius of the kernel in pixels; 3σ by default, at most the side of a picture less 1.
     """

@@ -123,6 +123,7 @@ class Session:
         """Return the results of rows in their order; texts of similar length share a batch.
 
         Args:
+            reads: the rows.
             size: rows in one batch.
             on_start: called with the indices of the rows of each batch before it is explained.
 

@@ -161,6 +161,7 @@ def make_part(opened: OpenedJob, number: int, size: int, may_fail: int | None = 
     """Explain the rows of one part.
 
     Args:
+        opened: the job.
         number: number of the part.
         size: rows in one batch.
         may_fail: number of failed rows above which the part ends early.

@@ -62,6 +62,7 @@ def job_files(folder: Path, facts: Mapping[str, Any]) -> JobFiles:
     """Return the files of a job in a folder, without changing them.
 
     Args:
+        folder: the folder.
         facts: values that determine the bytes of the job's parts, see :func:`whyformer.jobs.manifest.job_facts`.
 
     Raises:

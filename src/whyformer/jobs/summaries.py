@@ -70,6 +70,7 @@ def words(
     words, without special tokens. Case is ignored. The result is the mean share over the texts that contain the word.
 
     Args:
+        maps: explanations.
         target: class, by name or index, or the name of another target; may be omitted if there is only one.
         method: method; may be omitted if there is only one.
         count: largest number of words.
@@ -124,7 +125,10 @@ class MeanMap:
 def mean_map(maps: Maps, target: int | str | None = None, method: str | None = None) -> MeanMap:
     """Return the mean map of aligned pictures, such as centered faces or scans of equal position.
 
-    Arguments are those of :func:`words`; without a ``target``, the mean is over all of them.
+    Args:
+        maps: explanations.
+        target: class, by name or index, or the name of another target; all together by default.
+        method: method; may be omitted if there is only one.
 
     Raises:
         InputError: there are no such explanations of pictures, the maps differ in shape, or the method is ambiguous.
@@ -174,6 +178,8 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     Rows are matched by index and content (SHA-256), explanations by method and class.
 
     Args:
+        before: the first run.
+        after: the second run.
         count: number of maps in :attr:`Drift.largest`.
 
     Raises:
@@ -247,8 +253,13 @@ def _agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 # -- selection of explanations ----------------------------------------------------------------------------------------
 def selected(maps: Maps, target: Any, method: str | None, *, every: bool = False) -> Iterator[Explanation]:
-    """Yield the explanations of one method and class, as for :func:`words`; with ``every``, those of all classes if
-    there is no ``target``.
+    """Yield the explanations of one method and class.
+
+    Args:
+        maps: explanations.
+        target: class, by name or index, or the name of another target.
+        method: method.
+        every: without a ``target``, use all classes.
 
     Raises:
         InputError: the method or the class is missing or ambiguous.

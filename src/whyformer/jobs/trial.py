@@ -55,6 +55,8 @@ def run_trial(
     (128 on a GPU). It is the same in every run on the same machine.
 
     Args:
+        session: the model and the methods.
+        reads: the rows.
         on_start: as for :meth:`~whyformer.jobs.batching.Session.explain`.
 
     Raises:

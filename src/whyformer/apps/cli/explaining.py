@@ -74,6 +74,7 @@ class Request:
     """The explanations to compute for each input: the options of a command, parsed.
 
     Attributes:
+        command: name of the command.
         methods: names, each with its settings.
         targets: None for the predicted class, or in ``compare`` the likeliest classes.
         formats: of files; None for the usual ones of the kind of input.

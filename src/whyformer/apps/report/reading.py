@@ -95,6 +95,7 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     """Read everything in files and folders (with what is below them), without following links to folders.
 
     Args:
+        sources: the files and folders.
         leave_out: the report itself, which may lie in one of the folders.
         track: wraps the files in a progress bar.
 

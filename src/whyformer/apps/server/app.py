@@ -231,7 +231,9 @@ def build(
     """Return the application. Its :class:`~whyformer.apps.server.batching.Batcher` ends with it.
 
     Args:
+        session: the model.
         modality: "text" or "image", what the model reads; a request of the other kind is refused with 400.
+        limits: limits of requests.
         keys: see :class:`~whyformer.apps.http.RequestChecks`; no key is required if empty.
         hosts: names of this server. Without a key, a request is refused if its ``Host`` is none of them, because the
             name of another site may resolve to the address of this machine.

@@ -23,6 +23,7 @@ def form(methods: Sequence[str], values: Settings, blocks: int) -> str:
     """Return the form as HTML, with a group of fields for each method.
 
     Args:
+        methods: names of methods.
         values: method -> settings that were changed.
         blocks: number of the model's blocks; 0 if unknown.
     """

@@ -44,6 +44,8 @@ class Handlers:
     """Functions of the page.
 
     Attributes:
+        catalogue: the models.
+        limits: limits of inputs.
         uploads: the only folder from which files are read.
         visitors: sessions by the visitor's identifier.
         ended: set when the page ends.

@@ -95,7 +95,9 @@ def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int =
     activations keep their scale.
 
     Args:
+        model: the model.
         order: "cascading" randomizes all stages from the output up to this stage, "independent" this stage alone.
+        seed: random seed.
     """
     if order not in ORDERS:
         raise InputError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
