@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["Call", "Flows", "Rule"]
+
 Flows = Sequence[Tensor | None]
 
 

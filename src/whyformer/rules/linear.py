@@ -17,6 +17,24 @@ from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Flows, Parts, Step, Walk, repeat_unit
 
+__all__ = [
+    "Back",
+    "LayerRule",
+    "alpha_beta",
+    "divide",
+    "epsilon_rule",
+    "finite",
+    "gamma_rule",
+    "identity",
+    "layer_rule",
+    "multiply",
+    "repeat_without_constant",
+    "separate",
+    "unchanged",
+    "wide",
+    "without_constant",
+]
+
 Back: TypeAlias = Callable[[Walk, Step, Flows], Parts]
 LayerRule: TypeAlias = "Callable[[Layer], Tensor]"
 """Rule of linear layers: takes a layer with the relevance of its output, returns the relevance of its input."""

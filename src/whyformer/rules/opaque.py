@@ -13,6 +13,8 @@ from whyformer.rules.linear import Back, LayerRule, MatrixLayer, wide
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Flows, Parts, Step, Walk, repeat_unit
 
+__all__ = ["ROUNDING", "opaque_layer_rule", "read_weights", "refuse_adjoint"]
+
 ROUNDING = 1e-3
 """Largest accepted deviation from the values of the pass, relative to the largest of these values."""
 _ROWS = 1024  # number of unit vectors at a time

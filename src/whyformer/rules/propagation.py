@@ -46,6 +46,8 @@ from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import PRODUCT_KINDS, UNNORMALIZED
 from whyformer.tape.walking import Composite, Flows, Parts, Rule, Step, Walk, adjoint
 
+__all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
+
 LinearRule: TypeAlias = Literal["separate", "alpha_beta", "epsilon", "gamma"]
 LINEAR_RULES: tuple[str, ...] = get_args(LinearRule)
 

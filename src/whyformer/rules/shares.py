@@ -27,6 +27,8 @@ from whyformer.tape.units import PRODUCT_KINDS, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import for_each, repeat_unit
 
+__all__ = ["DROPPED", "ShareRules", "Shares"]
+
 DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
 

@@ -25,6 +25,8 @@ from whyformer.tape.units import PRODUCT_KINDS, Unit, dominators, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import repeat_unit
 
+__all__ = ["KeyRules", "VectorRules", "linear_path"]
+
 _FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", OPAQUE_LAYER))
 _BRANCHES = frozenset((*PRODUCT_KINDS, "gate", "activated gate", "quotient"))
 
