@@ -63,7 +63,7 @@ class Features:
     def sample(self, index: int) -> Features:
         """Return the features of one sample, with a batch axis of 1."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        selected = {n: v[index : index + 1] if isinstance(v, list | Tensor) else v for n, v in values.items()}
+        selected = {n: v[index : index + 1] if _is_batched(v) else v for n, v in values.items()}
         return Features(**{n: None if isinstance(v, list) and v == [None] else v for n, v in selected.items()})
 
     def of_texts(self, numbers: list[int]) -> Features:
@@ -72,3 +72,7 @@ class Features:
         if tokens and tokens[0] and isinstance(tokens[0][0], list):
             tokens = [text for texts in tokens for text in texts]
         return Features(None if tokens is None else [tokens[i] for i in numbers])
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, list | Tensor)

@@ -358,7 +358,7 @@ def source(g: Generation) -> str:
 def remarks(g: Generation) -> list[str]:
     """Return notes on the prompt and warnings of steps, safe to print; warnings that differ in numbers alone once."""
     groups: dict[str, list[str]] = {}
-    for line in [line for d in g.diagnostics for warnings in d.get("warnings", ()) for line in _lines(warnings)]:
+    for line in [line for d in g.diagnostics for warnings in d.get("warnings") or () for line in _lines(warnings)]:
         groups.setdefault(re.sub(r"\d+", "", line), []).append(line)
     warned = [f"warning: {w[0]}" + (f" ({len(w)} of {len(g)} steps)" if w[1:] else "") for w in groups.values()]
     return [visible(line) for line in [*g.notes, *warned]]
