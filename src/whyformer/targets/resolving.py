@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -16,6 +15,7 @@ from whyformer.models.output import Output, with_tensors
 from whyformer.models.readout import has_row, refusal, row_of
 from whyformer.targets.naming import class_index, in_range, text_index, token_ids
 from whyformer.targets.outputs import OutputTarget, Pixel, Query, Similarity, Span, Token
+from whyformer.targets.reading import of_sample, read_target, to_python
 from whyformer.targets.rows import Logit, LogProbability, Probability, RowTarget
 
 Target = None | int | str | Sequence[int | str | OutputTarget] | OutputTarget | Callable[[Any], Tensor]
@@ -66,9 +66,9 @@ class Resolver:
         self.labels, self.classes, self.batch = labels, classes, batch
         self._activation, self._texts = activation, cache(texts)
         self._word: str | None = None  # the text of a token, which is an index of a row over the vocabulary only
-        if isinstance(target := _plain(target), list | tuple):
+        if isinstance(target := to_python(target), list | tuple):
             self._fit(len(target))
-        target = _read(target)
+        target = read_target(target)
         self.reading: Any = None
         if isinstance(target, OutputTarget):
             self.reading, target = self._checked(target), target.target
@@ -92,21 +92,21 @@ class Resolver:
     def _checked(self, target: Any) -> Any:
         """Return the target with positions and indices as Python ints, or lists of one per sample."""
         names = [f.name for f in fields(target) if f.name in ("position", "start", "end", "index", "row", "column")]
-        plain = {name: _plain(getattr(target, name)) for name in names}
-        for name, value in plain.items():
+        values = {name: to_python(getattr(target, name)) for name in names}
+        for name, value in values.items():
             for number in value if isinstance(value, list | tuple) else [0 if value is None else value]:
                 if isinstance(number, bool) or not hasattr(number, "__index__"):
                     kind = type(target).__name__
                     raise InputError(f"{kind}: {name} must be a whole number or one per sample, not {value!r}")
             if isinstance(value, list | tuple):
                 self._fit(len(value))
-        return replace(target, **plain)
+        return replace(target, **values)
 
     def _classes_of(self, target: Any) -> Any:
         """Replace the names of classes and tokens by indices."""
-        target = _plain(target)
+        target = to_python(target)
         if isinstance(target, RowTarget):
-            indices = {name: self._indices_of(_plain(getattr(target, name))) for name in target.classes}
+            indices = {name: self._indices_of(to_python(getattr(target, name))) for name in target.classes}
             return replace(target, **indices)  # type: ignore[type-var]
         if target is None or callable(target):
             return target
@@ -252,21 +252,21 @@ class Resolver:
         custom = callable(self.target) and not hasattr(self.target, "index")
         name = self._namer(logits)
         if isinstance(self.target, RowTarget):
-            names = [_of_sample(self.target, i).title(name) for i in range(len(index))]
+            names = [of_sample(self.target, i).title(name) for i in range(len(index))]
         else:
             names = ["custom target" if custom else name(i) for i in index.tolist()]
         if isinstance(self.reading, OutputTarget):
-            places = [_of_sample(self.reading, i).where() for i in range(len(names))]
+            places = [of_sample(self.reading, i).where() for i in range(len(names))]
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
         return index, names
 
     def as_text(self) -> list[str] | None:
         """Return the target of each sample as text; None if it is a plain class or cannot be expressed as text."""
         if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
-            return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
+            return [repr(of_sample(self.target, i)) for i in range(self.batch)]
         if not isinstance(self.reading, OutputTarget) or (callable(self.target) and not hasattr(self.target, "index")):
             return None
-        return [repr(_of_sample(self.reading.about(self.target), i)) for i in range(self.batch)]
+        return [repr(of_sample(self.reading.about(self.target), i)) for i in range(self.batch)]
 
     def about(self, classes: list[int]) -> Any:
         """Return the target for another class of each sample in the same row."""
@@ -333,42 +333,12 @@ def check_target(target: Any, labels: dict[int, str] | None, classes: int | None
         Resolver(target, labels, classes, batch, processor)
 
 
-def written_target(target: Any) -> Any:
-    """Return a target of :mod:`whyformer.targets`, an object or text, as text; any other target is returned unchanged.
-
-    Raises:
-        InputError: the text cannot be read.
-    """
-    target = _parsed(target) if isinstance(target, str) and _is_expression(target) else target
-    if not _is_target(target):
-        return target
-    plain = replace(target, **{f.name: _plain(getattr(target, f.name)) for f in fields(target)})
-    return repr(_parsed(repr(plain)))
-
-
-def is_written_target(text: str) -> bool:
-    """Return True if a text is a target of :mod:`whyformer.targets`, such as ``"targets.Token(5)"``, and no class."""
-    return _is_expression(text)
-
-
-def with_class(text: str, index: int) -> str:
-    """Return a written target with another class within the row of the output that it reads.
-
-    Raises:
-        InputError: the text is no target with a class in such a row.
-    """
-    target = _read(text)
-    if not isinstance(target, OutputTarget) or not target.within:
-        raise InputError(f"{text} has no class to replace: choose no classes, or another target")
-    return str(written_target(target.about(index)))
-
-
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
     """Return (text, token ids) of a target that names several next tokens of a language model; None for any other."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if not hasattr(tokenizer, "convert_ids_to_tokens") or classes is not None:
         return None
-    target = _read(target)
+    target = read_target(target)
     text = target.token if isinstance(target, Token) and target.position == -1 else None if labels else target
     if not isinstance(text, str) or _is_index(text):
         return None
@@ -421,89 +391,3 @@ def _numbers(value: Any, batch: int) -> Tensor:
     if value.shape != (batch,):
         raise InputError(f"the target must return one number per sample, shape [{batch}], not {list(value.shape)}")
     return value
-
-
-def _read(target: Any) -> Any:
-    """Return a target with text parsed, arrays as lists, and a list of targets of single samples joined."""
-    target = _plain(target)
-    if isinstance(target, list | tuple):
-        targets = [_read(t) for t in target]
-        return _joined(targets) if any(map(_is_target, targets)) else targets
-    return _parsed(target) if isinstance(target, str) and _is_expression(target) else target
-
-
-def _plain(value: Any) -> Any:
-    """Convert arrays and tensors to Python numbers and lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def of_samples(target: Any, samples: Sequence[int]) -> Any:
-    """Return the target for some samples of a batch."""
-    target = _read(target)
-    if isinstance(target, list):
-        return [target[i] for i in samples]
-    return _joined([_of_sample(target, i) for i in samples]) if _is_target(target) else target
-
-
-# -- one target per sample -------------------------------------------------------------------------------------------
-def _of_sample(target: Any, sample: int) -> Any:
-    """Return the target of one sample: every list of one value per sample, nested ones too, replaced by its value."""
-    if not _is_target(target):
-        return target
-    values = {}
-    for name in (f.name for f in fields(target)):
-        value = _plain(getattr(target, name))
-        values[name] = value[sample] if isinstance(value, list | tuple) else _of_sample(value, sample)
-    return replace(target, **values)
-
-
-def _is_target(target: Any) -> bool:
-    return isinstance(target, OutputTarget | RowTarget)
-
-
-def _joined(targets: Sequence[Any]) -> Any:
-    """Join the targets of single samples into one, with lists of one value per sample where they differ."""
-    kind: Any = type(targets[0])
-    if any(type(t) is not kind for t in targets):
-        kinds = ", ".join(type(t).__name__ for t in targets)
-        raise InputError(f"the targets of a batch must be of one kind, not {kinds}")
-    values = {f.name: [getattr(t, f.name) for t in targets] for f in fields(kind)}
-    return kind(**{n: v[0] if all(x == v[0] for x in v) else _joined_values(v) for n, v in values.items()})
-
-
-def _joined_values(values: list[Any]) -> Any:
-    return _joined(values) if _is_target(values[0]) else values
-
-
-def _kinds() -> dict[str, Any]:
-    """Return the target classes that text may name."""
-    return {kind.__name__: kind for kind in (*OutputTarget.__subclasses__(), *RowTarget.__subclasses__())}
-
-
-def _kind_name(written: str) -> str:
-    """Return the name of a target class as it is written in Python: ``Token``, ``targets.Token`` ..."""
-    return written.removeprefix("whyformer.").removeprefix("targets.")
-
-
-def _is_expression(text: str) -> bool:
-    return text.strip().endswith(")") and _kind_name(text.strip().partition("(")[0]) in _kinds()
-
-
-def _parsed(text: str) -> Any:
-    """Parse a target written as a Python call, such as ``Token(-1, "blue")`` or ``Pixel(4, 9, 2)``."""
-
-    def evaluate(node: ast.expr) -> Any:
-        kind = _kinds().get(_kind_name(ast.unparse(node.func))) if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and kind is not None:
-            return kind(*map(evaluate, node.args), **{str(k.arg): evaluate(k.value) for k in node.keywords})
-        return ast.literal_eval(node)
-
-    try:
-        return evaluate(ast.parse(text.strip(), mode="eval").body)
-    except InputError:
-        raise
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise InputError(
-            f"the target {text!r} cannot be read: put names in quotes, as in Contrast('cat', 'dog'), Probability(3), "
-            "Token(-1, 'word'), Token(5, 17), Span(3, 7), Query(0, 3), Pixel(4, 9, 2) or Similarity()"
-        ) from error
