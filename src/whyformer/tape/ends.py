@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class EndFunction:
         parts: where it is applied: once, or once for each of the results that the model joins.
         calls: the calls that select from the results and join them.
         output: number of the joined result; that of the only part without a join.
+        overwritten: number of each tensor into which the results are written -> its value before, of which nothing is
+            left.
     """
 
     name: str
@@ -71,6 +73,7 @@ class EndFunction:
     parts: tuple[EndPart, ...]
     calls: tuple[Call, ...]
     output: int
+    overwritten: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -79,7 +82,8 @@ class EndFunction:
 
     def logits(self, value: Callable[[int], Tensor]) -> Tensor:
         """Return the logits, selected and joined as the results are; ``value`` maps the number of a value to it."""
-        return _joined(self.calls, {part.result: part.before(value) for part in self.parts}, value)[self.output]
+        values = {**self.overwritten, **{part.result: part.before(value) for part in self.parts}}
+        return _joined(self.calls, values, value)[self.output]
 
 
 def end_function(tape: Tape, output: int) -> EndFunction | None:
@@ -103,8 +107,9 @@ def end_function(tape: Tape, output: int) -> EndFunction | None:
     tape.release()
     if not parts or len(parts) < len(computed) or len({part.name for part in parts}) > 1:
         return None
-    end = EndFunction(parts[0].name, parts[0].axis, parts, calls, joined)
-    if len(parts) < len(leaves) and not _overwrites(tape, end):
+    overwritten = {n: tape[n] for n in leaves if not program.carry[n]}
+    end = EndFunction(parts[0].name, parts[0].axis, parts, calls, joined, overwritten)
+    if overwritten and not _overwrites(tape, end):
         return None
     if not calls or "sigmoid" in end.name:
         return end
