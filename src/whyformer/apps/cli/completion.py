@@ -39,6 +39,11 @@ def models() -> Offers:
     return [(f"bundled:{name}", "comes with whyformer") for name in names_file()["bundled"]]
 
 
+def benchmarks() -> Offers:
+    """Return the benchmarks."""
+    return named("benchmarks")
+
+
 def settings_of(kind: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield ``key=value`` for each value of a setting that needs no quotes, else ``key=``; skip unknown names."""
     offered: dict[str, list[Any]] = {}

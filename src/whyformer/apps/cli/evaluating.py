@@ -27,7 +27,7 @@ class BenchmarkOptions:
     """Arguments of :func:`whyformer.benchmarks.runner.run_benchmark`."""
 
     name: Annotated[str, Argument(
-        metavar="NAME", autocompletion=lambda: completion.named("benchmarks"),
+        metavar="NAME", autocompletion=completion.benchmarks,
         help=f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
     )]
     model: Annotated[str, opt.model_option()]
