@@ -210,10 +210,12 @@ def content_of(inputs: Inputs) -> Tensor:
 
 
 def fill(name: str, filling: Filling) -> Tensor:
-    """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors; ``name`` is one of its names."""
-    function = BASELINES[name].fill
-    assert function is not None
-    return function(filling)
+    """Return the baseline ``[B, C, H, W]`` of a picture or ``[B, N, D]`` of vectors."""
+    row = BASELINES.get(name)
+    if row is None or row.fill is None:
+        names = (other for other, row in BASELINES.items() if row.fill is not None)
+        raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(names)}, not {name!r}")
+    return row.fill(filling)
 
 
 def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:
