@@ -13,7 +13,7 @@ the error lists those that fit the output.
 
 from whyformer.targets.naming import class_index, distinct_texts, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.reading import is_written_target, of_samples, with_class, written_target
+from whyformer.targets.reading import is_written_target, of_samples, reads_output, with_class, written_target
 from whyformer.targets.resolving import OUTPUT, Resolver, Target, check_target, several_tokens
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability, RowTarget
 
@@ -36,6 +36,7 @@ __all__ = [
     "distinct_texts",
     "is_written_target",
     "of_samples",
+    "reads_output",
     "several_tokens",
     "token_ids",
     "with_class",

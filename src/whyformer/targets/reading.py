@@ -91,6 +91,11 @@ def with_class(text: str, index: int) -> str:
     return str(written_target(target.about(index)))
 
 
+def reads_output(text: str) -> bool:
+    """Return True if a text is a written target that reads a row of the output, in which it may have a class."""
+    return is_written_target(text) and isinstance(_parsed(text), OutputTarget)
+
+
 def is_written_target(text: str) -> bool:
     """Return True if a text is a target of :mod:`whyformer.targets`, such as ``"targets.Token(5)"``, and no class."""
     return text.strip().endswith(")") and _kind_name(text.strip().partition("(")[0]) in _kinds()

@@ -113,6 +113,12 @@ def test_endpoint_takes_written_targets(visitor, folders, targets):
         assert e["scores"] == expected.to_dict()["scores"] and e["target_names"] == expected.target_names
 
 
+def test_endpoint_takes_targets_over_the_row_beside_classes(visitor):
+    answer = endpoint(visitor.handlers)(text=SENTENCE, model="bundled:sst2", methods=["input_x_gradient"], targets=["Contrast(1, 0)", "positive", 0])
+    for target, e in zip(["Contrast(1, 0)", 1, 0], answer["explanations"], strict=True):
+        assert e["scores"] == whyformer.explain("bundled:sst2", SENTENCE, "input_x_gradient", target).to_dict()["scores"]
+
+
 def test_endpoint_refuses_model_without_row(visitor):
     with pytest.raises(PageError, match=r"Token\("):
         endpoint(visitor.handlers)(text=WORDS, model="folder:words")

@@ -15,7 +15,7 @@ from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
 from whyformer.options import DEFAULTS, PER_INPUT, kind_of
-from whyformer.targets import is_written_target
+from whyformer.targets import reads_output
 
 
 class EndpointCall(NamedTuple):
@@ -45,8 +45,8 @@ def endpoint(handlers: Handlers) -> Any:
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
-        written = [target for target in call.targets if isinstance(target, str) and is_written_target(target)]
-        entered |= {"classes": call.targets, "target": next(iter(written), "")}
+        rows = (target for target in call.targets if isinstance(target, str) and reads_output(target))
+        entered |= {"classes": call.targets, "target": next(rows, "")}
         entered |= {"model": model_for(kind, call.model or None, "model")}
         page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | options | entered)
         session = VisitorSession()
