@@ -1,6 +1,7 @@
 """Targets as text on the page and its endpoint, for models whose output is not one row of logits."""
 
 import shlex
+from contextlib import suppress
 
 import pytest
 import transformers as hf
@@ -117,6 +118,13 @@ def test_endpoint_takes_targets_over_the_row_beside_classes(visitor):
     answer = endpoint(visitor.handlers)(text=SENTENCE, model="bundled:sst2", methods=["input_x_gradient"], targets=["Contrast(1, 0)", "positive", 0])
     for target, e in zip(["Contrast(1, 0)", 1, 0], answer["explanations"], strict=True):
         assert e["scores"] == whyformer.explain("bundled:sst2", SENTENCE, "input_x_gradient", target).to_dict()["scores"]
+
+
+@pytest.mark.parametrize("targets", [None, 3, "", {"a": 1}, [None], [["Token(1)"]], "Token(1)", ["Token("], ["Token()"]])
+def test_endpoint_answers_or_refuses_other_targets(visitor, targets, caplog):
+    with suppress(PageError):
+        assert endpoint(visitor.handlers)(text=SENTENCE, model="bundled:sst2", methods=["gae"], targets=targets)["explanations"]
+    assert caplog.records == []
 
 
 def test_endpoint_refuses_model_without_row(visitor):
