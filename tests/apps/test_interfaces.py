@@ -64,7 +64,7 @@ def page(request: Request) -> Any:
     sentence = SENTENCE if kind == "text" else ""
     handlers.switch(session, kind)
     entered = {
-        "kind": kind, "picture": picture, "sentence": sentence, "pair": "", "model": MODELS[kind], "methods": [method], "classes": [f"#{TARGETS[kind]}"],
+        "kind": kind, "picture": picture, "sentence": sentence, "pair": "", "target": "", "model": MODELS[kind], "methods": [method], "classes": [f"#{TARGETS[kind]}"],
         "truncate": False, "checkpoint": False, "number": session.number, "style": "colours", "opacity": 1, "keep": 0.2, "length": 16, "chat": False,
         "settings": json.dumps({method: settings}),
     }  # fmt: skip
