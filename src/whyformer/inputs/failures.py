@@ -92,7 +92,7 @@ def _no_decoder(model: nn.Module, inputs: Inputs, message: str) -> str | None:
 
 
 def _multiple_choice(model: nn.Module, inputs: Inputs) -> str | None:
-    """Return why a model may fail on texts: it reads them as the choices of one sample, which has an axis of its own.
+    """Return why a model may fail on texts: it takes the choices of each sample along a separate axis.
 
     Costs a plain forward pass.
     """

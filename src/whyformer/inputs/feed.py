@@ -57,10 +57,10 @@ def corrected(
 def as_arguments(
     model: nn.Module, encoded: Mapping[str, Any], main: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], str | int]:
-    """Return what a processor made as arguments of the model's forward: (args, kwargs, place of ``main``).
+    """Return the tensors of a processor as arguments of the model's forward: (args, kwargs, place of ``main``).
 
-    ``main`` is the first positional argument of a custom module whose forward has no parameter of that name. What
-    else its forward does not take, such as ``token_type_ids``, is left out.
+    If the forward of a custom module has no parameter with the name ``main``, this tensor is the first positional
+    argument. Other tensors that the forward does not take, such as ``token_type_ids``, are left out.
     """
     accepted, kwargs = parameters(model), dict(encoded)
     first = next(iter(accepted.values()), None)
@@ -75,7 +75,7 @@ def as_arguments(
 
 def name_outputs(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Add ``return_dict=True`` if a transformers model is set to return a tuple, so that its outputs have names; and
-    ``use_cache=False`` if it is set to return a cache and got none, since a state that blocks write in turn joins them.
+    ``use_cache=False`` if it is set to return a cache and got none: a state that all blocks write would connect them.
     """
     config = getattr(model, "config", None)
     settings = (getattr(config, "return_dict", None), kwargs.get("return_dict"))
@@ -131,14 +131,14 @@ _FEATURES = ("input_ids", "inputs_embeds", "embeds", "values", "ids")
 
 
 def is_auxiliary(name: str) -> bool:
-    """Return whether an argument of that name is no feature itself: a mask, type, position, label or box."""
+    """Return whether an argument of that name describes features: a mask, type, position, label or box."""
     return _AUXILIARY.search(name) is not None
 
 
 def mask_names(features: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the name of the argument that marks the padding of each text or sequence of vectors that has one.
 
-    A mask is named like its features, with ``attention_mask`` in the place of ``input_ids``, ``ids``,
+    A mask is named like its features, with ``attention_mask`` instead of ``input_ids``, ``ids``,
     ``inputs_embeds``, ``embeds`` or ``values``: ``decoder_attention_mask`` belongs to ``decoder_input_ids``. An
     ``attention_mask`` that belongs to none by name belongs to the first features of its shape without ``input_ids`` in
     their name, to a decoder's only if there are no others. No mask belongs to two.

@@ -80,8 +80,8 @@ class Inputs:
         return replace(self.with_sides({name: sides[name], **sides}), notes=self.notes)
 
     def is_per_token(self, name: str | int, value: Tensor) -> bool:
-        """Return whether an argument has numbers for each token of the scored text, such as its mask or boxes, and is
-        not that of another input (``decoder_attention_mask``). A mask may begin with the tokens of a cache."""
+        """Return whether an argument has numbers for each token of the scored text, such as its mask or boxes. False
+        for arguments of another input (``decoder_attention_mask``). A mask may begin with the tokens of a cache."""
         shape, other = self.tensor.shape, {o.partition("_")[0] for o in self.others if o != self.name}
         if value.dim() < 2 or name in {n for o in self.others.values() for n in (o.scored, o.masked_by)}:
             return False

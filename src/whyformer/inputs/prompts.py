@@ -92,9 +92,9 @@ def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[l
 
 
 def padding_of(model: nn.Module, processor: Any, texts: int) -> dict[str, Any]:
-    """Return the tokenizer's arguments that set the padding of texts: to the longest; or to the model's maximum if the
-    model reads padding as it did in training (SigLIP), which is so if a processor that compares pictures with texts has
-    a tokenizer with a maximum length and without an attention mask."""
+    """Return the arguments of the tokenizer for padding: to the longest text; or to the maximum length for models that
+    were trained with it and read the padding (SigLIP). These have a processor that compares pictures with texts, and a
+    tokenizer with a maximum length and without an attention mask."""
     tokenizer, config = getattr(processor, "tokenizer", None), getattr(model, "config", None)
     longest = getattr(tokenizer, "model_max_length", None)
     masked = "attention_mask" in getattr(tokenizer, "model_input_names", ["attention_mask"])
@@ -118,8 +118,8 @@ def separate_prompts(inputs: Any, processor: Any) -> list[Any]:
 
 
 def shape_of_prompt(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
-    """Return what must be equal for the tensors of two prompts, as returned by :func:`separate_prompts`, to be stacked:
-    their shapes, except for the number of tokens, and the number of placeholders for rows of pictures."""
+    """Return a key that is equal for prompts of :func:`separate_prompts` whose tensors can be stacked: the shapes of
+    all tensors except token ids and masks, and the numbers of pictures and of placeholders for rows of pictures."""
     if isinstance(prompt, list):
         return ()
     encoded, _ = encode(model, prompt["text"], prompt["images"], processor)

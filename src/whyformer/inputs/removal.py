@@ -182,7 +182,7 @@ def removal(
 
 
 def _picked(value: Tensor, numbers: Tensor, axis: int) -> Tensor:
-    """Return the elements ``numbers`` ``[J, K]`` of each row along an axis of a tensor with J rows, or one for all."""
+    """Select the elements ``numbers`` ``[J, K]`` of each row along an axis of a tensor with J rows, or one for all."""
     shape = [len(numbers), *value.shape[1:]]
     index = numbers.view(len(numbers), *[1] * (axis - 1), -1, *[1] * (value.dim() - axis - 1))
     shape[axis] = numbers.shape[1]

@@ -190,9 +190,9 @@ def _notes(sound: Sound, rate: int) -> list[str]:
 def time_axis(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[int | None, float | None]:
     """Return (time axis, steps per second) of an extractor's output; None for what is unknown.
 
-    For a wave, they are the wave's. For a spectrogram, they are measured from the places that change with each of two
-    clicks: along the axis of time, the second click repeats the first at a distance. Clicks that are one second apart
-    are measured best; clicks nearer to each other and to the start are tried if an output is too short for these.
+    For a wave, these are axis 1 and its sampling rate. For a spectrogram, they are measured with two clicks: along the
+    axis of time, the changes by the second click equal those by the first, shifted. Clicks one second apart give the
+    most exact result; if an output is too short for these, clicks nearer to each other and to the start are tried.
     """
     tensor = next(v for v in encoded.values() if isinstance(v, Tensor) and v.is_floating_point())
     if tensor.dim() != 3:
@@ -208,7 +208,7 @@ def time_axis(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[in
             continue
         steps, hop = distance / gap, getattr(extractor, "hop_length", None)
         exact = rate / hop if isinstance(hop, int) and hop else lag / gap
-        # without a hop, a distance of whole steps shows in an exact repetition
+        # without a hop length, the clicks are whole steps apart if their changes are the same
         if abs(exact - steps) < 0.03 * steps and (isinstance(hop, int) or similarity > 0.999):
             return moved[0] + 1, exact
         return moved[0] + 1, steps if gap == _GAPS[0] else None
@@ -216,7 +216,7 @@ def time_axis(encoded: Mapping[str, Any], extractor: Any, rate: int) -> tuple[in
 
 
 def _clicks(extractor: Any, rate: int, gap: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return what an early click and one ``gap`` samples later add to the output, for each place along axes 1 and 2."""
+    """Return the squared changes of the output by a click and by one ``gap`` samples later, along axes 1 and 2."""
     period = torch.randn(gap, generator=torch.Generator().manual_seed(0)).numpy() * 1e-3
     noise = np.resize(period, 2 * rate)  # repeated, so that both clicks have the same surroundings
     clicks = [noise, noise.copy()]

@@ -58,7 +58,7 @@ def _name(model: nn.Module, place: Place) -> str:
 
 
 def _is_ambiguous(name: str, value: Tensor, batch: int) -> bool:
-    """Return whether the length alone does not show that an argument has rows for each sample."""
+    """Return whether an argument may lack a batch axis although its length is a multiple of the number of samples."""
     if batch == len(value) == 1:
         return False
     fits = len(value) == batch or "position" not in name

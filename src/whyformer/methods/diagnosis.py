@@ -23,7 +23,7 @@ from whyformer.tape.calls import every_tensor
 from whyformer.tape.walking import GRADIENT
 
 _ROUNDING = 1e-6
-"""A smaller share of the gradient is rounding: masks make the gradient at padding 0."""
+"""A share of the gradient up to this is rounding: with a mask, the gradient at padding is 0."""
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
@@ -122,7 +122,7 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
 
 
 def _padding_shares(task: Task) -> dict[str, float]:
-    """Return the share of Σ |∂target/∂x| at the padding of each input of which it is more than rounding."""
+    """Return the share of Σ |∂target/∂x| at the padding of each input, without shares that are only rounding."""
     masks = {name: mask for name, side in task.scored_inputs.items() if (mask := side.row_mask) is not None}
     known, key = measured(task.model) if task.last else {}, ("gradient at padding", *masks)
     if all(bool(mask.all()) for mask in masks.values()) or known.get(key) is False:
@@ -184,7 +184,7 @@ def with_randomness(task: Task, scores: Scores, before: list[Tensor]) -> Scores:
     Args:
         task: the model and its inputs.
         scores: the scores of a method.
-        before: as of :func:`random_states`, before the method ran.
+        before: the result of :func:`random_states` before the method ran.
 
     Raises:
         ModelError: the output depends on random numbers, and the model is in training mode.

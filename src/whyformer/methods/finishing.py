@@ -105,7 +105,7 @@ def finishing(
         resolver: the target.
         logits: ``[B, C]`` of the batch.
         end: the function that the model applies to its logits; built-in targets use the logits before it.
-        also: classes whose logits are stored, also if a long row is shortened.
+        also: classes whose logits are stored even if a long row is shortened.
     """
     logits = logits.detach()
     target, names = resolver.describe(logits)

@@ -63,7 +63,7 @@ class Layout:
 
     @cached_property
     def split(self) -> dict[int, tuple[list[tuple[Stream, Tensor]], Tensor]]:
-        """Map of each attention in a block -> :func:`~whyformer.tape.shared_rows.split_keys` of it."""
+        """Number of the map of each attention in a block -> :func:`~whyformer.tape.shared_rows.split_keys` of it."""
         inside = ((stream, attention) for stream in self.streams for b in stream.blocks for attention in b.attentions)
         return {attention.map: split_keys(attention, stream, self.streams) for stream, attention in inside}
 
@@ -81,8 +81,8 @@ class Layout:
 
     @cached_property
     def merged(self) -> frozenset[int]:
-        """The streams whose rows attend and are then merged into those of another stream other than by a known
-        reduction, by id."""
+        """Ids of the streams whose rows attend and are then merged into those of another stream, unless the merge is a
+        known reduction."""
         known, merged = {(id(s), id(t)) for s, t, _ in self.reductions}, set[int]()
         for stream in self.streams:
             later = stream

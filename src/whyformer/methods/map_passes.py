@@ -244,7 +244,7 @@ class MapPass:
     @property
     def is_complete(self) -> bool:
         """True if the attention maps cover all mixing of rows on paths to the target: queries and keys are known, each
-        attention is in a block of its rows or pools them, and key rows that do not attend are unmixed until then."""
+        attention is in a block of its rows or pools them, and key rows that do not attend are not mixed before it."""
         in_blocks = list(self.attentions.values())
         are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
         others = [a for a in self.layout.leading if a not in in_blocks]
@@ -306,16 +306,16 @@ class MapPass:
         return path[self.behind_norm(path)]
 
     def path(self, stream: Stream, block: Block) -> list[int]:
-        """Return the values of a stream's spine from a block's input to its output, without those inside of units, and
-        with the bypassed sums between them."""
+        """Return the values from a block's input to its output along the residual path: those of the stream's spine
+        that are not inside of units, and the sums between them that other paths bypass."""
         path = [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
         members = Members(stream.rows, self.layout.rows)
         between = (members.trunk(self.program.makers, *ends)[1:] for ends in pairwise(path))
         return [*path[:1], *(n for values in between for n in values)]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
-        """Return the values of a path from ``first`` on that are not inside of units; without ``first`` itself if a
-        path bypasses it, such as an embedding that is added again."""
+        """Return the values of a path from ``first`` on that are not inside of units; ``first`` itself is left out if a
+        path bypasses it, as when an embedding is added again."""
         later = [n for n in path if n > first and n in self.program.makers]
         return [first, *later] if first in path or not later else later
 

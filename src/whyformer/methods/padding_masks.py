@@ -21,8 +21,8 @@ __all__ = ["with_padding_mask"]
 
 
 def with_padding_mask(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Return inputs with :attr:`Inputs.mask` of each text and sequence of vectors set from an argument that marks its
-    padding under another name than ``attention_mask``, by 0 or by 1, such as ``src_key_padding_mask``.
+    """Set :attr:`Inputs.mask` of each text and sequence of vectors whose padding an argument marks by 0 or by 1 under
+    another name than ``attention_mask``, such as ``src_key_padding_mask``.
 
     An argument ``[B, N]`` marks padding if the output changes without the marks, but not if the tokens or vectors at
     the marks are replaced. This is measured once for a model and an argument, with up to seven forward passes.

@@ -34,8 +34,8 @@ __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots", "nothing_arrives
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """The values at which relevance ends: pixels, vectors, or the first block's input for token ids, and vectors of
-    further tables in which the same ids are looked up and which are read after it (per-layer embeddings of Gemma 3n).
+    """The values at which relevance ends: pixels, vectors, or, for token ids, the first block's input and any
+    embeddings of the same ids in further tables that the model reads later (per-layer embeddings of Gemma 3n).
 
     Attributes:
         numbers: input -> numbers of its root values.
@@ -143,8 +143,8 @@ def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
 
 
 def _further(recording: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
-    """Return the vectors of further tables for the ids of an input, if paths lead from them to the output past the
-    value ``number``."""
+    """Return the embeddings of an input's ids in further tables from which paths that bypass the value ``number`` lead
+    to the output."""
     repeats = rows.repeats.get(source)
     if not repeats:
         return []

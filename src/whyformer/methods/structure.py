@@ -91,7 +91,7 @@ class Structure:
     def tower(self, name: str) -> Key | None:
         """Return :meth:`only_rows` of an input if its rows are not those of another stream; else None.
 
-        Methods whose cost grows with the number of rows explain only the main input's tower of two.
+        Of a two-tower model, methods whose cost grows with the number of rows explain only the main input's tower.
         """
         key = self.only_rows(name)
         return None if any(queries == key for queries, _, _ in self.map_pass.copies) else key

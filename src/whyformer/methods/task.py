@@ -44,9 +44,9 @@ class Task(TaskInputs):
         method: name of the method.
         read_logits: function from the model's output to the row of logits that the target selects from.
         known_counted: the value of :attr:`counted`; None until the model has run.
-        last: whether that row belongs to the last real token, so that a language model need not compute others.
+        last: whether the row of logits is that of the last real token, so that a language model may skip the others.
         options: options of the model's passes.
-        activation: function from that row to its activation, "softmax", "sigmoid" or "identity".
+        activation: function from the row of logits to its activation, "softmax", "sigmoid" or "identity".
         shared: passes shared by several methods or targets.
     """
 
@@ -247,7 +247,7 @@ class Task(TaskInputs):
         """Add the box of the pixels that the model reads to scores of pictures.
 
         Raises:
-            MethodNotApplicable: scores of tokens are not one for each token of each of a sample's texts.
+            MethodNotApplicable: there is not one score for each token of each text of a sample.
         """
         inputs = scores.inputs or self.inputs
         one_per_token = inputs.choices is None or scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])

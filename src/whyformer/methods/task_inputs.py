@@ -278,7 +278,7 @@ class TaskInputs:
             if name not in key or (side.mask is None and side.modality != "text"):
                 continue
             content = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
-            if side.mask is None:  # only padding that the model adds by itself
+            if side.mask is None:  # the model itself adds all padding
                 elements_of_rows = self.structure.map_pass.elements(name, key)
                 if elements_of_rows is None or elements_of_rows[0] != shape[1]:
                     continue

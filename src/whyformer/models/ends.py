@@ -31,8 +31,8 @@ def forward(
 ) -> Output:
     """Return the model's output, without gradients, and its end function.
 
-    The pass is recorded only if the model is known to end in such a function. If the output may be the value of one,
-    the model is run again to record it, once per model and kind of input.
+    The pass is recorded only if the model is known to end in such a function. If the output looks like probabilities
+    or log-probabilities, the model is run again to record it, once per model and kind of input.
     """
     kwargs = kwargs or {}
     name = _end_names(model).get(kind_of_input(args, kwargs))
@@ -85,7 +85,7 @@ def runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the name of the model's end function for this kind of input; "" if it has none, or is unknown."""
+    """Return the name of the model's end function for this kind of input; "" if it has none, or if it is unknown."""
     return _end_names(model).get(kind_of_input(args, kwargs), "")
 
 
@@ -104,7 +104,7 @@ def final_activation(model: nn.Module, end: str, outputs: int, comparison: str =
 
     Args:
         model: the model.
-        end: name of its end function, as of :func:`end_function`.
+        end: name of its end function, as returned by :func:`end_function`.
         outputs: number of logits in a row.
         comparison: the activation of a comparison of pictures with texts, as returned by
             :func:`whyformer.models.kinds.comparison_of`; "" for other rows.
@@ -129,7 +129,7 @@ def _may_be_an_end(value: Tensor | None) -> bool:
 
 
 def _repeatable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a pass cannot change its arguments, as it may change a cache of keys and values or a list."""
+    """Return whether no argument can be changed by a pass, unlike a cache of keys and values or a list."""
     return all(v is None or isinstance(v, Tensor | bool | int | float | str) for v in (*args, *kwargs.values()))
 
 

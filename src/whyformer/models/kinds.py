@@ -26,7 +26,7 @@ def is_language_model(output: Output) -> bool:
     later tokens.
 
     This is measured by changing the last token. If that is not possible (a decoder without tokens), and for models
-    that read the prompt of a picture bidirectionally, it is whether the model can generate text.
+    that read the prompt of a picture bidirectionally, the result is whether the model can generate text.
     """
     return once(output.model, _LANGUAGE, lambda: _language(output))
 

@@ -200,7 +200,7 @@ class Output:
         return torch.cat([mask.new_ones(len(mask), count - mask.shape[1]), mask], 1)
 
     def by_row(self, value: int | Sequence[int]) -> Tensor:
-        """Return ``[B]`` the number of each row, from one for all samples or a list of one per sample."""
+        """Return ``[B]``, a position or index for each row, from one for all samples or a list of one per sample."""
         numbers = torch.as_tensor(value)
         if not numbers.dim():
             return numbers.expand(self.batch)
@@ -225,8 +225,8 @@ class Output:
 
 
 def without_cached(mask: Tensor, count: int) -> Tensor:
-    """Return a padding mask ``[B, N]`` of ``count`` tokens, without those before them whose keys and values were
-    passed."""
+    """Return a padding mask ``[B, N]`` of ``count`` tokens, without earlier tokens whose keys and values were
+    passed as a cache."""
     return mask[:, mask.shape[1] - count :] if mask.dim() == 2 and mask.shape[1] > count else mask
 
 

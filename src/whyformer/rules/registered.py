@@ -111,7 +111,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
 
 
 def _checked(operation: Any, like: str | None, rule: Rule | None) -> str | Rule:
-    """Return the one of ``like`` and ``rule`` that was passed, after checking it."""
+    """Return ``like`` or ``rule``, whichever was passed, after checking it."""
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
         raise InputError(
             'give either like="gelu" (a similar operation) or rule=whyformer.rules.Rule(...) for a custom operation'

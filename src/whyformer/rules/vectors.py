@@ -46,7 +46,7 @@ class VectorRules(ShareRules):
             as there are queries.
 
     Attributes:
-        factors: maps a value to ``[R]``, by which each row of the shares of the heads must be multiplied; None for 1.
+        factors: maps a value to ``[R]``, the factor of each row of the shares of the heads; None if all are 1.
     """
 
     def __init__(self, tape: Tape, rows: Rows, attention: Attention, residual: int, first: int = 0) -> None:

@@ -57,7 +57,7 @@ def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[b
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow]:
-    """Return the flow to each operand that whose flow is needed."""
+    """Return the flow to each operand that needs one, in order, by applying autograd to the single call."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [t.clone() if t.is_inference() else t.detach() for t in (tape[o] for o in call.operands)]
         inputs = [leaf.requires_grad_() for leaf, needed in zip(leaves, needs, strict=True) if needed]
@@ -81,7 +81,7 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool
 
 
 def _by_vjp(call: Call, tape: Tape, flows: list[Flow], needs: Sequence[bool]) -> Sequence[Flow]:
-    """Return what :func:`_by_autograd` returns, as a function that can be transformed."""
+    """Compute the same flows as :func:`_by_autograd` by ``torch.func.vjp``, which also works inside vmap."""
     arriving = [i for i, flow in enumerate(flows) if flow is not None]
     values = [tape[o] for o in call.operands]
 

@@ -46,8 +46,8 @@ def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
 
 
 def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
-    """Return True if a call overwrites all of the unset memory that it writes to: its result does not depend on what
-    was there."""
+    """Return True if a call overwrites all of the unset memory that it writes to, so that its result does not depend on
+    the previous content."""
     if not call.writes or call.random or any(o in raw for o in call.operands[1:]):
         return False
     old, *others = (tape[o] for o in call.operands)

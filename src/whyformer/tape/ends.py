@@ -21,7 +21,7 @@ __all__ = ["EndFunction", "end_function"]
 
 _SOFTMAXES = {"softmax": "softmax", "log softmax": "log_softmax"}  # kind of unit -> function of torch
 _LONGEST = 8  # maximum number of calls of which a sigmoid may consist
-_NUMBERS = 9  # minimum count of numbers for which a function must have the values of a sigmoid
+_NUMBERS = 9  # minimum number of arguments at which a function is compared with a sigmoid
 _COPIES = RESHAPES | name_set("_to_copy select")
 _REARRANGEMENTS = _COPIES | name_set(
     "cat stack slice split split_with_sizes unbind t transpose permute expand flip index index_select copy overlay"
@@ -49,7 +49,7 @@ class EndPart:
     negated: bool = False
 
     def before(self, value: Callable[[int], Tensor]) -> Tensor:
-        """Return its argument in the shape of its result; ``value`` maps the number of a value to it."""
+        """Return the argument of the function in the shape of its result; ``value`` returns a value by its number."""
         logits = value(self.logits).reshape(self.shape)
         return -logits if self.negated else logits
 
@@ -61,11 +61,11 @@ class EndFunction:
     Attributes:
         name: "sigmoid", "softmax", "log_softmax" or "logsigmoid".
         axis: the (negative) axis of the output along which it normalises; −1 for elementwise functions.
-        parts: where it is applied: once, or once for each of the results that the model joins.
+        parts: its applications, one for each of the results that the model joins.
         calls: the calls that select from the results and join them.
         output: number of the joined result; that of the only part without a join.
-        overwritten: number of each tensor into which the results are written -> its value before, of which nothing is
-            left.
+        overwritten: number of each tensor into which the results are written -> its previous value, which they
+            overwrite completely.
     """
 
     name: str
@@ -81,7 +81,7 @@ class EndFunction:
         return tuple({part.logits: None for part in self.parts})
 
     def logits(self, value: Callable[[int], Tensor]) -> Tensor:
-        """Return the logits, selected and joined as the results are; ``value`` maps the number of a value to it."""
+        """Return the logits, selected and joined like the results; ``value`` returns a value by its number."""
         values = {**self.overwritten, **{part.result: part.before(value) for part in self.parts}}
         return _joined(self.calls, values, value)[self.output]
 
@@ -172,7 +172,7 @@ def _axis(tape: Tape, end: EndFunction, shape: torch.Size) -> int | None:
 
 
 def _part(tape: Tape, program: Program, output: int) -> EndPart | None:
-    """Return the function whose result is a value; None if it is none of them."""
+    """Return the softmax, the sigmoid or the logarithm of either that computes a value; None if there is none."""
     unit = next((u for u in reversed(program.units) if u.exit == output), None)
     if unit is None or len(unit.entries) != 1:
         return None
@@ -191,8 +191,8 @@ def _softmax(tape: Tape, unit: Unit) -> EndPart | None:
 
 
 def _sigmoid(tape: Tape, program: Program, output: int) -> EndPart | None:
-    """Return a sigmoid or its logarithm, of a value or of its negative: a chain of elementwise calls and copies that
-    gives its values for other numbers too. Prefer the sigmoid of a value."""
+    """Return the sigmoid, or log-sigmoid, of a value or of its negative that a chain of elementwise calls and copies
+    computes, also for other numbers than the recorded ones. σ(x) is preferred to σ(−x)."""
     shape, size = tape.shapes[output], tape.shapes[output].numel()
     numbers = torch.linspace(-8, 8, size * -(-_NUMBERS // max(size, 1)), dtype=torch.float64).to(tape.device(output))
     x, of_negative = output, None

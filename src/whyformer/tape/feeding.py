@@ -79,7 +79,7 @@ def find_fed(tape: Tape, rows: Rows, family: RowFamily) -> Tensor | None:
 
 
 def measure_fed(tape: Tape, rows: Rows, family: RowFamily) -> Tensor | None:
-    """Return :func:`find_fed`, measured for all steps at once; None if a row of the input feeds several rows."""
+    """Return what :func:`find_fed` returns, measured for all steps at once; None if an input row feeds several."""
     before = rows.roots[family.source]
     return rows.once(("measured", family.value), lambda: _measure_step(tape, rows, before, family.value))
 

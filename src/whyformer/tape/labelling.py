@@ -180,9 +180,9 @@ class _Labeller:
         return True
 
     def _samples_of(self, ids: Tensor) -> tuple[Tensor | None, str]:
-        """Return the samples and the source of element numbers. A 0, such as a start token, gets the sample of its
-        neighbours; without neighbours, that of the elements of the only input of ids in the same place along the first
-        axis. Samples are None if unknown."""
+        """Return the sample of each element number, and the source of all. A 0, such as a start token, gets the sample
+        of its neighbours; if all are 0, the samples follow the first axis of the only input of ids. The samples are
+        None if unknown."""
         numbers = ids.flatten().tolist()
         if not any(numbers) and len(self.first) == 1:
             ((name, (first, shape)),) = self.first.items()
@@ -201,7 +201,7 @@ class _Labeller:
 
     # -- propagation
     def _trace(self, call: Call) -> None:
-        """Record from which input the results of a call are computed whose rows are unknown."""
+        """If the rows of the results of a call are unknown, record the input from which they are computed."""
         results = [r for r in call.results if not (r in self.labels or r in self.blank) and self.tape.floating(r)]
         name = next(filter(None, map(self._source_of, call.operands)), "") if results else ""
         self.unknown.update(dict.fromkeys(results, name) if name else {})
@@ -322,8 +322,8 @@ class _Labeller:
         return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
 
     def _without_strays(self, call: Call, labels: list[Label]) -> list[Label]:
-        """Return the labels of concatenated values without those of constants beside rows of other samples, or several
-        times, such as class tokens taken from the first sample (TimeSformer) or repeated for windows (RF-DETR)."""
+        """Drop the labels of constants that are concatenated with rows of other samples or that repeat a row, such as
+        class tokens taken from the first sample (TimeSformer) or repeated for windows (RF-DETR)."""
         fixed = [not k or self.fixed.issuperset(self.rows.family[self.rows.distinct(k[0])].tolist()) for k in labels]
         first = [k[0].narrow(call.argument("dim", 0), 0, 1) if k else no_rows(()) for k in labels]
         facts = [(self.rows.sample[t].tolist(), len(t.unique())) for t in first]
@@ -332,8 +332,8 @@ class _Labeller:
         return [() if is_stray else k for k, is_stray in zip(labels, strays, strict=True)]
 
     def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
-        """Label values without rows that are concatenated with rows: constant rows, such as class tokens, and those of
-        unknown values become new rows; constant features belong to the rows beside them."""
+        """Label values without rows that are concatenated with rows: constants, such as class tokens, and values whose
+        rows are unknown become new rows; along an axis of features, constants belong to the rows beside them."""
         axis, shape = call.argument("dim", 0), label.shape
         like = next(k[0] for k in labels if k)
         filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
@@ -403,7 +403,7 @@ class _Labeller:
         return bool(((first != second) & (first > 0) & (second > 0) & (family[first] == family[second])).any())
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
-        """Return the label of a product a @ b, which sums over the last axis of a and the last but one of b.
+        """Return the label of a product a @ b, which sums over the last axis of a and the second to last of b.
 
         Rows that do not change along the summed axis are preserved: x W, ``[N, D] @ [D, E]``, has the rows of x; q kᵀ
         has those of q and of k; and A V, ``[Q, K] @ [K, D]``, has the queries of A. If all rows are summed, as in

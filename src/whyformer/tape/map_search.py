@@ -185,7 +185,7 @@ class _MapSearch:
         return len(self.rows.labels.get(value, ())) == len(self.rows.labels.get(a.origin, ())) == 2
 
     def piece(self, a: _Map, entry: int, product: int, v: int) -> LabelledPiece | None:
-        """Return a piece with its rows; None if its map is not of rows.
+        """Return a piece with its rows; None unless exactly one label of the map changes along the axis of keys.
 
         Args:
             a: the map A.
@@ -212,14 +212,14 @@ class _MapSearch:
             piece = replace(piece, query=factors[1 - side], key=factors[side])
         if len(label) == 2:
             return LabelledPiece(piece, at_map[1 - side], keys)
-        if has_one_key:  # a learned query gets the number of the only key too, but it is no factor that carries
+        if has_one_key:  # a learned query is labelled with the only key too, but is not among the factors
             return LabelledPiece(piece, *((keys, keys) if len(factors) == 2 else (None, None)))
         queries = self.learned_queries(a, entry, product)
         return LabelledPiece(piece, queries, None if queries is None else keys, True)
 
     def key_axis(self, a: _Map, entry: int, product: int) -> int | None:
-        """Return the axis of A, as its unit computes it, along which the keys lie, those rows over which A·V sums:
-        usually, but not always, the axis of its softmax. None if it is unknown."""
+        """Return the axis of the keys, over which A·V sums, in A as its unit computes it: usually, but not always, the
+        axis of its softmax. None if it is unknown."""
         labels, axes = self.rows.labels, self.summed_axes(entry, product)
         sides = [i for i, t in enumerate(labels.get(entry, ())) if any(_changes(t, axis) for axis in axes)]
         label, normalized = labels.get(a.unit.exit, ()), a.unit.axes[0] if a.unit.kind in SOFTMAX_KINDS else None

@@ -76,8 +76,8 @@ class ModuleNames:
                 self.close(0)
 
     def close(self, depth: int) -> None:
-        """Assign the calls since the last module began or ended to the innermost running module, and leave the modules
-        from ``depth`` on."""
+        """Assign the calls since a module last began or ended to the innermost running module, and truncate the stack
+        of running modules to ``depth``."""
         start, path = self.stack[-1]
         for call in self.tape.calls[start:]:
             self.tape.modules.setdefault(call.number, path)

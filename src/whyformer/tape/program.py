@@ -101,7 +101,7 @@ def read_program(
         tape: a recorded pass.
         roots: numbers of the values that receive relevance.
         outputs: number of the value to explain, or numbers of several.
-        between: numbers of values that must not lie inside a unit; units around them are read as smaller ones.
+        between: numbers of values that must not lie inside a unit; a unit that would contain one is split.
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
     key = tape.signature, tuple(sorted(roots)), ends, frozenset(between)

@@ -71,8 +71,8 @@ def padded(label: Tensor, before: Tensor) -> Tensor:
 
 
 def window(tape: Tape, call: Call) -> tuple[Any, ...]:
-    """Return what determines the positions of the windows of a convolution or a pool, besides its operand: the stride
-    and the centre of the first window along each axis; the call itself if unknown."""
+    """Return a key that is equal for convolutions or pools whose windows have equal positions on equal operands: the
+    stride and the centre of the first window along each axis; the number of the call if unknown."""
     weight = call.operand("weight")
     if weight is None or call.argument("transposed", False):
         return (call.number,)
@@ -104,8 +104,8 @@ def is_crossed(a: Tensor, b: Tensor) -> bool:
 
 
 def factors_of(a: Label, b: Label, shape: torch.Size) -> tuple[Label, list[tuple[Tensor, int]]]:
-    """Return (the rows of a product a @ b that its factors have too; other labels of the factors, which change along
-    their summed axis, with this axis)."""
+    """Return (the labels of the factors that a product a @ b preserves; the labels over which it sums, each with
+    the summed axis of its factor)."""
     summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
     for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
         row = _without(numbers, axis, shape)
@@ -126,7 +126,7 @@ def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def _is_only_key(label: Tensor, axis: int, other: Label, shape: torch.Size) -> bool:
-    """Return True if a label of a map is that of its only key, which the other operand of A V has too."""
+    """Return True if a label of a map A is that of its only key, because V in the product A V has the same row."""
     row, keys = _without(label, axis, shape), (_without(t, -3 - axis, shape) for t in other)
     return label.shape[axis] == 1 and any(equal(row, key) for key in keys)
 

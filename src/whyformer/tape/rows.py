@@ -162,7 +162,7 @@ class Rows:
         families: all families, in the order of execution; the first is a placeholder for row 0.
         family: ``[R]``, index of the family of each row.
         joined: maps a family to another one with which a call such as ``cat`` joins it in one value.
-        blended: values whose elements depend on several rows of a family, of which the label holds one.
+        blended: values whose elements depend on several rows of a family; the label holds one of these.
         indices: integer and boolean values on which the positions of rows depend.
         repeats: maps an input to the values in which the same ids are looked up again, in other tables.
     """

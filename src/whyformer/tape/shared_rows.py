@@ -81,7 +81,7 @@ def reduction_of(program: Program, tape: Tape, rows: Rows, before: Stream, strea
 
 def _weights(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, may_add: bool) -> Tensor | None:
     """Return the matrix S ``[B, N, M]`` of a function that returns y = S x + c for features x ``[B, M, D]``; None if it
-    is no such function, or if it adds a constant c and must not."""
+    is not of this form, or if c ≠ 0 and not ``may_add``."""
     (_, m, *size), eps = x.shape, torch.finfo(y.dtype).eps
     if len(size) != 1 or list(y.shape[2:]) != size:
         return None

@@ -79,9 +79,9 @@ def find_features(tape: Tape, n: int) -> int | None:
 
 
 def _summed_axes(tape: Tape, n: int) -> list[int] | None:
-    """Return the axes of an input over which the first layer that reads it sums; None if unknown. An axis of which the
-    sums read different parts (patches of a time series) does not count. Return an empty list if that layer mixes rows:
-    it sums over another axis than the last, and other calls read the input without a view."""
+    """Return the axes of an input over which the first layer that reads it sums; None if unknown. An axis does
+    not count if each sum covers only a part of it (patches of a time series). Return an empty list if the layer mixes
+    rows: it does not sum over the last axis alone, and other calls read the input without a view."""
     shape, layer = tape.shapes[n], _first_layer(tape, n)
     if layer is None:
         return None

@@ -44,7 +44,7 @@ class Block:
 
     Attributes:
         entry, exit: numbers of its input and output. The exit of the last block is the last sum, before a final norm;
-            if norms follow the sums, it is the output of that norm. The entry is −1 if it is learned vectors.
+            if norms follow the sums, it is the output of that norm. The entry is −1 if the input is learned vectors.
         attentions: the attentions of its rows, in the order of execution.
     """
 

@@ -42,7 +42,7 @@ SOFTMAX_KINDS = ("softmax", SHIFTED_SOFTMAX)
 """The kinds of units whose result is a softmax along an axis."""
 
 _LEAST_ROWS = 12  # number of rows on which a function is tested
-_FEW = 6  # number of elements along an axis whose size does not matter
+_FEW = 6  # number of elements along axes whose size does not affect the function
 
 DEVIATIONS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
 """Calls by which a norm may compute 1/σ."""

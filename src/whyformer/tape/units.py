@@ -94,7 +94,7 @@ class CallReader:
         self, tape: Tape, carry: list[bool], weight: list[bool], needed: set[int], regions: list[Unit]
     ) -> None:
         self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
-        # values of activations -> True for an output, also scaled or shifted; False if a view has rearranged it
+        # value -> True for the output of an activation, also scaled or shifted; False after a view has rearranged it
         self.regions = {u.exit: u.entries[0] for u in regions if u.kind == "activation"}
         self.activated = dict.fromkeys(self.regions, True)
         self.values = {name: set[int]() for name in _PRESERVED_BY}  # property -> the values that have it
@@ -151,7 +151,7 @@ class CallReader:
             self.values[name].update(exits)
 
     def _created(self, call: Call, kind: str, first: int) -> Iterator[str]:
-        """Yield the properties of the result of a call that its first entry need not have."""
+        """Yield the properties that a call creates, whether or not its first entry has them."""
         is_of_scores = first in self.values["scores"]
         if call.name in REDUCTIONS:
             yield "reduced"
@@ -168,8 +168,8 @@ class CallReader:
             yield "exponential"
 
     def _any(self, name: str, values: Iterable[int]) -> bool:
-        """Return True if one of some values has a property. The result of an activation of several calls is a map too.
-        """
+        """Return True if any of the values has a property; "map" includes results of activations of several calls on
+        scores."""
         having = self.values[name]
         return any(v in having or (name == "map" and self.regions.get(v) in self.values["scores"]) for v in values)
 

@@ -46,7 +46,7 @@ def text_index(target: str, texts: Sequence[str], tokenizer: Any) -> int:
 
     Args:
         target: index or text.
-        texts: as of :func:`distinct_texts`.
+        texts: the texts, as returned by :func:`distinct_texts`.
         tokenizer: the tokenizer that they were read by.
 
     Raises:
@@ -86,7 +86,7 @@ def _matching_index(
     named: Callable[[str], list[int]],
     unknown: Callable[[str, Mapping[int, str]], InputError],
 ) -> int:
-    """Return the index that a text means: a number, or the name of the one class that ``named`` returns for it."""
+    """Resolve a text to an index: a number is an index; otherwise ``named`` must return exactly one class."""
     text = target.strip()
     if text[:1] == "#" and _is_number(text[1:]):
         return in_range(int(text[1:]), classes)

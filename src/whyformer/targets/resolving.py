@@ -154,7 +154,7 @@ class Resolver:
         raise InputError(f"{name!r} is {len(ids)} tokens ({parts}), not one: name one token")
 
     def _check_named(self, classes: int, words: bool) -> None:
-        """Raise if a target over the row names a class outside of it, of a row of ``classes``."""
+        """Raise if a target names a class outside of the row, which has this number of ``classes``."""
         if isinstance(self.target, RowTarget):
             for name in self.target.classes:
                 for index in torch.as_tensor(getattr(self.target, name)).flatten().tolist():
@@ -215,7 +215,7 @@ class Resolver:
         return "identity" if self.raw or self.numeric else self._activation(logits.shape[-1], callable(self.reading))
 
     def _with_activation(self, target: Any, logits: Tensor) -> Any:
-        """Return a probability as that of the row's activation; raise for a softmax over a row that has none."""
+        """Return a probability with the activation of the row; raise for a softmax over a row without probabilities."""
         if not isinstance(target, Probability | LogProbability):
             return target
         kind, activation = type(target).__name__, self.activation(logits)
@@ -247,7 +247,7 @@ class Resolver:
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:
-        """Return (class indices as of :meth:`indices` on the CPU, readable names)."""
+        """Return (the class indices of :meth:`indices` on the CPU, readable names)."""
         index = self.indices(logits).cpu().clone()
         custom = callable(self.target) and not hasattr(self.target, "index")
         name = self._namer(logits)
@@ -324,7 +324,7 @@ def _reads_tokens(function: Callable[[Any], Any], output: Output) -> bool:
 
 
 def check_target(target: Any, labels: dict[int, str] | None, classes: int | None, batch: int, processor: Any) -> None:
-    """Raise where a target fits no input of a model; arguments as for :class:`Resolver`.
+    """Raise if a target fits no input of a model; arguments as for :class:`Resolver`.
 
     Raises:
         InputError: it cannot be read, or names a class that the model does not have.

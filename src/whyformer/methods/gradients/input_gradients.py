@@ -202,8 +202,8 @@ def smoothgrad(
     Args:
         samples: number of noisy copies.
         noise: σ as a fraction of the sample's range.
-        seed: seed of the noise. All samples get the same noise, drawn for their real tokens in order, so that a batch
-            equals single runs on either side of padding.
+        seed: seed of the noise. All samples get the same noise, drawn for their real tokens in order, so that a
+            sample has the same scores alone and in a batch, with padding on either side.
         norm: "l2", "l1" (Σ|·|), "max" (max |·|) or "sum" (signed Σ) over channels or width.
         multiply_by_input: multiply the mean by x.
         squared: average the squared gradients (SmoothGrad²).

@@ -34,8 +34,8 @@ def beyond_intuition(
     """The readout row of G ⊙ |R|: R ← R + Ā_b R from R = I over the blocks, G = mean_h (mean_t ∇A_L(t x))⁺ of the last
     block at t = 0 … 1 on the path from zero to the input x (pixels, or the first block's input).
 
-    "token": Ā_b = mean_h A_b with column j times ‖Σ_h v_j^h W_O^h‖ / ‖h_b[j]‖, the norm of the token's output of
-    attention relative to its input of the block. "head": Ā_b = Σ_h I_h A_b^h with I_h ∝ mean_ij |A^hᵀ ∇A^h|, ΣI_h = 1.
+    "token": Ā_b = mean_h A_b with column j times ‖Σ_h v_j^h W_O^h‖ / ‖h_b[j]‖, the norm of the token's projected
+    values relative to that of its block input. "head": Ā_b = Σ_h I_h A_b^h with I_h ∝ mean_ij |A^hᵀ ∇A^h|, ΣI_h = 1.
 
     Args:
         variant: "token" (BT-T) or "head" (BT-H).

@@ -28,8 +28,8 @@ ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
     class_specific=False,
 )
 def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None) -> Scores:
-    """mean_h A_b, the readout row: the row of CLS, or of pooled rows i their mean with weights w_i ∝ ‖∂f/∂h_i‖ for
-    f = ½‖logits‖² and the last state h.
+    """mean_h A_b, the readout row: the row of CLS or, if the rows i are pooled, their mean with weights
+    w_i ∝ ‖∂f/∂h_i‖ for f = ½‖logits‖² and the last state h.
 
     Args:
         block: index of the block; negative ones count from the last.

@@ -76,7 +76,7 @@ def norm_attention(
 
 
 def _mixture(vectors: AttentionVectors, number: int, scope: Scope) -> Mixture | Lengths:
-    """Return the mixture of an attention, or its lengths, which are not those of the heads."""
+    """Return the mixture of an attention or, if the scope does not need heads, possibly only its lengths."""
     place: Place = "norm" if scope == "norm" else "sum"
     return vectors.at(number, place) if scope == "heads" else vectors.lengths_at(number, place)
 
