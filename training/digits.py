@@ -1,12 +1,12 @@
-"""Train the bundled picture model: a small ViT that says which handwritten digits stand in a scene.
+"""Train the bundled picture model: a small ViT that predicts which handwritten digits occur in a scene.
 
     python training/digits.py --work runs/digits
 
-Interrupt it and run the same command again to go on from the last checkpoint. Scenes are drawn while it
-trains, from the digit images of the split "train" only. The checkpoint is the last one, with averaged weights.
+After an interruption, the same command continues from the last checkpoint. Scenes are drawn during the
+training, from the digit images of the split "train" only. The checkpoint is the last one, with averaged weights.
 
-Three things make it learn in minutes on a CPU: throw-away heads that ask the patch tokens which digit's ink
-they hold, attention that starts out looking at neighbouring patches, and a first stage on windows around one
+Three things make it learn in minutes on a CPU: auxiliary heads that predict from each patch token which digit's
+ink it holds, attention that initially looks at neighbouring patches, and a first stage on windows around one
 digit (36 of the 196 patches) before whole scenes.
 """
 
@@ -30,7 +30,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Vi
 from whyformer.datasets import Scene, digit_scenes
 
 ROOT = Path(__file__).resolve().parents[1]
-CHOICE = "No held-out digit was used to choose the checkpoint; scenes of training digits told when to stop."
+CHOICE = "No held-out digit was used to choose the checkpoint; scenes of training digits showed when to stop."
 SIDE, PATCH, GRID = 112, 8, 14
 NOTHING, UNSURE = 10, -100
 HEADS = 4
@@ -460,21 +460,21 @@ library_name: transformers
 pipeline_tag: image-classification
 ---
 
-# Which handwritten digits stand in a scene, small
+# A small classifier of the handwritten digits in a scene
 
-A small `ViTForImageClassification` with several labels at once: it says which of the digits 0 to 9 stand in a
-112 x 112 picture with one to four handwritten digits on a cluttered ground. A digit is there when its logit is
-above 0. It comes with `whyformer` so that there is something to explain without a download, and so that
-explanations can be checked: `whyformer.datasets.digit_scenes` draws such pictures with a mask of the ink of every
-digit, and the ground is drawn without a look at the digits, so only the ink can tell which digits are there.
+A small multi-label `ViTForImageClassification`: it predicts which of the digits 0 to 9 occur in a 112 x 112 picture
+of one to four handwritten digits on a cluttered background. A digit is predicted if its logit is above 0. The model
+comes with `whyformer`, so that there is a model to explain without a download, and explanations can be checked:
+`whyformer.datasets.digit_scenes` draws such pictures with a mask of the ink of every digit. The background does not
+depend on the digits, so only the ink shows which digits are in the picture.
 
 - **Architecture**: {shape};
   {model.num_parameters():,} parameters, stored as 32-bit safetensors.
 - **Data**: scenes made of the 1797 digit images that scikit-learn ships (`load_digits`), which are from the UCI data
   set *Optical Recognition of Handwritten Digits* (E. Alpaydin and C. Kaynak, 1998), CC BY 4.0. The data is not
-  shipped here. A fifth of the images (by digit, at random) is held out; `split_indices()` says which.
-- **Training**: windows around single digits first, then whole scenes; throw-away heads on the patch tokens were told
-  which digit's ink is where, and were removed. The weights are the running average at the last step.
+  shipped here. A fifth of the images (by digit, at random) is held out; `split_indices()` lists them.
+- **Training**: windows around single digits first, then whole scenes. Auxiliary heads on the patch tokens were trained
+  to predict the digit whose ink each patch holds, and removed. The weights are the running average at the last step.
 - **Licence of the weights**: Apache-2.0.
 
 ## Measured
@@ -499,9 +499,9 @@ See `training/README.md` for the time it takes.
 
 ## Limits
 
-It knows light digits on darker ground, about 28 to 40 pixels high and hardly turned, in pictures like those of
-`digit_scenes`; on photographs or on other handwriting its answers mean little. The digit images were written by few
-people. Each digit counts once, however often it stands in the picture.
+It recognises light digits on a darker background, about 28 to 40 pixels high and hardly rotated, like those of
+`digit_scenes`; on photographs or other handwriting its predictions mean little. The digits were written by few people.
+Each digit counts once, however often it occurs in the picture.
 """
 
 

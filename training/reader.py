@@ -316,30 +316,30 @@ pipeline_tag: image-text-to-text
 # A small LLaVA that reads handwritten digits
 
 A small `LlavaForConditionalGeneration`: it reads the digits of a 112 x 112 picture with two to four different
-handwritten digits on a cluttered ground, and answers four questions about them. It comes with `whyformer` so that
-there is a vision-language model to explain without a download, and so that its explanations can be checked:
-`whyformer.datasets.reading.reading_scenes` draws such pictures with a mask of the ink of every digit, in the order in
-which they are read, so that it is known which part of the picture each generated word has to come from.
+handwritten digits on a cluttered background, and answers four questions about them. It comes with `whyformer`, so that
+there is a vision-language model to explain without a download, and its explanations can be checked:
+`whyformer.datasets.reading.reading_scenes` draws such pictures with a mask of the ink of every digit, in reading order,
+so that the part of the picture from which each generated word must come is known.
 
-- **Architecture**: the tower of `bundled:digits` (ViT, 5 layers, width 96; the rows before its last layer, 14 x 14 of
-  them, are taken, as LLaVA does), a projector of two layers, and a Llama of {text.num_hidden_layers} layers, width
-  {text.hidden_size}, {text.num_attention_heads} heads, with {text.vocab_size} words of its own;
+- **Architecture**: the tower of `bundled:digits` (ViT, 5 layers, width 96; the 14 x 14 rows before its last
+  layer are used, as in LLaVA), a projector of two layers, and a Llama of {text.num_hidden_layers} layers, width
+  {text.hidden_size}, {text.num_attention_heads} heads, with {text.vocab_size} words in its vocabulary;
   {model.num_parameters():,} parameters, stored as 32-bit safetensors.
-- **Words**: the ten digits and `read what is on the from left to right : ?`; any other is `<unk>`. A chat template
-  puts the picture in front of the text.
+- **Words**: the ten digits and `read what is on the from left to right : ?`; any other word is `<unk>`. A chat
+  template puts the picture before the text.
 - **Data**: scenes made of the 1797 digit images that scikit-learn ships (`load_digits`), which are from the UCI data
   set *Optical Recognition of Handwritten Digits* (E. Alpaydin and C. Kaynak, 1998), CC BY 4.0. The data is not
-  shipped here. A fifth of the images (by digit, at random) is held out; `split_indices()` says which.
-- **Training**: projector and Llama from scratch on the rows of the tower, which was not changed; about 900 steps of
-  40 scenes (some 3,000 different ones), each asked all four questions. Throw-away heads on the projected rows were told
-  which column each is of and which digit's ink it holds, and were removed; in the first part of the training most
-  patches of the ground were left out. The weights are those of the last step.
+  shipped here. A fifth of the images (by digit, at random) is held out; `split_indices()` lists them.
+- **Training**: projector and Llama from scratch on the rows of the frozen tower; about 900 steps of 40 scenes (some
+  3,000 different ones), each with all four questions. Auxiliary heads on the projected rows were trained to predict the
+  column of each row and the digit whose ink it holds, and then removed. In the first part of the training, most patches
+  of the background were left out. The weights are those of the last step.
 - **Licence of the weights**: Apache-2.0.
 
 ## Measured
 
-Answers that are right to the last word, by greedy generation, on {count} scenes of held-out digit images with two,
-three or four digits, whose middles lie at least 6 pixels apart across:
+Answers in which every word is right, by greedy generation, on {count} scenes of held-out digit images with two,
+three or four digits, whose centres are at least 6 pixels apart horizontally:
 
 | question | right |
 | --- | --- |
@@ -347,20 +347,20 @@ three or four digits, whose middles lie at least 6 pixels apart across:
 
     python training/reader.py --measure --scenes {count}
 
-The checkpoint is the last one. Other scenes of held-out digits were looked at while it was trained, which showed when
+The checkpoint is the last one. Other scenes of held-out digits were evaluated during the training, which showed when
 whole pictures were needed.
 
 ## Retrain
 
     python training/reader.py
 
-See `training/README.md` for the time it takes, and for how the shipped weights came about.
+See `training/README.md` for the time it takes, and for how the shipped weights were trained.
 
 ## Limits
 
-It knows light digits on darker ground, about 28 to 40 pixels high and hardly turned, in pictures like those of
-`reading_scenes`, each digit once; where two stand one above the other, its order is a guess. It knows no other
-questions, and on photographs its answers mean nothing. The digit images were written by few people.
+It recognises light digits on a darker background, about 28 to 40 pixels high and hardly rotated, as in the pictures of
+`reading_scenes`, each digit once; if one digit is above another, their order is a guess. It knows no other questions,
+and its answers to photographs mean nothing. The digits were written by few people.
 """
 
 

