@@ -41,7 +41,7 @@ class Finish:
     warnings: tuple[str, ...] = ()
 
     def of_target(self, e: Explanation) -> Explanation:
-        """Return an explanation of another target, whose scores do not depend on the class, for this target."""
+        """Return an explanation of another target as one of this target; its scores must not depend on the class."""
         parts = {name: self.of_target(part) for name, part in e.parts.items()}
         return replace(e, **self.facts, diagnostics={**e.diagnostics, **self.diagnostics}, parts=parts)
 

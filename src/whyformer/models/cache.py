@@ -30,7 +30,7 @@ def measured(model: nn.Module) -> dict[Hashable, Any]:
 
 
 def once(model: nn.Module, key: Hashable, measure: Callable[[], Value]) -> Value:
-    """Return the value of a key, which is measured unless it is stored."""
+    """Return the stored value of a key; if there is none, measure and store it."""
     values = measured(model)
     if key not in values:
         values[key] = measure()

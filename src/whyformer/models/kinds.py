@@ -77,7 +77,7 @@ def _language(output: Output) -> bool:
         return _generates(output)
     if not bool((moved[: before + last] > limit).any()):
         return True
-    if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # tokens share rounding
+    if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # rounds over tokens
         return _generates(output)
     pictures = any(n.startswith(("pixel", "image")) for n in output.arguments)
     return pictures and _generates(output)

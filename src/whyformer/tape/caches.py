@@ -29,7 +29,7 @@ class Recent(Generic[Result]):
         return result
 
     def once(self, key: object, compute: Callable[[], Result]) -> Result:
-        """Return the result of a key, which is computed unless it is stored."""
+        """Return the stored result of a key; if there is none, compute and store it."""
         result = self._results[key] if key in self._results else compute()
         return self.put(key, result)
 

@@ -7,7 +7,7 @@
 - the tape,
 - ``named``, the arguments of the fused call by name, with tensors as slots into ``operands``, and ``out``, its output.
 
-It returns False if the call must be recorded as it is.
+It returns False if the call must be recorded as a single call.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def decompose_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int],
 
 def decompose_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> bool:
     """Record a fused attention as softmax(s q kᵀ + mask) v. The scores and the map are values that are computed only
-    when read; the output is that of the kernel that the model used. Attention with dropout is recorded as it is."""
+    when read; the output is that of the kernel that the model used. Attention with dropout is not decomposed."""
     if named.get("dropout_p", 0.0):
         return False
     number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731

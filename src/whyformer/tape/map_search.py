@@ -149,7 +149,7 @@ class _MapSearch:
             return None
         a, shapes = self.maps[entry], self.tape.shapes
         has_one_key = shapes[a.unit.exit][a.unit.axes[0]] == 1
-        # the sum over a single key is the elementwise product, which is larger than A, unlike a gate for each head
+        # with one key, A·V is an elementwise product; its result is larger than A, unlike that of a gate for each head
         multiplies = unit.kind in _GATES and has_one_key and shapes[unit.exit].numel() > shapes[entry].numel()
         return (a, v) if multiplies or unit.kind in PRODUCT_KINDS or a.origin in self.program.roots else None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleNames", "module_hooks"]
 
-# torch keeps an entry of each removed hook here, about which compiled modules would warn in every call
+# torch keeps entries of removed hooks here, and compiled modules would warn about them in every call
 _WITH_KWARGS: dict[int, bool] = getattr(module_of_hooks, "_global_forward_hooks_with_kwargs", {})
 
 

@@ -61,8 +61,8 @@ class Program:
         return {number: u for u in self.units if len(u.calls) > 1 for number in u.calls}
 
     def unit_around(self, value: int, tape: Tape) -> Unit | None:
-        """Return the unit of several calls that computes a value and uses it itself, so that no flow of a walk arrives
-        at the value; None if there is none."""
+        """Return the unit of several calls inside of which a value is computed, so that no flow of a walk arrives
+        there; None if there is none."""
         unit = self._joined.get(tape.maker[value].number) if value in tape.maker else None
         return None if unit is None or value in unit.exits else unit
 

@@ -203,7 +203,7 @@ class Rows:
         return family
 
     def source_of(self, label: Tensor) -> str:
-        """Return the name of the input from which the rows of a label are computed, that of the newest rows if there
+        """Return the name of the input from which the rows of a label are computed, that of the latest rows if there
         are several; "" if all are constants."""
         names = [self.families[f].source for f in self.family[self.distinct(label)].unique().tolist()]
         return next(filter(None, reversed(names)), "")
