@@ -103,7 +103,7 @@ def read_file(path: Path) -> Image.Image | Sound | str:
 
 
 def sentence(text: str) -> Argument:
-    """Return the argument for a text, which is explained with the blanks at its ends.
+    """Return the argument for a text, which is explained with leading and trailing blanks.
 
     Raises:
         InputError: the text is empty.

@@ -32,7 +32,7 @@ MapStep = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
 class Copies(MapStep):
-    """A step in which the rows of a stream are rows of another stream, or their sums with the weights S."""
+    """A step in which the rows of a stream are rows of another stream, or sums of these with the weights S."""
 
     def moved(self, rows: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """Return rows ``[B, ..., N]`` with r S added to those of the other stream."""
