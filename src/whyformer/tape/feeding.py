@@ -133,7 +133,11 @@ def _measure_step(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | N
     """Return ``[R]``, the row of value ``after`` that each row of value ``before`` feeds, 0 for none; None if a row
     feeds several.
 
-    Row numbers are measured digit by digit, so that rounding errors cannot lead to another row.
+    Random flows at the rows j of ``after`` arrive at row i of ``before`` as g(1), and as g(w) if they are multiplied by
+    weights w_j. If row i feeds only row j, ⟨g(w), g(1)⟩ / ⟨g(1), g(1)⟩ = w_j there, so weights w_j = j would measure j.
+    The weights are the digits of j instead, so that rounding errors cannot lead to another row: with base 256, row 515
+    is measured as 2 and 3. Squares of the digits as weights show whether a result is the digit of one row or the mean
+    of several.
     """
     half = tape.dtypes[after] in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)

@@ -1,4 +1,10 @@
-"""The vectors that attention mixes: the contribution of row j to row i, v_ij = Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i."""
+"""The vectors that attention mixes: the contribution of row j to row i, v_ij = Σ_h α^h_ij f_h(x_j) + 1[i=j] x_i.
+
+A :class:`Mixture` holds α, f_h(x_j) and x_i, from which all v_ij can be computed. It comes from a walk with
+:class:`~whyformer.rules.vectors.VectorRules`, which requires that f_h is the same for all rows i, up to a factor such
+as the deviation of a norm. If it is not, as behind a gate that is computed from row i, only the :class:`Lengths` ‖v_ij‖
+are known, from one walk for every few keys with :class:`~whyformer.rules.vectors.KeyRules`.
+"""
 
 from __future__ import annotations
 
