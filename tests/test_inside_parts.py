@@ -99,3 +99,25 @@ def test_model_without_heads_or_neurons_is_refused() -> None:
     mamba = models.build("causal language model/mamba")
     with pytest.raises(ModelError, match="no heads or neurons"):
         whyformer.record(mamba.module, mamba.inputs[models.BATCH]).inside(mamba.targets[models.BATCH])
+
+
+class HeadsLast(nn.Module):
+    """An attention whose maps ``[B, Q, K, H]`` have the heads last, so that no axis of A·V shows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.head = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (2, 4)) for f in (self.q, self.k, self.v))
+        maps = torch.einsum("bihd,bjhd->bijh", q, k).softmax(2)
+        return self.head((x + torch.einsum("bijh,bjhd->bihd", maps, v).flatten(2))[:, 0])
+
+
+def test_heads_that_cannot_be_distinguished_are_nan() -> None:
+    torch.manual_seed(0)
+    inside = whyformer.record(HeadsLast().double().eval(), torch.randn(3, 5, 8).double()).inside(1)
+    assert inside.heads.shape == (3, 1, 2)
+    assert bool(inside.heads.isnan().all())
+    assert bool(inside.attentions.all())
+    inside.figure()

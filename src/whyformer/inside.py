@@ -122,7 +122,8 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
     flows = {value.number: flow for value, flow in plain.items()}
     samples = RowSamples(layout.rows)
     tables = [_of_heads(record, a, relevance, flows) for _, a in attentions]
-    most = max((t.shape[1] for t in tables if t is not None), default=0)
+    counts = [max(a.heads, 1) if t is None else t.shape[1] for (_, a), t in zip(attentions, tables, strict=True)]
+    most = max(counts, default=0)
     heads = torch.full((len(names), len(tables), most), torch.nan, dtype=torch.float64)
     for i, table in enumerate(tables):
         if table is not None:

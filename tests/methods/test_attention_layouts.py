@@ -122,6 +122,33 @@ def test_heads_merged_with_batch_axis_have_same_scores(method: str) -> None:
     assert torch.allclose(result, expected, atol=1e-10)
 
 
+class OwnAttention(nn.Module):
+    """``nn.MultiheadAttention``, which merges heads with the batch axis before it adds a key of zeros."""
+
+    def __init__(self, **settings: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_zero_attn=True, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("add_bias_kv", [False, True])
+@pytest.mark.parametrize("method", ["raw_attention", "gae", "rollout", "transformer_attribution"])
+def test_constant_keys_beside_merged_heads_are_the_same_for_all_heads(method: str, add_bias_kv: bool) -> None:
+    stack = ResidualStack(*(OwnAttention(add_bias_kv=add_bias_kv) for _ in range(2)))
+    model = randomise(stack).double().eval().requires_grad_(False)
+    x = random_inputs(3, 5)
+    result = whyformer.explain(model, x, method, 1).scores
+    expected = torch.cat([whyformer.explain(model, x[i : i + 1], method, 1).scores for i in range(3)])
+    assert torch.allclose(result, expected, atol=1e-10)
+    if method == "raw_attention":
+        y = model.embed(x)
+        y = y + model.branches[0](y)
+        weights = model.branches[1].attention(y, y, y)[1]  # the mean over heads
+        assert torch.allclose(result, weights[:, -1, :5], atol=1e-10)
+
+
 class MixingDecoder(QueryDecoder):
     """Mixes the input rows by a matrix before learned queries attend to them."""
 

@@ -19,6 +19,7 @@ from whyformer.tape.rearranging import (
     along_features,
     complex_view,
     factors_of,
+    first_with_equal_rows,
     holds_rows,
     is_crossed,
     padded,
@@ -354,11 +355,14 @@ class _Labeller:
         parts = [(names.index(n), self.tape.shapes[o]) for n, o in zip(names, call.operands, strict=True)]
         origin = torch.cat([torch.full((t[axis],), i) for i, t in parts if len(t) == len(shape)])
         origin = origin.view(-1, *(1,) * (len(shape) - 1 - axis % len(shape)))
+        place = first_with_equal_rows(label.expand(size), axis)  # heads beside samples share their constants
+        is_first = place == torch.arange(place.numel()).view(place.shape)
         for i in origin.unique().tolist():
-            here = missing & (origin == i)
+            here = missing & (origin == i) & is_first
             if bool(here.any()):
                 numbers[here] = self._new(samples.expand(size)[here], names[i], call.results[0])
                 self.fixed.update(() if names[i] else [len(self.rows.families) - 1])
+        numbers = numbers.movedim(axis, -1).reshape(-1, size[axis])[place.squeeze(axis)].movedim(-1, axis)
         return torch.where(missing, numbers, label).expand(shape)
 
     def _join(self, label: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
-from whyformer.tape.rows import Label, constant_along, equal, slim, thin
+from whyformer.tape.rows import Label, constant_along, equal, first_places, slim, thin
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
@@ -17,6 +17,7 @@ __all__ = [
     "along_features",
     "complex_view",
     "factors_of",
+    "first_with_equal_rows",
     "holds_rows",
     "is_crossed",
     "padded",
@@ -68,6 +69,16 @@ def padded(label: Tensor, before: Tensor) -> Tensor:
     padding along an axis of features belongs to the rows beside it."""
     axes = [a for a, n in enumerate(before.shape) if 1 < n != label.shape[a] and constant_along(before, a)]
     return label.amax(axes, keepdim=True).expand(label.shape) if axes else label
+
+
+def first_with_equal_rows(label: Tensor, axis: int) -> Tensor:
+    """Return, with size 1 along an axis, for each position along the other axes the number of the first position with
+    the same rows along this axis; its own number if it has no rows."""
+    lines = label.movedim(axis, -1)
+    flat = lines.reshape(-1, lines.shape[-1])
+    sets, inverse = flat.unique(dim=0, return_inverse=True)
+    place = torch.where(flat.any(1), first_places(inverse, len(sets))[inverse], torch.arange(len(flat)))
+    return place.view(lines.shape[:-1]).unsqueeze(axis)
 
 
 def window(tape: Tape, call: Call) -> tuple[Any, ...]:
