@@ -39,6 +39,13 @@ def test_matrix_rows_are_queries_and_sum_to_one():
     assert e.settings["query"] == 2
 
 
+def test_maps_of_pictures_of_different_sizes_are_refused():
+    model, inputs = build("hf_vit")
+    pictures = [inputs[0], inputs[1][:, :-8]]
+    with pytest.raises(InputError, match="one sample at a time"):
+        whyformer.attention_maps(model, pictures)
+
+
 def test_gradient_weighted_maps_depend_on_the_class():
     model, inputs = build("hf_vit")
     first, second = (whyformer.attention_maps(model, inputs, target=t, gradient=True) for t in (0, 1))

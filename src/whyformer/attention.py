@@ -177,16 +177,22 @@ def attention_maps(
     ready = prepared(model, inputs, processor, **options)
     if not ready.singles:
         return _maps(ready, target, gradient)
+    if any(single.inputs.modality == "image" for single in ready.singles):
+        raise InputError(_SEPARATE)
     return _padded([_maps(single, goal, gradient) for single, goal in ready.batches(target)], *ready.padding)
 
 
+_SEPARATE = (
+    "the attention maps of these samples cannot be joined: some are over the patches of a picture. Pass one sample "
+    "at a time"
+)
+
+
 def _padded(singles: list[AttentionMaps], padding: str, pad_left: bool) -> AttentionMaps:
-    """Join the maps of prompts that cannot be batched, padded with zeros to the length of the longest."""
-    if any(single.tokens is None or single.blocks != singles[0].blocks for single in singles):
-        raise InputError(
-            "the attention maps of these prompts cannot be joined: some are over the tokens of a picture, others over "
-            "all tokens. Pass one prompt at a time"
-        )
+    """Join the maps of samples that cannot be batched, padded with zeros to the length of the longest."""
+    named = singles[0].tokens is not None
+    if any((single.tokens is not None) != named or single.blocks != singles[0].blocks for single in singles):
+        raise InputError(_SEPARATE)  # prompts with and without a picture
     wide, count = max(single.readout.shape[1] for single in singles), len(singles)
     heads = [maps.shape[1] for maps in singles[0].maps]
     _refuse_many(count * sum(heads) * wide**2)
@@ -205,7 +211,7 @@ def _padded(singles: list[AttentionMaps], padding: str, pad_left: bool) -> Atten
         tokens.append([*more, *words] if pad_left else [*words, *more])
 
     placements = [(single._placements[0][0], span) for single, span in zip(singles, spans, strict=True)]
-    return AttentionMaps(maps, readout, tokens, placements, (padding, pad_left))
+    return AttentionMaps(maps, readout, tokens if named else None, placements, (padding, pad_left))
 
 
 def _refuse_many(total: int) -> None:

@@ -153,7 +153,7 @@ def test_attention_maps_of_ragged_prompts_equal_single_prompts(name: str, gradie
 
 def test_attention_maps_of_different_kinds_are_not_joined() -> None:
     model, processor = built("gemma3")
-    with pytest.raises(InputError, match="others over all tokens"):
+    with pytest.raises(InputError, match="one sample at a time"):
         whyformer.attention_maps(model, {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}, processor, target=TARGET)
 
 

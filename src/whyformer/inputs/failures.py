@@ -20,8 +20,35 @@ def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | 
     reason = _wrong_size(model, inputs) or _wrong_places(model, inputs, message) or _no_decoder(model, inputs, message)
     reason = reason or _multiple_choice(model, inputs) or _misnamed(model, inputs.kwargs)
     if reason is None and not runs(model, *inputs.feed):
-        reason = _fails_on_batches(model, inputs, message) or _unknown_kind(inputs, message)
+        reason = _outside_a_table(model, inputs, message) or _fails_on_batches(model, inputs, message)
+        reason = reason or _unknown_kind(inputs, message)
     return reason
+
+
+def _outside_a_table(model: nn.Module, inputs: Inputs, message: str) -> str | None:
+    """Return why a model may fail on token ids: one has no vector, or the text is longer than the table of positions.
+
+    Costs up to two plain forward passes.
+    """
+    ids = inputs.tensor
+    if inputs.modality != "text" or ids.is_floating_point():
+        return None
+    if runs(model, *inputs.with_tensor(torch.zeros_like(ids)).feed):
+        return (
+            f"the model fails on token ids from {int(ids.min())} to {int(ids.max())}, and not on ids 0 "
+            f"({message[:160]}): some may be outside of its vocabulary; use the model's own tokenizer"
+        )
+
+    def first(place: str | int, value: Any) -> Any:
+        cut = place == inputs.scored or (isinstance(value, Tensor) and inputs.is_per_token(place, value))
+        return value[..., :1] if cut else value
+
+    if ids.shape[-1] > 1 and runs(model, *inputs.with_arguments(first).feed):
+        return (
+            f"the model fails on texts of {ids.shape[-1]} tokens, and not on the first token alone ({message[:160]}): "
+            "pass shorter texts"
+        )
+    return None
 
 
 def _unknown_kind(inputs: Inputs, message: str) -> str | None:
