@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,11 +24,13 @@ from whyformer.comparing import Refusal, explain_each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.trust import Trust
 from whyformer.explainer import Explainer
+from whyformer.explanation.candidates import MANY, likeliest
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.prepared import Prepared
+from whyformer.targets import class_index
 
 MOST_BYTES = 2**30
 """Bytes that the caches of all sessions may hold together."""
@@ -221,18 +224,30 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
 def predict(session: VisitorSession, loaded: Loaded, view: View) -> Explanation:
     """Return the model's prediction, from one forward pass, as an explanation without scores: the row of logits that
-    the target of the page reads."""
-    prepared, target = ready(session, loaded, view), view.page_input.target
-    resolver = prepared.resolver(target or None)
-    row = session.once(view.key("row", target), lambda: prepared.forward(prepared.task(resolver))) if target else None
-    logits = (prepared.logits() if row is None else row).double().cpu()
-    labels = {i: f"class {i}" for i in range(logits.shape[-1])} | (resolver.names(logits) or {})
-    facts: dict[str, Any] = {"labels": labels, "activation": resolver.activation(logits)}
-    return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), logits, **facts)
+    the target of the page reads. Of a long row without a name for each class, such as a vocabulary, it has the likeliest
+    and the chosen classes only."""
+    prepared, target = ready(session, loaded, view), view.page_input.target or None
+    resolver, logits = prepared.resolver(target), prepared.logits(target).double().cpu()
+    names, count = resolver.names(logits, MANY) or {}, logits.shape[-1]
+    facts: dict[str, Any] = {"logits": logits, "activation": resolver.activation(logits)}
+    if len(names) < count:
+        facts |= likeliest(logits, _chosen(view.page_input, names, count), MANY)
+    row = facts["classes"][0].tolist() if "classes" in facts else range(count)
+    facts["labels"] = {i: f"class {i}" for i in row} | names
+    return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), **facts)
+
+
+def _chosen(page_input: PageInput, names: Mapping[int, str], count: int) -> list[Tensor]:
+    """Return the classes that were chosen on the page, of a row of ``count`` logits."""
+    indices = list[int]()
+    for name in page_input.classes:
+        with suppress(InputError):  # a written target, or a class that Explain refuses
+            indices.append(class_index(name, names, count))
+    return list(torch.tensor(indices, dtype=torch.long)[:, None])
 
 
 def ranked(e: Explanation) -> list[tuple[int, str, float, float | None]]:
-    """Return (index, name, logit, probability) of all classes from the highest logit down; of a regression (index,
+    """Return (index, name, logit, probability) of the classes from the highest logit down; of a regression (index,
     name, value, None) of its outputs in their order."""
     rows = e.top(0, e.logits.shape[-1])
     return sorted(rows) if e.numeric else rows
