@@ -162,14 +162,14 @@ class VisitorSession:
         return Watch(self.stop, progress, seconds)
 
 
-def memory_of(value: Any, seen: set[int] | None = None) -> int:
+def memory_of(value: Any, counted: set[int] | None = None) -> int:
     """Return the bytes of all tensors, arrays, pictures and texts in a value; those that occur twice, by identity, are
     counted once. Models are not counted: all sessions share them."""
-    seen = set() if seen is None else seen
+    counted = set() if counted is None else counted
     place = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else id(value)
-    if place in seen or value is None or isinstance(value, nn.Module | type | int | float):
+    if place in counted or value is None or isinstance(value, nn.Module | type | int | float):
         return 0
-    seen.add(place)
+    counted.add(place)
     if isinstance(value, Tensor):
         return value.untyped_storage().nbytes()
     if isinstance(value, np.ndarray):
@@ -179,9 +179,9 @@ def memory_of(value: Any, seen: set[int] | None = None) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     if is_dataclass(value):
-        return sum(memory_of(getattr(value, field.name), seen) for field in fields(value))
+        return sum(memory_of(getattr(value, field.name), counted) for field in fields(value))
     if isinstance(value, Iterable) and hasattr(value, "__len__"):
-        return sum(memory_of(item, seen) for item in (value.values() if isinstance(value, Mapping) else value))
+        return sum(memory_of(item, counted) for item in (value.values() if isinstance(value, Mapping) else value))
     return 0
 
 
@@ -224,8 +224,8 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
 def predict(session: VisitorSession, loaded: Loaded, view: View) -> Explanation:
     """Return the model's prediction, from one forward pass, as an explanation without scores: the row of logits that
-    the target of the page reads. Of a long row without a name for each class, such as a vocabulary, it has the likeliest
-    and the chosen classes only."""
+    the target of the page reads. Of a long row without a name for each class, such as a vocabulary, it has the
+    likeliest and the chosen classes only."""
     prepared, target = ready(session, loaded, view), view.page_input.target or None
     resolver, logits = prepared.resolver(target), prepared.logits(target).double().cpu()
     names, count = resolver.names(logits, MANY) or {}, logits.shape[-1]
