@@ -26,7 +26,7 @@ from whyformer.models.isolation import settled
 from whyformer.models.kinds import comparison_of, is_known_language_model
 from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
-from whyformer.targets import Resolver, Span, Target, distinct_texts, of_samples, several_tokens
+from whyformer.targets import Resolver, Span, Target, distinct_texts, of_samples, several_tokens, written_target
 
 if TYPE_CHECKING:
     from whyformer.explaining import OpenedModel
@@ -58,7 +58,7 @@ class Prepared:
     classes: int | None
     singles: tuple[Prepared, ...] = ()
     also: tuple[int, ...] = ()
-    _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
+    _logits: dict[str | None, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def model(self) -> nn.Module:
@@ -198,13 +198,18 @@ class Prepared:
             )
         return [slice(expected[1] - n, None) if self.padding[1] else slice(n) for n in lengths]
 
-    def logits(self) -> torch.Tensor:
-        """Return the logits ``[B, C]`` of a plain forward pass, which is run once."""
-        if not self._logits and self.singles:
-            self._logits.append(torch.cat([single.logits() for single in self.singles]))
-        elif not self._logits:
-            self._logits.append(self.forward(self.task()))
-        return self._logits[0]
+    def logits(self, target: str | None = None) -> torch.Tensor:
+        """Return the row of logits ``[B, C]`` that a target reads, from a plain forward pass that is run once.
+
+        Args:
+            target: a target as text, such as ``"Token(5)"``; None for the row that is read without a target.
+        """
+        if target not in self._logits and self.singles:
+            rows = [single.logits(written_target(goal)) for single, goal in self.batches(target)]
+            self._logits[target] = torch.cat(rows)
+        elif target not in self._logits:
+            self._logits[target] = self.forward(self.task(target))
+        return self._logits[target]
 
     def likeliest(self, count: int) -> list[Target]:
         """Return ``count`` targets in descending order of logits, each one class per sample; [None] for 1."""
@@ -277,7 +282,7 @@ class Prepared:
         tokenizer = self.opened.tokenizer
         names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         note = f"{text!r} is {len(ids)} tokens ({names}): the log-probability of this span is explained"
-        return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits=[])
+        return replace(self, inputs=with_appended(self.inputs, ids, tokenizer, note), _logits={})
 
     def forward(self, task: Task) -> torch.Tensor:
         """Return the row of logits that the task's target reads, with the errors of :meth:`work`."""

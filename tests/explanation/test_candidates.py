@@ -85,6 +85,7 @@ def test_all_of_few_classes_are_kept() -> None:
         row = result["classes"][i].tolist()
         assert len(set(row)) == 22 and set(explained) <= set(row) and set(wide[i].topk(20).indices.tolist()) <= set(row)
         assert torch.equal(result["logits"][i], wide[i, row]) and result["logits"][i].diff().max() <= 0
+    assert likeliest(wide, [torch.zeros(3, dtype=torch.long)] * 2, 1000)["classes"].shape == (3, 1001)
 
 
 def test_batch_equals_single_samples() -> None:

@@ -13,12 +13,13 @@ STORED = 20
 """Number of the most likely classes that are stored."""
 
 
-def likeliest(logits: Tensor, also: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Keep the :data:`STORED` highest logits of more than :data:`MANY` classes, and those of the classes in ``also``.
+def likeliest(logits: Tensor, also: Sequence[Tensor], count: int = STORED) -> dict[str, Tensor]:
+    """Keep the ``count`` highest logits of more than :data:`MANY` classes, and those of the classes in ``also``.
 
     Args:
         logits: ``[B, C]`` logits of all classes.
         also: tensors ``[B]`` of class indices whose logits are always kept; −1 for none.
+        count: number of the most likely classes, at most :data:`MANY`.
 
     Returns:
         The fields ``logits``, ``classes`` and ``normalizer`` of an explanation; the last two only if some logits are
@@ -31,7 +32,7 @@ def likeliest(logits: Tensor, also: Sequence[Tensor]) -> dict[str, Tensor]:
     for index in also:
         column = index.cpu()[:, None]
         ranked.scatter_(1, torch.where(column >= 0, column, wide.argmax(1, keepdim=True)), float("inf"))
-    classes = ranked.topk(STORED + len(also)).indices
+    classes = ranked.topk(min(count + len(also), ranked.shape[-1])).indices
     values = logits.gather(1, classes)
     order = values.argsort(dim=1, descending=True, stable=True)
     return {

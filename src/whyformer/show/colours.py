@@ -143,11 +143,11 @@ def scale_of(e: Explanation) -> Scale:
     """
     scores, signed = array(e.scores[0]), e.diagnostics.get("signed") is True
     if e.level != "token":
-        own = scale(scores, QUANTILE, signed)
+        alone = scale(scores, QUANTILE, signed)
     else:
-        own = Scale(float(np.abs(_words(e, scores)).max(initial=0.0)), scale(scores, signed=signed).signed)
-    limit = own.limit * min(10.0, e.diagnostics.get(PALER, 1.0))
-    return Scale(limit, own.signed, own.clipped and bool(np.abs(scores).max() > limit))
+        alone = Scale(float(np.abs(_words(e, scores)).max(initial=0.0)), scale(scores, signed=signed).signed)
+    limit = alone.limit * min(10.0, e.diagnostics.get(PALER, 1.0))
+    return Scale(limit, alone.signed, alone.clipped and bool(np.abs(scores).max() > limit))
 
 
 def _words(e: Explanation, scores: Array) -> Array:

@@ -47,25 +47,25 @@ class _Answer:
     def _text(self, bare: bool) -> RenderableType:
         """Return the messages, the words of the prompt on their colours for the whole answer."""
         talk, text = self.talk, Text(overflow="fold")
-        apart = talk.in_turns or bare
+        separate = talk.in_turns or bare
         for message in talk.messages:
-            if apart:
+            if separate:
                 text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_MUTED)
             if message.collapsed:
                 line = f"{fitted(answers.one_line(message.text), 60)}  {100 * talk.share(message):.0f} %"
                 text.append(line, style=_MUTED)
             else:
-                self._write(text, message, apart)
+                self._write(text, message, separate)
         return Line(text.plain, "") if bare else Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
 
-    def _write(self, text: Text, message: Message, apart: bool) -> None:
+    def _write(self, text: Text, message: Message, separate: bool) -> None:
         """Append the words of a message, those of the prompt on their colours."""
         talk, unit = self.talk, self.talk.unit(None)
         for i in message.places:
             piece = visible(talk.g.pieces[i], keep="\n")
             # without spaces and line breaks at both ends of a message
-            piece = piece.lstrip() if i == (message.first if apart else 0) else piece
-            piece = piece.rstrip() if apart and i == message.end - 1 else piece
+            piece = piece.lstrip() if i == (message.first if separate else 0) else piece
+            piece = piece.rstrip() if separate and i == message.end - 1 else piece
             on = on_background(colours.background(float(unit[i]), talk.signed))
             text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
 

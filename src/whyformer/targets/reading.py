@@ -18,7 +18,7 @@ def read_target(target: Any) -> Any:
     if isinstance(target, list | tuple):
         targets = [read_target(t) for t in target]
         return _joined(targets) if any(map(is_target, targets)) else targets
-    return _parsed(target) if isinstance(target, str) and is_written_target(target) else target
+    return _of_text(target)
 
 
 def to_python(value: Any) -> Any:
@@ -72,7 +72,7 @@ def written_target(target: Any) -> Any:
     Raises:
         InputError: the text cannot be read.
     """
-    target = _parsed(target) if isinstance(target, str) and is_written_target(target) else target
+    target = _of_text(target)
     if not is_target(target):
         return target
     target = replace(target, **{f.name: to_python(getattr(target, f.name)) for f in fields(target)})
@@ -80,7 +80,7 @@ def written_target(target: Any) -> Any:
 
 
 def with_class(text: str, index: int) -> str:
-    """Return a written target with another class within the row of the output that it reads.
+    """Return a written target with another class within the row of the output that it reads, in its shortest form.
 
     Raises:
         InputError: the text is no target with a class in such a row.
@@ -88,17 +88,35 @@ def with_class(text: str, index: int) -> str:
     target = read_target(text)
     if not isinstance(target, OutputTarget) or not target.within:
         raise InputError(f"{text} has no class to replace: choose no classes, or another target")
-    return str(written_target(target.about(index)))
+    return short_text(target.about(index))
+
+
+def short_text(target: Any) -> str:
+    """Write a target as text without the fields that have their defaults; names only for the fields after these."""
+    parts, is_named = list[str](), False
+    for f in fields(target):
+        value = getattr(target, f.name)
+        if value == f.default:
+            is_named = True
+            continue
+        text = short_text(value) if is_target(value) else repr(value)
+        parts.append(f"{f.name}={text}" if is_named else text)
+    return f"{type(target).__name__}({', '.join(parts)})"
 
 
 def reads_output(text: str) -> bool:
     """Return True if a text is a written target that reads a row of the output, in which it may have a class."""
-    return is_written_target(text) and isinstance(_parsed(text), OutputTarget)
+    return isinstance(_of_text(text), OutputTarget)
 
 
 def is_written_target(text: str) -> bool:
     """Return True if a text is a target of :mod:`whyformer.targets`, such as ``"targets.Token(5)"``, and no class."""
     return text.strip().endswith(")") and _kind_name(text.strip().partition("(")[0]) in _kinds()
+
+
+def _of_text(target: Any) -> Any:
+    """Return a target written as text parsed; any other target is returned unchanged."""
+    return _parsed(target) if isinstance(target, str) and is_written_target(target) else target
 
 
 def _parsed(text: str) -> Any:

@@ -272,11 +272,12 @@ class Resolver:
         """Return the target for another class of each sample in the same row."""
         return self.reading.about(classes) if isinstance(self.reading, OutputTarget) else classes
 
-    def names(self, logits: Tensor) -> dict[int, str] | None:
-        """Return class index -> name for the row; for a vocabulary only the likeliest tokens and the target."""
+    def names(self, logits: Tensor, count: int = _NAMED_TOKENS) -> dict[int, str] | None:
+        """Return class index -> name for the row; for a vocabulary only the ``count`` likeliest tokens and the target.
+        """
         if not self._is_vocabulary(logits):
             return self._labels(logits)
-        classes = logits.topk(min(_NAMED_TOKENS, logits.shape[-1])).indices.flatten().tolist()
+        classes = logits.topk(min(count, logits.shape[-1])).indices.flatten().tolist()
         classes += [i for indices in self.named(logits) for i in indices.tolist() if i >= 0]
         name = self._namer(logits)
         return {i: name(i) for i in sorted(set(classes))}

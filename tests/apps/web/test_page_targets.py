@@ -14,11 +14,13 @@ from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.messages import PageError
+from whyformer.targets import with_class
+from whyformer.targets.reading import read_target, short_text
 from zoo_evaluate import tiny_bert
 
 WORDS = "good film bad"
 NAMES = {0: "O", 1: "PER", 2: "LOC"}
-KINDS = {"words": hf.BertForTokenClassification, "answers": hf.BertForQuestionAnswering, "masked": hf.BertForMaskedLM}
+KINDS = {"words": hf.BertForTokenClassification, "answers": hf.BertForQuestionAnswering, "masked": hf.BertForMaskedLM, "long": hf.BertForMaskedLM}
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,9 @@ def folders(tmp_path_factory):
     made, (base, tokenizer) = {}, tiny_bert()
     for name, kind in KINDS.items():
         labels = {"id2label": NAMES, "label2id": {n: i for i, n in NAMES.items()}} if name == "words" else {}
+        words = {"vocab_size": 3000} if name == "long" else {}
         folder = tmp_path_factory.mktemp("models") / name
-        kind(hf.BertConfig(**{**base.config.to_diff_dict(), **labels})).save_pretrained(folder)
+        kind(hf.BertConfig(**{**base.config.to_diff_dict(), **labels, **words})).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         made[name] = folder
     return made
@@ -46,6 +49,10 @@ def looked(visitor, *args, **kwargs):
 
 
 TARGETS = [("words", "Token(1)"), ("words", "targets.Token(-2, 'LOC')"), ("words", "Token(1, Contrast(0, 2))"), ("answers", "Span(1, 2)"), ("masked", "Token(2)")]
+SHORT = [
+    ("Token(2)", "Token(2, 1)"), ("targets.Token(position=2, token=0, of='logit')", "Token(2, 1)"), ("Token(-1, 'a', 'probability')", "Token(-1, 1, 'probability')"),
+    ("Token(2, Contrast(3, 4))", "Token(2, 1)"), ("Query(None, 3)", "Query(None, 1)"), ("Pixel(4, 9)", "Pixel(4, 9, 1)"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "rollout"])
@@ -66,6 +73,9 @@ def test_model_without_row_asks_for_target_and_shows_field(visitor):
     shown = looked(visitor, WORDS, model="folder:words")
     assert "Token(" in shown["status"] and 'role="alert"' in shown["status"]
     assert shown["accordion"]["open"]
+    shown = visitor.explain(WORDS, model="folder:words")
+    assert "Token(" in shown["status"] and shown["accordion"]["open"]
+    assert "accordion" not in visitor.explain(WORDS, model="folder:words", target="Token(99)")
     shown = looked(visitor, WORDS, model="folder:words", target="Token(1)")
     assert "PER" in shown["says"] and 'role="alert"' not in shown["status"]
 
@@ -75,6 +85,46 @@ def test_classes_are_those_of_the_row_that_is_read(visitor, folders):
     assert [e.target_names for e in visitor.session.results] == [["PER at position 1"], ["LOC at position 1"]]
     expected = whyformer.explain(str(folders["words"]), WORDS, "input_x_gradient", "Token(1, 2)")
     assert visitor.session.results[1].scores.tolist() == expected.scores.tolist()
+    assert visitor.session.view.targets == ("Token(1, 1)", "Token(1, 2)")
+
+
+@pytest.mark.parametrize(("written", "short"), SHORT)
+def test_class_of_a_target_is_written_in_its_shortest_form(written, short):
+    assert with_class(written, 1) == short
+
+
+@pytest.mark.parametrize("target", ["Token(2, of='probability')", "Token(2, Probability(3, True))", "Token(2, LogProbability(3, among=10))"])
+def test_shortest_form_reads_back(target):
+    read = read_target(target)
+    assert short_text(read) == target and read_target(short_text(read)) == read
+
+
+def test_one_forward_pass_reads_the_row(visitor):
+    loaded, calls = visitor.handlers.catalogue.load("folder:words"), []
+    hook = loaded.model.register_forward_hook(lambda *_: calls.append(1))
+    with hook:
+        looked(visitor, WORDS, model="folder:words", target="Token(1)")
+        first = len(calls)
+        visitor.session.subject = None
+        looked(visitor, WORDS, model="folder:words", target="Token(1)", classes=["#2"])
+        assert len(calls) == first
+        looked(visitor, WORDS, model="folder:words", target="Token(2)")
+        assert len(calls) == first + 1
+
+
+def test_likeliest_and_chosen_tokens_of_long_vocabulary_are_offered(visitor, folders):
+    row = hf.BertForMaskedLM.from_pretrained(folders["long"])(**tiny_bert()[1](WORDS, return_tensors="pt")).logits[0, 2]
+    ranks = row.argsort(descending=True).tolist()
+    last = f"#{ranks[-1]}"
+    shown = looked(visitor, WORDS, model="folder:long", target="Token(2)")
+    offered = [index for _, index in shown["classes"]["choices"]]
+    assert {int(index[1:]) for index in offered} == set(ranks[:1000]) and offered[0] == f"#{ranks[0]}"
+    share = row.softmax(0).max().item()
+    assert shown["classes"]["choices"][0][0].endswith(f"({100 * share:.1f} %)")
+    shown = looked(visitor, "film good", model="folder:long", target="Token(2)", classes=[last])
+    assert shown["classes"]["value"] == [last] and last in [index for _, index in shown["classes"]["choices"]]
+    visitor.explain(WORDS, model="folder:long", target="Token(2)", classes=[last, "#7"], methods=["gae"])
+    assert [int(e.target) for e in visitor.session.results] == [ranks[-1], 7]
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae"])

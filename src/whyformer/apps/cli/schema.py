@@ -273,13 +273,13 @@ class _Schema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
-        made = super().dataclass_schema(schema)
-        made["description"] = _plain(made["description"].partition("Attributes:\n")[0])
-        return _described(made, schema["cls"].__mro__, all_keys=True)
+        result = super().dataclass_schema(schema)
+        result["description"] = _plain(result["description"].partition("Attributes:\n")[0])
+        return _described(result, schema["cls"].__mro__, all_keys=True)
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
-        kind, made = schema["cls"], super().model_schema(schema)
-        return _described(made, _DESCRIBED.get(kind, ()), all_keys=kind in _WHOLE)
+        kind, result = schema["cls"], super().model_schema(schema)
+        return _described(result, _DESCRIBED.get(kind, ()), all_keys=kind in _WHOLE)
 
 
 def _plain(text: str) -> str:

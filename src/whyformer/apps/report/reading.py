@@ -128,20 +128,20 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     # the .json beside a .safetensors holds a part of the same answer
     twice = {answer.file.removesuffix(".safetensors") + ".json" for answer in contents.answers}
     contents.answers = [answer for answer in contents.answers if answer.file not in twice]
-    contents.skipped = [one for one in contents.skipped if one.damaged or one.file not in twice]
+    contents.skipped = [skipped for skipped in contents.skipped if skipped.damaged or skipped.file not in twice]
     contents.saved = once(contents.saved)
     return contents
 
 
 def _files(sources: Sequence[Path], leave_out: Path) -> Iterator[tuple[Path, str]]:
     """Yield (path, name in the report) of each file once, except hidden and half-written files."""
-    seen = {leave_out.resolve()}
+    listed = {leave_out.resolve()}
     for source in sources:
         if not source.exists():
             raise LoadError(f"no such file or folder: {source}")
         for path in _below(source) if source.is_dir() else [source]:
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
+            if path.resolve() not in listed:
+                listed.add(path.resolve())
                 yield path, str(path.relative_to(source)) if source.is_dir() else path.name
 
 

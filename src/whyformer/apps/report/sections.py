@@ -221,7 +221,7 @@ def _conventions(maps: Maps) -> dict[str, Any]:
     job, model = manifest["job"], manifest["model"]
     return {
         "model": model.get("name", ""), "rows": manifest.get("rows"), "failed": manifest.get("failed"),
-        "methods": ", ".join(str(one["method"]) for one in job["methods"]),
+        "methods": ", ".join(str(method["method"]) for method in job["methods"]),
         "scores": job.get("scores"), "fingerprint of the weights": model.get("fingerprint"),
         "versions": ", ".join(f"{k} {v}" for k, v in (manifest.get("versions") or {}).items()),
     }

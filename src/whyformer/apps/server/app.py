@@ -211,7 +211,8 @@ async def metrics(service: Served) -> Response:
 async def refuse(request: Request, error: Exception) -> Response:
     """Return the reason in ASCII: it may repeat what the client sent, and half of a surrogate pair has no UTF-8."""
     if isinstance(error, RequestValidationError):  # without the client's values, which need not be JSON
-        detail: Any = [{key: plain(one[key], finite=True) for key in ("type", "loc", "msg")} for one in error.errors()]
+        keys = ("type", "loc", "msg")
+        detail: Any = [{key: plain(item[key], finite=True) for key in keys} for item in error.errors()]
         error = HTTPException(422, detail)
     elif isinstance(error, WhyformerError):
         error = HTTPException(413 if isinstance(error, TooLarge) else 400, str(error))

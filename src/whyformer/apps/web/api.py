@@ -45,8 +45,8 @@ def endpoint(handlers: Handlers) -> Any:
         kind = "image" if call.picture else "text"
         file = call.picture if isinstance(call.picture, dict) else {"path": call.picture}
         entered: dict[str, Any] = {"kind": kind, "picture": file, "sentence": call.text, "pair": call.text_pair}
-        given = call.targets if isinstance(call.targets, list) else []
-        rows = (target for target in given if isinstance(target, str) and reads_output(target))
+        targets = call.targets if isinstance(call.targets, list) else []
+        rows = (target for target in targets if isinstance(target, str) and reads_output(target))
         entered |= {"classes": call.targets, "target": next(rows, "")}
         entered |= {"model": model_for(kind, call.model or None, "model")}
         page_input = PageInput.read(dict.fromkeys(CONTROLS) | call._asdict() | options | entered)

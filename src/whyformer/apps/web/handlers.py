@@ -173,8 +173,7 @@ class Handlers:
                 yield updates | {"form": self.form(page_input), "status": status("Ready: press Explain.")}
                 session.subject = page_input.subject
         except PageError as error:
-            needed = {"accordion": gr.update(open=True)} if isinstance(error.__cause__, NeedsTarget) else {}
-            yield nothing | needed | {"status": status(str(error), error=True)}
+            yield nothing | _refused(error)
 
     def loading(self, page_input: PageInput) -> str:
         """Return the status line for a model that is being loaded."""
@@ -238,7 +237,7 @@ class Handlers:
                 repeated = {name: around[name] for name in ("code", "more", "looks")}
                 yield repeated | {"status": finished, "board": drawn, "trust": maps.trusted(judged)}
         except PageError as error:
-            yield {"status": status(str(error), error=str(error) != CANCELLED)}
+            yield _refused(error)
 
     def explain_again(self, session: VisitorSession, entered: Entered, progress: Any = None) -> Iterator[Updates]:
         """Explain again after a change of a class or a setting, if the input has been explained."""
@@ -294,6 +293,12 @@ def _for_newest(session: VisitorSession, entered: Entered, updates: Iterator[Upd
             yield update
 
 
+def _refused(error: PageError) -> Updates:
+    """Return updates with the reason of an error, which open *Settings* for a model that needs a target."""
+    needed = {"accordion": gr.update(open=True)} if isinstance(error.__cause__, NeedsTarget) else {}
+    return needed | {"status": status(str(error), error=str(error) != CANCELLED)}
+
+
 def fields_of(kind: str) -> dict[str, dict[str, Any]]:
     """Return updates that show the fields for a kind of input and hide the others."""
     names = {name for fields in FIELDS.values() for name in fields}
@@ -338,7 +343,7 @@ def offered(kind: str) -> list[tuple[str, str]]:
 
 def predicted(page_input: PageInput, e: Explanation, model: str = "The model") -> Updates:
     """Return updates with the prediction and the classes to choose from: the five most probable classes with their
-    probabilities, then all others by index."""
+    probabilities, then the others by index."""
     classes = visitor_session.ranked(e)
     best = {i: name if share is None else f"{name} ({100 * share:.1f} %)" for i, name, _, share in classes[:5]}
     rest = {i: name for i, name, *_ in sorted(classes) if i not in best}

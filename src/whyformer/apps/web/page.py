@@ -42,7 +42,7 @@ _HASH = (
 KINDS = ("png", "html", "json")
 _PREDICTION = ("says", "classes", "form", "accordion", "status", "picture")
 """The components that show a prediction."""
-_RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
+_RESULTS = ("status", "accordion", "board", "trust", "code", "more", "looks", "block", "attended", "address")
 """The components that show an explanation."""
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,11 +24,13 @@ from whyformer.comparing import Refusal, explain_each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.trust import Trust
 from whyformer.explainer import Explainer
+from whyformer.explanation.candidates import MANY, likeliest
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.prepared import Prepared
+from whyformer.targets import class_index
 
 MOST_BYTES = 2**30
 """Bytes that the caches of all sessions may hold together."""
@@ -159,14 +162,14 @@ class VisitorSession:
         return Watch(self.stop, progress, seconds)
 
 
-def memory_of(value: Any, seen: set[int] | None = None) -> int:
+def memory_of(value: Any, counted: set[int] | None = None) -> int:
     """Return the bytes of all tensors, arrays, pictures and texts in a value; those that occur twice, by identity, are
     counted once. Models are not counted: all sessions share them."""
-    seen = set() if seen is None else seen
+    counted = set() if counted is None else counted
     place = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else id(value)
-    if place in seen or value is None or isinstance(value, nn.Module | type | int | float):
+    if place in counted or value is None or isinstance(value, nn.Module | type | int | float):
         return 0
-    seen.add(place)
+    counted.add(place)
     if isinstance(value, Tensor):
         return value.untyped_storage().nbytes()
     if isinstance(value, np.ndarray):
@@ -176,9 +179,9 @@ def memory_of(value: Any, seen: set[int] | None = None) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     if is_dataclass(value):
-        return sum(memory_of(getattr(value, field.name), seen) for field in fields(value))
+        return sum(memory_of(getattr(value, field.name), counted) for field in fields(value))
     if isinstance(value, Iterable) and hasattr(value, "__len__"):
-        return sum(memory_of(item, seen) for item in (value.values() if isinstance(value, Mapping) else value))
+        return sum(memory_of(item, counted) for item in (value.values() if isinstance(value, Mapping) else value))
     return 0
 
 
@@ -221,18 +224,30 @@ def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
 
 def predict(session: VisitorSession, loaded: Loaded, view: View) -> Explanation:
     """Return the model's prediction, from one forward pass, as an explanation without scores: the row of logits that
-    the target of the page reads."""
-    prepared, target = ready(session, loaded, view), view.page_input.target
-    resolver = prepared.resolver(target or None)
-    row = session.once(view.key("row", target), lambda: prepared.forward(prepared.task(resolver))) if target else None
-    logits = (prepared.logits() if row is None else row).double().cpu()
-    labels = {i: f"class {i}" for i in range(logits.shape[-1])} | (resolver.names(logits) or {})
-    facts: dict[str, Any] = {"labels": labels, "activation": resolver.activation(logits)}
-    return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), logits, **facts)
+    the target of the page reads. Of a long row without a name for each class, such as a vocabulary, it has the
+    likeliest and the chosen classes only."""
+    prepared, target = ready(session, loaded, view), view.page_input.target or None
+    resolver, logits = prepared.resolver(target), prepared.logits(target).double().cpu()
+    names, count = resolver.names(logits, MANY) or {}, logits.shape[-1]
+    facts: dict[str, Any] = {"logits": logits, "activation": resolver.activation(logits)}
+    if len(names) < count:
+        facts |= likeliest(logits, _chosen(view.page_input, names, count), MANY)
+    row = facts["classes"][0].tolist() if "classes" in facts else range(count)
+    facts["labels"] = {i: f"class {i}" for i in row} | names
+    return Explanation(torch.zeros(1, 1), "token", "", {}, torch.zeros(1, dtype=torch.long), **facts)
+
+
+def _chosen(page_input: PageInput, names: Mapping[int, str], count: int) -> list[Tensor]:
+    """Return the classes that were chosen on the page, of a row of ``count`` logits."""
+    indices = list[int]()
+    for name in page_input.classes:
+        with suppress(InputError):  # a written target, or a class that Explain refuses
+            indices.append(class_index(name, names, count))
+    return list(torch.tensor(indices, dtype=torch.long)[:, None])
 
 
 def ranked(e: Explanation) -> list[tuple[int, str, float, float | None]]:
-    """Return (index, name, logit, probability) of all classes from the highest logit down; of a regression (index,
+    """Return (index, name, logit, probability) of the classes from the highest logit down; of a regression (index,
     name, value, None) of its outputs in their order."""
     rows = e.top(0, e.logits.shape[-1])
     return sorted(rows) if e.numeric else rows
