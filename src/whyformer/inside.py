@@ -116,7 +116,7 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
     mlps = list(_mlps(record, blocks))
     if not attentions and not mlps:
         raise ModelError("no attention and no MLP of a block leads to the target: this pass has no heads or neurons")
-    needed = [n for _, a in attentions for n in _products(a)] + [n for _, n in mlps]
+    needed = [n for _, a in attentions for n in a.products] + [n for _, n in mlps]
     relevance = {value.number: scores for value, scores in record.relevances(needed, target, composite).items()}
     plain = record.walk_back([*needed, *(m for _, a in attentions for m in a.maps)], target)
     flows = {value.number: flow for value, flow in plain.items()}
@@ -130,17 +130,13 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
             heads[:, i, : table.shape[1]] = table
     totals = torch.zeros(len(names), len(attentions), dtype=torch.float64)
     for i, (_, attention) in enumerate(attentions):
-        for n in _products(attention):
+        for n in attention.products:
             totals[:, i] += samples.sums(n, relevance[n]).double().cpu()
     neurons = [_of_samples(relevance[n], samples.of(n, relevance[n]), len(names)) for _, n in mlps]
     modules = [record.value(n).module for _, n in mlps]
     rules = composite if isinstance(composite, str) else "own rules"
     numbers = [b for b, _ in attentions], [b for b, _ in mlps]
     return Inside(totals, heads, neurons, *numbers, modules, names, rules)
-
-
-def _products(attention: Attention) -> tuple[int, ...]:
-    return tuple(piece.product for piece in attention.pieces)
 
 
 def _mlps(record: Record, blocks: list[Block]) -> Iterator[tuple[int, int]]:
@@ -172,7 +168,7 @@ def _of_heads(
         sums = [values[piece.product].sum(-1) for piece in attention.pieces]
         return [(total.reshape(s[:-1])[..., None] / s[-1]).expand(s) for total, s in zip(sums, shapes, strict=True)]
 
-    products, maps = _products(attention), attention.maps
+    products, maps = attention.products, attention.maps
     try:
         heads = attention.arrange(*by_query(flows)).sum((-2, -1)).double()
         # with plain gradients, Σ value · gradient over the map of a query and head equals that over its product

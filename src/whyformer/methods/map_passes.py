@@ -186,7 +186,7 @@ class MapPass:
         """Return the inputs from which some rows are computed, without inputs to which only learned vectors attend."""
         if numbers is None:
             return set()
-        rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
+        rows, products = self.layout.rows, {n for a in self.layout.attentions for n in a.products}
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
         return {self.input_of.get(f.source, f.source) for f in families if f.source and f.value not in products}
 

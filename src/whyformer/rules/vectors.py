@@ -52,7 +52,7 @@ class VectorRules(ShareRules):
     def __init__(self, tape: Tape, rows: Rows, attention: Attention, residual: int, first: int = 0) -> None:
         super().__init__(tape, rows, torch.ones(1, 1, dtype=torch.bool), attention.heads + 1)
         self.attention, self.residual, self.first = attention, residual, first
-        self.factors: dict[int, Tensor | None] = dict.fromkeys(p.product for p in attention.pieces)
+        self.factors: dict[int, Tensor | None] = dict.fromkeys(attention.products)
         self._left_out: set[int] = set()
         self._enters_late = False
 
@@ -246,7 +246,7 @@ def linear_path(program: Program, tape: Tape, attention: Attention, end: int) ->
         attention: the attention.
         end: number of the later value.
     """
-    products = {p.product for p in attention.pieces}
+    products = set(attention.products)
     reached, needed = set(products), {end}
     units = [u for u in program.units if min(products) < u.exit <= end]
     for unit in reversed(units):

@@ -71,6 +71,11 @@ class Attention:
         return self.pieces[0].product
 
     @property
+    def products(self) -> tuple[int, ...]:
+        """Numbers of the products A·V of all pieces."""
+        return tuple(p.product for p in self.pieces)
+
+    @property
     def is_self(self) -> bool:
         """True if queries and keys are the same rows."""
         return self.queries is not None and self.queries is self.keys

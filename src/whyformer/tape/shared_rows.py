@@ -36,7 +36,7 @@ def find_copies(
         For each pair, (first stream, second stream, ``[B, N, M]``, True where a row of the first is a row of the
         second).
     """
-    attending, products = [s for s in streams if s.blocks], {p.product for a in attentions for p in a.pieces}
+    attending, products = [s for s in streams if s.blocks], {n for a in attentions for n in a.products}
     matches = []
     for stream, before in ((s, t) for s in attending for t in attending if t.last < s.last and _are_alike(s, t)):
         same = same_rows(stream.rows, before.rows)

@@ -160,7 +160,7 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     groups = _merge_groups(groups)
     single = (group[0] for group in groups.values() if len(group) == 1)
     pools = [attention for attention in single if attention.is_learned and not _enter_later(attention, groups)]
-    products = {p.product for a in attentions if a not in pools for p in a.pieces}
+    products = {n for a in attentions if a not in pools for n in a.products}
     depth = depths(tape, products)
     streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):
@@ -288,7 +288,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention
     if not names and not any(attentions[0] in b.attentions for b in blocks[:1]) and (blocks or len(attentions) == 1):
         # learned vectors become rows by their first attention, so no value before it is on the spine
         blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
-    mixing = _find_mixing(program, tape, members, through, {p.product for a in attentions for p in a.pieces})
+    mixing = _find_mixing(program, tape, members, through, {n for a in attentions for n in a.products})
     return Stream(
         rows=queries,
         names=names,

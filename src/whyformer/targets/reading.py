@@ -115,7 +115,7 @@ def is_written_target(text: str) -> bool:
 
 
 def _of_text(target: Any) -> Any:
-    """Return a target written as text parsed; any other target is returned unchanged."""
+    """Parse a target written as text; return any other target unchanged."""
     return _parsed(target) if isinstance(target, str) and is_written_target(target) else target
 
 
