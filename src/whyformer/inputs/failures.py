@@ -11,7 +11,7 @@ from whyformer.inputs.feed import channels
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.prompts import places_in
 from whyformer.models.ends import forward_changed, runs
-from whyformer.models.output import Output, parameters
+from whyformer.models.output import Output, parameters, vocabulary_size
 
 
 def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
@@ -26,12 +26,10 @@ def failure_reason(model: nn.Module, inputs: Inputs, error: Exception) -> str | 
 
 
 def _outside_a_table(model: nn.Module, inputs: Inputs, message: str) -> str | None:
-    """Return why a model may fail on token ids: one has no vector, or the text is longer than the table of positions.
-
-    Costs up to two plain forward passes.
-    """
+    """Return why a model without a config may fail on token ids: one has no vector, or the text is longer than the
+    table of positions. Costs up to two plain forward passes."""
     ids = inputs.tensor
-    if inputs.modality != "text" or ids.is_floating_point():
+    if inputs.modality != "text" or ids.is_floating_point() or vocabulary_size(model) is not None:
         return None
     if runs(model, *inputs.with_tensor(torch.zeros_like(ids)).feed):
         return (
