@@ -19,7 +19,6 @@ from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.inputs.feed import first_convolution
-from whyformer.models.ends import runs
 from whyformer.models.output import vocabulary_size
 
 if TYPE_CHECKING:
@@ -220,25 +219,20 @@ def fill(name: str, filling: Filling) -> Tensor:
 
 
 def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:
-    inputs, method, config = task.inputs, task.method, getattr(task.model, "config", None)
-    token_ids, in_place = dict(inputs.fill_ids), task.counted or inputs.choices is not None
+    token_ids, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
+    in_place = task.counted or task.inputs.choices is not None
     if isinstance(baseline, int):
         size = vocabulary_size(task.model)
         if size is not None and baseline >= size:
             raise InputError(f"{method}: token {baseline} is outside the model's vocabulary of {size}")
-        if size is None and not runs(task.model, *inputs.with_tensor(torch.full_like(inputs.tensor, baseline)).feed):
-            raise InputError(
-                f"{method}: the model fails on texts of token {baseline}, which may be outside of its vocabulary: "
-                "choose another baseline"
-            )
         return f"token {baseline}", baseline
     if baseline is None:
-        masked = ["delete"] if inputs.masked_by is not None and not in_place else []
+        masked = ["delete"] if task.inputs.masked_by is not None and not in_place else []
         tokens = [name for name in prefer if name in token_ids]
-        order = [*masked, *tokens] if inputs.special is None else [*tokens, *masked]
+        order = [*masked, *tokens] if task.inputs.special is None else [*tokens, *masked]
         baseline = next(iter(order), None)
     if baseline == "delete":
-        if inputs.choices is not None:
+        if task.inputs.choices is not None:
             raise InputError(f"{method}: baseline 'delete' does not work for multiple choice: choose a token")
         pad = getattr(config, "pad_token_id", None)
         return baseline, token_ids.get("pad", pad if isinstance(pad, int) else 0)
@@ -254,7 +248,7 @@ def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) 
             f"{method}: baseline {baseline!r} is not for text; its baselines are {', '.join(names_for('text'))}"
         )
     if baseline not in token_ids:
-        owner = "config" if inputs.special is None else "tokenizer"
+        owner = "config" if task.inputs.special is None else "tokenizer"
         reason = f"the {owner} has no {baseline} token (it has: {available})" if token_ids else "there is no tokenizer"
         raise InputError(f"{method}: {reason}: choose another baseline, or pass the token's id, baseline=...")
     return baseline, token_ids[baseline]

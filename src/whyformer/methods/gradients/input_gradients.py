@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whyformer.baselines import BASELINES
-from whyformer.errors import InputError
+from whyformer.errors import InputError, on_changed_inputs
 from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, between, method, name_or_token, summed
 from whyformer.methods.roots import RootedPass, Roots
@@ -363,4 +363,7 @@ def _baseline(task: Task, x: Tensor, baseline: str | int, blur: float) -> Tensor
         return removed.filler.clone()
     ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
     other = replace(task, inputs=task.inputs.with_tensor(ids))
-    return other.rooted_pass(GRADIENT).root_values[task.inputs.name].detach()
+    try:
+        return other.rooted_pass(GRADIENT).root_values[task.inputs.name].detach()
+    except IndexError as error:  # the id has no vector in a model without a config, whose vocabulary is unknown
+        raise on_changed_inputs(error, f"{task.method}, at its baseline: ") from error
