@@ -15,7 +15,7 @@ from whyformer.explanation.counts import amount
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.finishing import Finish
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.texts import each_text
@@ -244,7 +244,7 @@ def _observed(task: Task, gradient: bool) -> tuple[Task, list[Tensor], Tensor, T
     task.refuse_streams(
         "explain(..., 'raw_attention', aggregation={'layers': 0, 'heads': 0}) shows head 0 of the first block"
     )
-    work = streams.begin(task, only=task.structure.only_rows(task.inputs.name))
+    work = stream_maps.begin(task, only=task.structure.only_rows(task.inputs.name))
     map_pass, numbers, observed = work.map_pass, work.attentions_for(Aggregation()), dict[int, Tensor]()
 
     def keep(index: int, maps: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.explaining import open_model
-from whyformer.methods.maps.streams import begin
+from whyformer.methods.maps.stream_maps import begin
 from whyformer.methods.vectors.mixtures import AttentionVectors
 from zoo import randomise
 

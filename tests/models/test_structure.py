@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.explaining import open_model
-from whyformer.methods.maps.streams import Paths
+from whyformer.methods.maps.stream_maps import Paths
 from whyformer.models.structure import find_blocks, first_bad_parameter
 from whyformer.tape.walking import GRADIENT
 from zoo import WINDOWED, ZOO, build

@@ -3,7 +3,7 @@
 A method is a function from a :class:`~whyformer.methods.task.Task` (a model, its inputs and a target) to
 :class:`~whyformer.methods.scores.Scores`. Begin with ``registry`` and ``task``, then read a short method, such as
 ``maps/attcat``. Most methods walk over a recorded pass: ``passes`` records it, ``roots`` finds the values that get
-relevance, ``layout`` holds its rows and attentions, ``map_passes`` and ``maps/streams`` observe its attention maps,
+relevance, ``layout`` holds its rows and attentions, ``map_passes`` and ``maps/stream_maps`` observe its attention maps,
 ``structure`` answers questions about its sequences of rows, and ``task_inputs`` turns scores of rows into scores of
 inputs. Of a ViT, for example, ``layout`` holds one stream of 197 rows with 12 blocks, ``map_passes`` names the rows
 after their input (``{"pixel_values"}``), ``structure`` knows that the target reads this sequence only, and

@@ -50,8 +50,7 @@ class Layout:
     def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
         """:func:`~whyformer.tape.shared_rows.find_copies` of the streams, and their reductions."""
         pairs = find_copies(self.rows, self.attentions, self.streams)
-        others = (pair for pair in pairs if not any(pair[1] is s for s in self.earlier(pair[0])))
-        return [*others, *self.reductions]
+        return [*(pair for pair in pairs if pair[1] not in self.earlier(pair[0])), *self.reductions]
 
     @cached_property
     def reductions(self) -> list[tuple[Stream, Stream, Tensor]]:
@@ -72,23 +71,23 @@ class Layout:
         if stream.is_learned:
             return []
         same = [s for s in self.streams if s.blocks and not s.is_learned and set(s.names) == set(stream.names)]
-        before = same[: next((i for i, s in enumerate(same) if s is stream), 0)]
+        before = same[: same.index(stream)] if stream in same else []
         if stream.is_mixed:
             return before
         # rows that began before the merge, to which merged rows are added
-        attended = {id(a.keys) for block in stream.blocks for a in block.attentions}
-        return [s for s in before if not s.is_read and id(s.rows) not in attended]
+        attended = {a.keys for block in stream.blocks for a in block.attentions}
+        return [s for s in before if not s.is_read and s.rows not in attended]
 
     @cached_property
-    def merged(self) -> frozenset[int]:
-        """Ids of the streams whose rows attend and are then merged into those of another stream, unless the merge is a
+    def merged(self) -> frozenset[Stream]:
+        """The streams whose rows attend and are then merged into those of another stream, unless the merge is a
         known reduction."""
-        known, merged = {(id(s), id(t)) for s, t, _ in self.reductions}, set[int]()
+        known, merged = {(s, t) for s, t, _ in self.reductions}, set[Stream]()
         for stream in self.streams:
             later = stream
             for before in reversed(self.earlier(stream)):
-                if id(later) in merged or (id(later), id(before)) not in known:
-                    merged.add(id(before))
+                if later in merged or (later, before) not in known:
+                    merged.add(before)
                 later = before
         return frozenset(merged)
 
@@ -97,14 +96,14 @@ class Layout:
         """The attentions on paths from other rows to those that the target reads, and those whose rows are unknown."""
         rows = {a.map: stream.rows for stream in self.streams for block in stream.blocks for a in block.attentions}
         unknown = (stream for stream in self.streams if not stream.all_blocks)  # the readers of these rows are unknown
-        reached = {id(stream.rows) for stream in (*unknown, *(s for s in self.streams if s.is_read))}
+        reached: set[Tensor | None] = {s.rows for s in (*unknown, *(s for s in self.streams if s.is_read))}
         leading = list[Attention]()
         for attention in reversed(self.attentions):
-            reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
-            if attention.queries is None or id(rows.get(attention.map, attention.queries)) in reached:
+            reached.update(t.rows for s, t, _ in self.copies if s.rows in reached)
+            if attention.queries is None or rows.get(attention.map, attention.queries) in reached:
                 leading.append(attention)
-                reached.add(id(attention.keys))
-                reached.update(id(stream.rows) for stream, _ in self.split.get(attention.map, ((), None))[0])
+                reached.add(attention.keys)
+                reached.update(stream.rows for stream, _ in self.split.get(attention.map, ((), None))[0])
         return leading
 
     def borders(self, program: Program) -> dict[int, int]:

@@ -37,9 +37,9 @@ from whyformer.tape.trials import SHIFTED_SOFTMAX
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, replay
 
-__all__ = ["Key", "MapPass", "NamedAttention", "WalkResult", "map_pass_of"]
+__all__ = ["MapPass", "NamedAttention", "RowsName", "WalkResult", "map_pass_of"]
 
-Key = frozenset[str]
+RowsName = frozenset[str]
 """A name of rows: the set of the inputs whose elements they represent. Rows of learned vectors get a separate name."""
 
 
@@ -54,8 +54,8 @@ class NamedAttention:
         is_merged: whether its rows are merged into other rows later.
     """
 
-    queries: Key
-    keys: Key
+    queries: RowsName
+    keys: RowsName
     depth: int
     layer: int
     is_merged: bool = False
@@ -160,19 +160,19 @@ class MapPass:
         for number, attention in self.attentions.items():
             stream, block = self.block_of(number)
             layer = sum(len(s.blocks) for s in self.layout.earlier(stream)) + stream.blocks.index(block)
-            queries, keys = self.name_of(stream), names[id(attention.keys)]
-            is_merged = id(stream) in self.layout.merged
+            queries, keys = self.name_of(stream), names[attention.keys]
+            is_merged = stream in self.layout.merged
             attentions[number] = NamedAttention(queries, keys, attention.depth, layer, is_merged)
         return attentions
 
     @cached_property
-    def _names(self) -> dict[int, Key]:
-        """Names of the rows of all attentions and streams, by the id of the tensor of their numbers."""
-        names: dict[int, Key] = {}
+    def _names(self) -> dict[Tensor | None, RowsName]:
+        """Tensor of row numbers of an attention or stream -> name of these rows."""
+        names: dict[Tensor | None, RowsName] = {}
         for numbers in self._rows:
             name = frozenset(self.sources_of(numbers))
             is_taken = name in names.values() or not name
-            names[id(numbers)] = name | {f"rows {len(names)}"} if is_taken else name
+            names[numbers] = name | {f"rows {len(names)}"} if is_taken else name
         return names
 
     @cached_property
@@ -180,7 +180,7 @@ class MapPass:
         """The numbers of query and key rows, and those of streams without attention."""
         sides = [side for a in self.attentions.values() for side in (a.queries, a.keys)]
         sides += [stream.rows for stream in self.layout.streams if stream.all_blocks]
-        return list({id(numbers): numbers for numbers in sides if numbers is not None}.values())
+        return list(dict.fromkeys(numbers for numbers in sides if numbers is not None))
 
     def sources_of(self, numbers: Tensor | None) -> set[str]:
         """Return the inputs from which some rows are computed, without inputs to which only learned vectors attend."""
@@ -191,20 +191,20 @@ class MapPass:
         return {self.input_of.get(f.source, f.source) for f in families if f.source and f.value not in products}
 
     @property
-    def copies(self) -> list[tuple[Key, Key, Tensor]]:
+    def copies(self) -> list[tuple[RowsName, RowsName, Tensor]]:
         """:attr:`Layout.copies` with the names of the streams."""
         return [(self.name_of(s), self.name_of(t), same) for s, t, same in self.layout.copies]
 
     @property
-    def reduced(self) -> set[Key]:
+    def reduced(self) -> set[RowsName]:
         """Names of the streams that consist of rows of another stream, or of weighted sums of them."""
         return {self.name_of(stream) for stream, _, _ in self.layout.reductions}
 
     @cached_property
-    def key_streams(self) -> dict[int, dict[Key, Tensor | None]]:
+    def key_streams(self) -> dict[int, dict[RowsName, Tensor | None]]:
         """Index of each attention -> {name of a stream of its keys: ``[B, K, N]``, True where a key is a row of the
         stream; None if the keys are these rows in order}. Keys of no stream are listed under the name of the keys."""
-        streams: dict[int, dict[Key, Tensor | None]] = {}
+        streams: dict[int, dict[RowsName, Tensor | None]] = {}
         for number, attention in self.attentions.items():
             parts, rest = self.layout.split[attention.map]
             streams[number] = {self.name_of(stream): same for stream, same in parts}
@@ -215,22 +215,22 @@ class MapPass:
         return streams
 
     @property
-    def keys(self) -> list[Key]:
+    def row_names(self) -> list[RowsName]:
         """The names of all query and key rows."""
         return list(self._names.values())
 
-    def name_of(self, stream: Stream) -> Key:
+    def name_of(self, stream: Stream) -> RowsName:
         """Return the name of the rows of a stream."""
-        return self._names[id(stream.rows)]
+        return self._names[stream.rows]
 
-    def elements(self, name: str, key: Key) -> tuple[int, Elements] | None:
+    def elements(self, name: str, rows_name: RowsName) -> tuple[int, Elements] | None:
         """Return (number of rows of a name, which of them represent the elements of an input); None if unknown.
 
         Args:
             name: name of the input.
-            key: name of the rows.
+            rows_name: name of the rows.
         """
-        numbers = next((n for n in self._rows if self._names[id(n)] == key), None)
+        numbers = next((n for n, other in self._names.items() if other == rows_name), None)
         if numbers is None:
             return None
         source = self.source_of(name)
@@ -243,15 +243,15 @@ class MapPass:
 
     @property
     def is_complete(self) -> bool:
-        """True if the attention maps cover all mixing of rows on paths to the target: queries and keys are known, each
-        attention is in a block of its rows or pools them, and key rows that do not attend are not mixed before it."""
+        """True if the attention maps cover all mixing of rows on paths to the target."""
         in_blocks = list(self.attentions.values())
-        are_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
-        others = [a for a in self.layout.leading if a not in in_blocks]
-        pools = all(a.is_learned and a.queries is not None for a in others)
-        complete = are_known and pools and all(map(self._attends_visibly, self.layout.streams))
-        first = {id(a.keys): a for a in reversed(in_blocks)}  # the first attention to each group of keys
-        return complete and not any(map(self._mixed_before, first.values()))
+        outside = [a for a in self.layout.leading if a not in in_blocks]
+        rows_known = all(a.queries is not None and a.keys is not None for a in in_blocks)
+        outside_only_pools = all(a.is_learned and a.queries is not None for a in outside)
+        if not rows_known or not outside_only_pools or not all(map(self._attends_visibly, self.layout.streams)):
+            return False
+        first_to_keys = {a.keys: a for a in reversed(in_blocks)}  # the first attention to each group of keys
+        return not any(map(self._mixed_before, first_to_keys.values()))
 
     def _attends_visibly(self, stream: Stream) -> bool:
         """Return False if the rows of a stream are learned vectors that may have attended to themselves before they
@@ -493,5 +493,5 @@ def map_pass_of(
     input_of = {source: name for name, source in (derived or {}).items()}
     attentions = dict(enumerate(sorted(in_blocks, key=lambda a: a.map)))
     map_pass = MapPass(recording, layout, read_logits, attentions, {}, sources, input_of)
-    ends = (s for s in layout.streams if s.is_read and s.blocks and id(s) not in layout.merged)
+    ends = (s for s in layout.streams if s.is_read and s.blocks and s not in layout.merged)
     return replace(map_pass, ends={map_pass.name_of(s): s for s in ends})

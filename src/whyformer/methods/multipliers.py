@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
-from whyformer.methods.map_passes import Key, MapPass
+from whyformer.methods.map_passes import MapPass, RowsName
 from whyformer.methods.registry import Checked, method
 from whyformer.methods.roots import nothing_arrives
 from whyformer.methods.task import Scores, Task
@@ -32,12 +32,12 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
         MethodNotApplicable: no blocks, or blocks with different rows.
         ModelError: nothing arrives at any block.
     """
-    products = defaultdict[Key, list[Tensor]](list)
+    products = defaultdict[RowsName, list[Tensor]](list)
     map_pass = task.block_pass(row_alone=task.structure.is_plain)
     if task.structure.merges:
         raise task.refuse("its blocks have different rows, so their products cannot be summed")
 
-    def observe(key: Key, value: Tensor, flow: Tensor) -> None:
+    def observe(key: RowsName, value: Tensor, flow: Tensor) -> None:
         products[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
     logits = _walk_to_blocks(task, map_pass, composite, share, observe)
@@ -53,7 +53,7 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
 
 def _walk_to_blocks(
-    task: Task, map_pass: MapPass, composite: Composite, share: float, observe: Callable[[Key, Tensor, Tensor], None]
+    task: Task, map_pass: MapPass, composite: Composite, share: float, observe: Callable[[RowsName, Tensor, Tensor], None]
 ) -> Tensor:
     """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
     ``observe`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""
@@ -68,7 +68,7 @@ def _walk_to_blocks(
     return map_pass.logits
 
 
-def _conservation(task: Task, logits: Tensor, products: dict[Key, list[Tensor]]) -> dict[str, Any]:
+def _conservation(task: Task, logits: Tensor, products: dict[RowsName, list[Tensor]]) -> dict[str, Any]:
     """Return, for a single stream, the mean over blocks of the sum of the products, and the target's value."""
     if len(products) != 1:
         return {}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 from torch import Tensor
 
 from whyformer.methods.gradients.input_gradients import of_roots
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Amount, Block, between, method, one_of
 from whyformer.methods.task import Scores, Task
@@ -84,7 +84,7 @@ def partial_lrp(
     def observe(index: int, _: Tensor, relevance: Tensor) -> None:
         maps[index] = relevance.clamp(min=0).mean(1)
 
-    work = streams.begin(task, rules, row_alone=True)
+    work = stream_maps.begin(task, rules, row_alone=True)
     walked = work.walk(rules, observe, work.attentions_for(Aggregation(layers=block)))
     rows = work.paths(maps, walked.readouts).mean_of_rows()
     return work.scores(rows, walked.logits, walked.sums, promised=promised)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from whyformer.methods.map_passes import Key, MapPass, NamedAttention
+from whyformer.methods.map_passes import MapPass, NamedAttention, RowsName
 from whyformer.tape.streams import Stream, is_passed
 
 __all__ = ["MERGED", "NOT_YET", "NO_ATTENTION", "UNREAD", "Structure"]
@@ -57,7 +57,7 @@ class Structure:
         return [stream for stream in self.map_pass.layout.streams if stream.all_blocks]
 
     @property
-    def ends(self) -> Mapping[Key, Stream]:
+    def ends(self) -> Mapping[RowsName, Stream]:
         """Name of rows -> stream, for the streams that the target reads."""
         return self.map_pass.ends
 
@@ -81,23 +81,23 @@ class Structure:
         names = {name for a in attentions for side in (a.queries, a.keys) for name in sources(side)}
         return names <= {self.main} and len(self.sources) == 1 and all(s.attends_once for s in self.streams)
 
-    def only_rows(self, name: str) -> Key | None:
+    def only_rows(self, name: str) -> RowsName | None:
         """Return the name of the rows that hold an input and are read by the target, if they attend only to themselves,
         once in each block, and none of them was removed or merged before; else None."""
-        ends = ((key, stream) for key, stream in self.ends.items() if key not in self.map_pass.reduced)
-        matches = [key for key, stream in ends if name in key and stream.attends_to_itself]
+        ends, reduced = self.ends.items(), self.map_pass.reduced
+        matches = [rows for rows, stream in ends if name in rows and rows not in reduced and stream.attends_to_itself]
         return matches[0] if len(matches) == 1 else None
 
-    def tower(self, name: str) -> Key | None:
+    def tower(self, name: str) -> RowsName | None:
         """Return :meth:`only_rows` of an input if its rows are not those of another stream; else None.
 
         Of a two-tower model, methods whose cost grows with the number of rows explain only the main input's tower.
         """
-        key = self.only_rows(name)
-        return None if any(queries == key for queries, _, _ in self.map_pass.copies) else key
+        rows_name = self.only_rows(name)
+        return None if any(queries == rows_name for queries, _, _ in self.map_pass.copies) else rows_name
 
     @property
-    def reached(self) -> set[Key]:
+    def reached(self) -> set[RowsName]:
         """Names of the rows that attention connects with the target."""
         names = set(self.ends)
         for number, attention in reversed(list(self.attentions.items())):
@@ -134,8 +134,8 @@ class Structure:
             return reason, "has no meaning"
         if not self.map_pass.is_complete:
             return "the queries or keys of one of its attentions are unknown", NOT_YET
-        reduced = {id(before) for _, before, _ in layout.reductions}
-        if _share_inputs(s for s in self.streams if id(s) not in layout.merged | reduced):
+        reduced = {before for _, before, _ in layout.reductions}
+        if _share_inputs(s for s in self.streams if s not in layout.merged | reduced):
             return "it processes one input in several sequences of rows beside each other", NOT_YET
         if any(map(self._is_bypassed, self.ends.values())):
             return "the target reads other values than the states of its tokens", NOT_YET

@@ -15,7 +15,7 @@ from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inp
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended_passes import AttendedPass, attended_pass
-from whyformer.methods.map_passes import Key, MapPass, map_pass_of
+from whyformer.methods.map_passes import MapPass, RowsName, map_pass_of
 from whyformer.methods.passes import Feed, ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.registry import METHODS
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
@@ -234,17 +234,17 @@ class TaskInputs:
             return changed_pass(*arguments, values, roots, derived=self.derived, checkpoint=self.options.checkpoint)
 
     # -- rows
-    def located(self, name: str, key: Key) -> tuple[int, Elements]:
+    def located(self, name: str, rows_name: RowsName) -> tuple[int, Elements]:
         """Return (number of rows of a name, which of them represent the elements of an input).
 
         Args:
             name: name of the input.
-            key: name of the rows.
+            rows_name: name of the rows.
 
         Raises:
             MethodNotApplicable: it is unknown.
         """
-        located = self.structure.map_pass.elements(name, key)
+        located = self.structure.map_pass.elements(name, rows_name)
         if located is None:
             modality = self.sources[name].modality
             element = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
@@ -252,54 +252,54 @@ class TaskInputs:
         mask = self.sources[name].mask
         return located if mask is None else (located[0], located[1].within(mask))
 
-    def cells(self, picture: str, key: Key) -> Elements:
+    def cells(self, picture: str, rows_name: RowsName) -> Elements:
         """Return the rows, among those of a name, that represent the cells of a picture.
 
         Raises:
             MethodNotApplicable: they are unknown, or a cell has none.
         """
-        _, elements = self.located(picture, key)
+        _, elements = self.located(picture, rows_name)
         if bool((elements.rows < 0).any()):
             raise self.refuse(f"some parts of the picture '{picture}' are represented by no row", verdict=NOT_YET)
         return elements
 
-    def only_rows(self) -> Key:
+    def only_rows(self) -> RowsName:
         """Return the name of the rows of the only stream that the target reads, or raise."""
-        key = self.structure.only_rows(self.inputs.name)
-        if key is None:
+        rows_name = self.structure.only_rows(self.inputs.name)
+        if rows_name is None:
             raise self.refuse("the target reads no single sequence of tokens", verdict=NOT_YET)
-        return key
+        return rows_name
 
-    def real_rows(self, key: Key | None, shape: Sequence[int]) -> Tensor:
+    def real_rows(self, rows_name: RowsName | None, shape: Sequence[int]) -> Tensor:
         """Return ``[B, N]`` True at rows other than padding, also at rows that the model adds, such as learned prompts.
-        The key is that of :meth:`only_rows` by default."""
-        key, real = self.only_rows() if key is None else key, torch.ones(*shape, dtype=torch.bool)
+        ``rows_name`` is that of :meth:`only_rows` by default."""
+        rows_name, real = self.only_rows() if rows_name is None else rows_name, torch.ones(*shape, dtype=torch.bool)
         for name, side in self.sources.items():
-            if name not in key or (side.mask is None and side.modality != "text"):
+            if name not in rows_name or (side.mask is None and side.modality != "text"):
                 continue
             content = torch.ones(side.extent, dtype=torch.bool) if side.mask is None else side.mask
             if side.mask is None:  # the model itself adds all padding
-                elements_of_rows = self.structure.map_pass.elements(name, key)
+                elements_of_rows = self.structure.map_pass.elements(name, rows_name)
                 if elements_of_rows is None or elements_of_rows[0] != shape[1]:
                     continue
-            count, elements = self.located(name, key)
+            count, elements = self.located(name, rows_name)
             if count != shape[1]:
                 raise self.refuse(f"it has {shape[1]} rows, but {count} enter its first block")
             rows, mask = elements.rows.cpu().expand(len(real), -1), content.flatten(0, -2).cpu()
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)
-            if len(key) == 1:  # if padding has no rows, as where the model sets it to 0, rows of no element are padding
+            if len(rows_name) == 1:  # rows of no element are padding, if padding has no rows because the model sets it to 0
                 real[((rows < 0) & ~mask).any(1)] = False
             for selected, value in ((~mask, False), (mask, True)):
                 sample, column = ((rows >= 0) & selected).nonzero(as_tuple=True)
                 real[sample, rows[sample, column]] = value
         return real
 
-    def mean_of_queries(self, maps: Tensor, key: Key | None = None) -> Tensor:
-        """Return the mean ``[B, K]`` of maps ``[B, Q, K]`` over the queries except padding; ``key`` as for
+    def mean_of_queries(self, maps: Tensor, rows_name: RowsName | None = None) -> Tensor:
+        """Return the mean ``[B, K]`` of maps ``[B, Q, K]`` over the queries except padding; ``rows_name`` as for
         :meth:`real_rows`."""
-        real = self.real_rows(key, maps.shape[:2]).to(maps.device)
+        real = self.real_rows(rows_name, maps.shape[:2]).to(maps.device)
         return (maps * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
     def _elements(self, name: str, count: int) -> Tensor:
@@ -343,10 +343,10 @@ class TaskInputs:
         """Return ``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are not placeholders of another input or
         of values computed from one."""
         name, inputs = self.inputs.name, self.scored_inputs.keys()
-        keys = [k for k in self.structure.map_pass.keys if name in k] if len(inputs) > 1 else []
-        for key in sorted(keys, key=lambda k: len(k & inputs) < 2):
-            if len(key & inputs) > 1 or self.structure.map_pass.elements(name, key) is not None:
-                return self.at_tokens(name, (self.located(name, key)[1].rows >= 0).float()).cpu() > 0
+        names = [n for n in self.structure.map_pass.row_names if name in n] if len(inputs) > 1 else []
+        for rows_name in sorted(names, key=lambda n: len(n & inputs) < 2):
+            if len(rows_name & inputs) > 1 or self.structure.map_pass.elements(name, rows_name) is not None:
+                return self.at_tokens(name, (self.located(name, rows_name)[1].rows >= 0).float()).cpu() > 0
         return torch.ones(1, 1, dtype=torch.bool)
 
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
@@ -361,7 +361,7 @@ class TaskInputs:
         """Turn scores ``[B, N]`` of the only stream that the target reads into scores of its inputs."""
         return self.of_sources({self.only_rows(): values}, logits, diagnostics or {})
 
-    def of_sources(self, row_scores: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
+    def of_sources(self, row_scores: Mapping[RowsName, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """Turn scores ``[B, N]`` of rows, by the rows' names, into scores of the inputs' elements."""
         by_input = {}
         for name, side in self.sources.items():
@@ -374,9 +374,9 @@ class TaskInputs:
                 by_input[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
         return self.assemble(by_input, logits, diagnostics)
 
-    def _of_elements(self, name: str, key: Key, values: Tensor) -> tuple[Tensor, Elements]:
+    def _of_elements(self, name: str, rows_name: RowsName, values: Tensor) -> tuple[Tensor, Elements]:
         """Return scores of the elements of an input, from those of the rows of a name, and the elements."""
-        tokens, elements = self.located(name, key)
+        tokens, elements = self.located(name, rows_name)
         if tokens != values.shape[1]:
             raise self.refuse(f"its attention maps cover {values.shape[1]} of {tokens} rows")
         return at_elements(values, elements.rows), elements

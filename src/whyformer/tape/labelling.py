@@ -18,12 +18,12 @@ from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.rearranging import (
     along_features,
     complex_view,
-    factors_of,
     first_with_equal_rows,
     holds_rows,
     is_crossed,
     padded,
     pools,
+    preserved_rows,
     rearranged,
     sorted_features,
     window,
@@ -413,10 +413,9 @@ class _Labeller:
         has those of q and of k; and A V, ``[Q, K] @ [K, D]``, has the queries of A. If all rows are summed, as in
         pooling by learned queries, the result has new rows, which mix them.
         """
-        preserved, summed = factors_of(a, b, shape)
-        if preserved:
+        if preserved := preserved_rows(a, b, shape):
             return preserved[:2]
-        numbers, axis = summed[0]
+        numbers, axis = (a[0], -1) if a else (b[0], max(-2, -b[0].dim()))
         by = -2 if a and b else axis if pools(numbers, axis) else None
         return (self._mixture(call, numbers, axis, shape, by=by),)
 

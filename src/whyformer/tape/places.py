@@ -118,9 +118,8 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
         source: name of the input.
         is_picture: True if the elements are cells of a picture, False if they are tokens or vectors.
     """
-    key = "elements", id(numbers), source, is_picture
-    # keeps the numbers alive, so that their id stays unique
-    return rows.once(key, lambda: (_find_elements(tape, rows, numbers, source, is_picture), numbers))[0]
+    key = "elements", numbers, source, is_picture
+    return rows.once(key, lambda: _find_elements(tape, rows, numbers, source, is_picture))
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:

@@ -16,12 +16,12 @@ from whyformer.tape.values import Tape
 __all__ = [
     "along_features",
     "complex_view",
-    "factors_of",
     "first_with_equal_rows",
     "holds_rows",
     "is_crossed",
     "padded",
     "pools",
+    "preserved_rows",
     "rearranged",
     "sorted_features",
     "window",
@@ -114,20 +114,20 @@ def is_crossed(a: Tensor, b: Tensor) -> bool:
     return (True, False) in moves and (False, True) in moves
 
 
-def factors_of(a: Label, b: Label, shape: torch.Size) -> tuple[Label, list[tuple[Tensor, int]]]:
-    """Return (the labels of the factors that a product a @ b preserves; the labels over which it sums, each with
-    the summed axis of its factor)."""
-    summed, preserved = list[tuple[Tensor, int]](), list[Tensor]()
+def preserved_rows(a: Label, b: Label, shape: torch.Size) -> Label:
+    """Return the rows that a product a @ b has from its factors: those of labels that do not change along the summed
+    axis. () if it sums over all of them."""
+    preserved = list[Tensor]()
     for numbers, axis, label, other in [*((t, -1, a, b) for t in a), *((t, max(-2, -t.dim()), b, a) for t in b)]:
-        row = _without(numbers, axis, shape)
         if not constant_along(numbers, axis) or (len(label) == 2 and _is_only_key(numbers, axis, other, shape)):
-            summed.append((numbers, axis))
-        elif not any(equal(row, t) for t in preserved):
+            continue  # it is summed
+        row = _without(numbers, axis, shape)
+        if not any(equal(row, t) for t in preserved):
             preserved.append(row)
     if len(preserved) == 2 and a and b:  # the product of a row with a matrix of its sample belongs to the row
         moving = [t for t, axis in zip(preserved, (-2, -1), strict=True) if _may_hold_rows(t, axis)]
         preserved = moving or preserved
-    return tuple(preserved), summed
+    return tuple(preserved)
 
 
 def _without(label: Tensor, axis: int, shape: torch.Size) -> Tensor:

@@ -58,7 +58,7 @@ class Stream:
     """Rows that attend together.
 
     Attributes:
-        rows: ``[B, N]`` row numbers.
+        rows: ``[B, N]`` row numbers, the same tensor as in its attentions, which can be a key of dictionaries.
         names: the inputs from which its rows are computed; empty if they are learned.
         spine: numbers of the values through which all paths from its rows to its last value pass.
         blocks: the blocks with attention, in the order of execution.
@@ -153,10 +153,10 @@ def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[
 def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
     if not attentions:
         return _streams_without_attention(program, tape, rows)
-    groups: dict[int, list[Attention]] = defaultdict(list)
+    groups: dict[Tensor, list[Attention]] = defaultdict(list)  # by queries
     for a in attentions:
         if a.queries is not None:
-            groups[id(a.queries)].append(a)
+            groups[a.queries].append(a)
     groups = _merge_groups(groups)
     single = (group[0] for group in groups.values() if len(group) == 1)
     pools = [attention for attention in single if attention.is_learned and not _enter_later(attention, groups)]
@@ -175,29 +175,26 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
 
-def _merge_groups(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
+def _merge_groups(groups: Mapping[Tensor, list[Attention]]) -> dict[Tensor, list[Attention]]:
     """Merge a group of attentions into another group if its queries are a part of the rows of that group, which attends
     before and after it: in a Q-Former that reads text, only the learned queries attend to the picture."""
-    joined = {key: list(group) for key, group in groups.items()}
-    for key, group in groups.items():
-        queries = group[0].queries
-        for other, attentions in groups.items():
-            rows = attentions[0].queries
-            assert queries is not None and rows is not None  # noqa: PT018 - the groups are those of known queries
+    joined = {queries: list(group) for queries, group in groups.items()}
+    for queries, group in groups.items():
+        for rows, attentions in groups.items():
             between = attentions[0].map < group[0].map and group[-1].map < attentions[-1].map
             if between and queries.shape[1] < rows.shape[1] and bool(torch.isin(queries, rows).all()):
-                joined[other] = sorted([*joined[other], *joined.pop(key)], key=lambda a: a.map)
+                joined[rows] = sorted([*joined[rows], *joined.pop(queries)], key=lambda a: a.map)
                 break
     return joined
 
 
-def _enter_later(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
+def _enter_later(attention: Attention, groups: Mapping[Tensor, list[Attention]]) -> bool:
     """Return True if the queries of an attention are some of the rows of a later group, as the outputs of a picture
     projector are some of the tokens of a prompt."""
-    rows = [group[0].queries for group in groups.values() if group[0].map > attention.map]
     queries = attention.queries
     assert queries is not None
-    more = (numbers for numbers in rows if numbers is not None and queries.shape[1] < numbers.shape[1])
+    later = (rows for rows, group in groups.items() if group[0].map > attention.map)
+    more = (numbers for numbers in later if queries.shape[1] < numbers.shape[1])
     return any(bool(torch.isin(queries, numbers).all()) for numbers in more)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whyformer.methods.map_passes import Key
+from whyformer.methods.map_passes import RowsName
 from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
@@ -22,7 +22,7 @@ BlockList = Annotated[
     ),
 ]
 
-Features = tuple[Key, Tensor, list[Tensor], list[Tensor]]
+Features = tuple[RowsName, Tensor, list[Tensor], list[Tensor]]
 """(name of the rows, logits, features ``[B, N, D]`` of each block, flows to them)."""
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, MissingExtra
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.rollout import ROLLOUT, HeadFusion
 from whyformer.methods.registry import Count, method
@@ -41,7 +41,7 @@ def attention_flow(task: Task, *, head_fusion: HeadFusion = "mean", limit: Count
     except ImportError as error:
         raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
     task.refuse_streams()
-    work, how = streams.begin(task, only=task.structure.tower(task.inputs.name)), Aggregation(head_fusion)
+    work, how = stream_maps.begin(task, only=task.structure.tower(task.inputs.name)), Aggregation(head_fusion)
     attention_indices, (logits, readouts) = work.attentions_for(how), work.read_rows()
     _refuse_large(max(row.shape[1] for row in readouts.values()), task.structure.layers, limit)
     fused = {}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.methods.map_passes import Key
-from whyformer.methods.maps import streams
+from whyformer.methods.map_passes import RowsName
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
@@ -91,7 +91,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     """Explain streams that attend to one another: R_ss = I at the input of each stream s; layer by layer, R_sx +=
     Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
     rules = COMPOSITES[composite]
-    work = streams.begin(task, rules, row_alone=how.rows == "readout")
+    work = stream_maps.begin(task, rules, row_alone=how.rows == "readout")
     attention_indices, maps = work.attentions_for(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
@@ -108,7 +108,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     for step in paths.steps:
         before = dict(relevance)
 
-        def add(pair: tuple[Key, Key], more: Tensor) -> None:
+        def add(pair: tuple[RowsName, RowsName], more: Tensor) -> None:
             relevance[pair] = relevance[pair] + more if pair in relevance else more
 
         for (s, q), fused in step.items():
@@ -117,7 +117,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
                     "the keys of some of its rows differ between blocks (they are joined with other keys)",
                     verdict="is not supported yet",
                 )
-            if isinstance(step, streams.Copies):
+            if isinstance(step, stream_maps.Copies):
                 for pair in [pair for pair in before if pair[0] == q]:
                     add((s, pair[1]), fused.to(before[pair]) @ before[pair])
                 continue
@@ -128,7 +128,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
             add((s, q), normalised_excess(before[s, s]).transpose(-2, -1) @ fused @ normalised_excess(before[q, q]))
             if (q, s) in before:
                 add((s, s), fused @ before[q, s])
-    rows: dict[Key, Tensor] = {}
+    rows: dict[RowsName, Tensor] = {}
     for (s, x), matrix in relevance.items():
         if s in paths.readouts:
             row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)

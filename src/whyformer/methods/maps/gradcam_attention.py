@@ -7,8 +7,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from whyformer.methods.map_passes import Key
-from whyformer.methods.maps import streams
+from whyformer.methods.map_passes import RowsName
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
 from whyformer.methods.task import Scores, Task
@@ -35,7 +35,7 @@ def gradcam_attention(
     """
     task.layer(block, "block")
     rules = COMPOSITES[composite]
-    work = streams.begin(task, rules)
+    work = stream_maps.begin(task, rules)
     attention_indices = work.attentions_for(Aggregation(layers=block))
     observed: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -44,7 +44,7 @@ def gradcam_attention(
 
     walked = work.walk(rules, observe, attention_indices)
     readouts = walked.readouts
-    maps: dict[Key, list[Tensor]] = defaultdict(list)
+    maps: dict[RowsName, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(observed.items()):
         queries, keys = work.attentions[number].queries, work.attentions[number].keys
         if queries not in readouts:

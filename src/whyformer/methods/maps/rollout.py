@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, Checked, method
 from whyformer.methods.task import Scores, Task
@@ -96,12 +96,12 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, discard_ratio: 
         start: first block used.
         discard_ratio: fraction of the smallest entries of each fused map that is set to 0.
     """
-    work = streams.begin(task, row_alone=how.rows == "readout" and not discard_ratio)
+    work = stream_maps.begin(task, row_alone=how.rows == "readout" and not discard_ratio)
     maps, (logits, readouts) = dict[int, Tensor](), work.read_rows()
     for number in work.attentions_for(how, start):
         maps[number] = _pruned(work, number, how.fuse(work.map_pass.map(number)), discard_ratio)
         work.map_pass.release()
-    return work.scores(streams.reduce(task, how, work.paths(maps, readouts)), logits)
+    return work.scores(stream_maps.reduce(task, how, work.paths(maps, readouts)), logits)
 
 
 def over_gradients(
@@ -115,7 +115,7 @@ def over_gradients(
     Each A is recomputed when its gradient arrives, and fused immediately, so that no map is stored.
     """
     rules, maps = COMPOSITES[composite], dict[int, Tensor]()
-    work = streams.begin(task, rules, row_alone=how.rows == "readout" and not discard_ratio)
+    work = stream_maps.begin(task, rules, row_alone=how.rows == "readout" and not discard_ratio)
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         fused = how.fuse(weigh(weights, flow))
@@ -123,10 +123,10 @@ def over_gradients(
 
     walked = work.walk(rules, observe, work.attentions_for(how, start), scores=scores)
     paths = work.paths(maps, walked.readouts)
-    return work.scores(streams.reduce(task, how, paths), walked.logits)
+    return work.scores(stream_maps.reduce(task, how, paths), walked.logits)
 
 
-def _pruned(work: streams.StreamTask, number: int, fused: Tensor, share: float) -> Tensor:
+def _pruned(work: stream_maps.StreamTask, number: int, fused: Tensor, share: float) -> Tensor:
     """Set the share of the smallest entries of each map ``[B, Q, K]`` to 0, without counting those of padding."""
     if not share:
         return fused

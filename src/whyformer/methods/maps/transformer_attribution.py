@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
@@ -61,8 +61,8 @@ def transformer_attribution(
     rules, weighted = propagation.deep_taylor(), weighting == "gradient"
     layers = "rollout" if normalize_rows else "sum_product"
     how = Aggregation(layers=layers if block is None else block)
-    work = streams.begin(task, rules, row_alone=True)
+    work = stream_maps.begin(task, rules, row_alone=True)
     needed = work.attentions_for(how, start_layer if block is None else 0)
     walked = work.walk(rules, observe, needed, gradient=weighted)
     paths = work.paths(maps, walked.readouts)
-    return work.scores(streams.reduce(task, how, paths), walked.logits, walked.sums)
+    return work.scores(stream_maps.reduce(task, how, paths), walked.logits, walked.sums)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.structure import NOT_YET
@@ -50,11 +50,11 @@ def norm_attention(
     how = Aggregation(layers="product" if has_residual else "rollout").with_choices(aggregation)
     if block is not None:
         how = replace(how, layers=block)
-    work = streams.begin(task)
+    work = stream_maps.begin(task)
     attention_indices = work.attentions_for(how)
     logits, readouts = work.read_rows()
     vectors = AttentionVectors(task, work.map_pass)
-    steps, residuals = defaultdict[int, streams.MapStep](dict), defaultdict[int, streams.MapStep](dict)
+    steps, residuals = defaultdict[int, stream_maps.MapStep](dict), defaultdict[int, stream_maps.MapStep](dict)
     for number in attention_indices:
         queries, depth = work.attentions[number].queries, work.attentions[number].depth
         mixed = _mixture(vectors, number, scope)
@@ -70,9 +70,9 @@ def norm_attention(
     # if the rows also attend to themselves, as in an attention of two pieces, that map contains the residual
     with_residuals = {depth: {**residuals[depth], **step} for depth, step in steps.items()}
     if has_residual and block is None:
-        with_residuals = {depth: streams.normalised(step) for depth, step in with_residuals.items()}
-    paths = streams.Paths(work.in_order(with_residuals), readouts)
-    return work.scores(streams.reduce(task, how, paths, has_residual=has_residual), logits)
+        with_residuals = {depth: stream_maps.normalised(step) for depth, step in with_residuals.items()}
+    paths = stream_maps.Paths(work.in_order(with_residuals), readouts)
+    return work.scores(stream_maps.reduce(task, how, paths, has_residual=has_residual), logits)
 
 
 def _mixture(vectors: AttentionVectors, number: int, scope: Scope) -> Mixture | Lengths:
@@ -106,7 +106,7 @@ def over_vectors(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     how.without_heads(task.method, "summed as in the model")
     task.refuse_streams()
-    work = streams.begin(task, only=task.structure.tower(task.inputs.name))
+    work = stream_maps.begin(task, only=task.structure.tower(task.inputs.name))
     vectors = AttentionVectors(task, work.map_pass)
     for number, named in work.attentions.items():
         if not vectors.is_state(number):
@@ -120,4 +120,4 @@ def over_vectors(
         mixture = vectors.at(n, place)
         real = task.real_rows(work.attentions[n].queries, mixture.weights.shape[::2])
         maps[n] = fuse(mixture, real.to(mixture.weights.device))
-    return work.scores(streams.reduce(task, how, work.paths(maps, readouts), has_residual=True), logits)
+    return work.scores(stream_maps.reduce(task, how, work.paths(maps, readouts), has_residual=True), logits)

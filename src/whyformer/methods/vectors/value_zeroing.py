@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.methods.map_passes import MapPass
-from whyformer.methods.maps import streams
+from whyformer.methods.maps import stream_maps
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.structure import NOT_YET
@@ -63,7 +63,7 @@ def value_zeroing(
     how.without_heads("value_zeroing", "zeroed all at once")
     if block is not None:
         task.layer(block, "block")
-    work = streams.begin(task, only=task.structure.tower(task.inputs.name))
+    work = stream_maps.begin(task, only=task.structure.tower(task.inputs.name))
     numbers = work.attentions_for(how)
     _refuse_unknown(task, work)
     map_pass, (logits, readouts) = work.map_pass, work.read_rows()
@@ -77,12 +77,12 @@ def value_zeroing(
     for number in sides:
         entry = map_pass.block_of(number)[1].entry
         depth[entry] = max(depth.get(entry, 0), work.attentions[number].depth)
-    steps: dict[int, streams.MapStep] = defaultdict(dict)
+    steps: dict[int, stream_maps.MapStep] = defaultdict(dict)
     for number, changes in _maps(task, map_pass, sides, distance, int(batch_size)).items():
         steps[depth[map_pass.block_of(number)[1].entry]] |= work.parts(number, changes)
-    ordered = work.in_order({d: streams.normalised(step) for d, step in steps.items()})
-    paths = streams.Paths(ordered, readouts)
-    return work.scores(streams.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
+    ordered = work.in_order({d: stream_maps.normalised(step) for d, step in steps.items()})
+    paths = stream_maps.Paths(ordered, readouts)
+    return work.scores(stream_maps.reduce(task, how, paths, has_residual=True), logits, {"block_passes": _count(sides)})
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _values(map_pass: MapPass, number: int) -> list[int]:
     return [piece.value for piece in map_pass.attentions[number].pieces if piece.value is not None]
 
 
-def _refuse_unknown(task: Task, work: streams.StreamTask) -> None:
+def _refuse_unknown(task: Task, work: stream_maps.StreamTask) -> None:
     """Raise if the values of an attention are unknown, or if a block has several attentions in sequence, whose separate
     outputs are unknown because paths bypass the states between them."""
     map_pass = work.map_pass

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whyformer.methods.conservation import Sums
-from whyformer.methods.map_passes import Key, MapPass, NamedAttention, WalkResult
+from whyformer.methods.map_passes import MapPass, NamedAttention, RowsName, WalkResult
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.passes import Callback
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
@@ -28,13 +28,13 @@ from whyformer.models.readout import without_excluded
 from whyformer.tape.shared_rows import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
-MapStep = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
+MapStep = dict[tuple[RowsName, RowsName], Tensor]  # (queries, keys) -> map ``[B, Q, K]``
 
 
 class Copies(MapStep):
     """A step in which the rows of a stream are rows of another stream, or sums of these with the weights S."""
 
-    def moved(self, rows: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def moved(self, rows: Mapping[RowsName, Tensor]) -> dict[RowsName, Tensor]:
         """Return rows ``[B, ..., N]`` with r S added to those of the other stream."""
         return _plus(rows, [(keys, _times(rows[q], weights)) for (q, keys), weights in self.items() if q in rows])
 
@@ -49,9 +49,9 @@ class Paths:
     """
 
     steps: Sequence[MapStep]
-    readouts: Mapping[Key, Tensor]
+    readouts: Mapping[RowsName, Tensor]
 
-    def roll_out(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
+    def roll_out(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[RowsName, Tensor]:
         """Roll out the readouts, step by step from the last: r ← r + r Ē within a stream, r_k ← r_k + r_q Ē from
         queries q to keys k of another stream. Returns ``[B, N]`` for all rows.
 
@@ -76,10 +76,10 @@ class Paths:
                 rows = _plus(rows, [(keys, _times(row, fused)) for keys, fused in maps.items()])
         return rows
 
-    def mean_of_rows(self) -> dict[Key, Tensor]:
+    def mean_of_rows(self) -> dict[RowsName, Tensor]:
         """Return the mean ``[B, N]`` over the steps of r Ē, for all rows that a stream in ``readouts`` attends to, or a
         stream whose rows it copies or reduces."""
-        rows, sums, counts = dict(self.readouts), dict[Key, Tensor](), Counter[Key]()
+        rows, sums, counts = dict(self.readouts), dict[RowsName, Tensor](), Counter[RowsName]()
         for step in reversed(self.steps):
             if isinstance(step, Copies):
                 rows, sums = step.moved(rows), step.moved(sums)
@@ -93,11 +93,11 @@ class Paths:
         return {keys: total / counts[keys] for keys, total in sums.items()}
 
 
-def _plus(rows: Mapping[Key, Tensor], others: Iterable[tuple[Key, Tensor]]) -> dict[Key, Tensor]:
+def _plus(rows: Mapping[RowsName, Tensor], others: Iterable[tuple[RowsName, Tensor]]) -> dict[RowsName, Tensor]:
     """Return rows with others added to those of the same name."""
     total = dict(rows)
-    for key, other in others:
-        total[key] = total[key] + other if key in total else other
+    for name, other in others:
+        total[name] = total[name] + other if name in total else other
     return total
 
 
@@ -113,7 +113,7 @@ def normalised(step: MapStep) -> MapStep:
     return {(q, k): fused / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), fused in step.items()}
 
 
-def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = False) -> dict[Key, Tensor]:
+def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = False) -> dict[RowsName, Tensor]:
     """Reduce the fused maps of all steps to ``[B, N]`` of all rows.
 
     Args:
@@ -135,24 +135,24 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, has_residual: bool = F
         )
     if how.rows == "readout":
         return _through(how, paths)
-    columns = ((key, _columns(task, how, paths, key, row)) for key, row in paths.readouts.items())
-    return {key: scores for key, scores in columns if scores is not None}
+    columns = ((name, _columns(task, how, paths, name, row)) for name, row in paths.readouts.items())
+    return {name: scores for name, scores in columns if scores is not None}
 
 
-def _columns(task: Task, how: Aggregation, paths: Paths, key: Key, row: Tensor) -> Tensor | None:
+def _columns(task: Task, how: Aggregation, paths: Paths, rows_name: RowsName, row: Tensor) -> Tensor | None:
     """Return the mean or maximum ``[B, N]`` of the rows of all queries of a stream, except padding; None if none of its
     maps is used."""
     every = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
-    matrix = _through(how, replace(paths, readouts={key: every})).get(key)
+    matrix = _through(how, replace(paths, readouts={rows_name: every})).get(rows_name)
     if matrix is None:
         return None
     if how.rows == "column_mean":
-        return task.mean_of_queries(matrix, key)
-    real = task.real_rows(key, row.shape).to(row.device)
+        return task.mean_of_queries(matrix, rows_name)
+    real = task.real_rows(rows_name, row.shape).to(row.device)
     return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
 
 
-def _through(how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
+def _through(how: Aggregation, paths: Paths) -> dict[RowsName, Tensor]:
     """Propagate the readouts, ``[B, ..., N]``, through the maps to all rows."""
     if how.layers in ("rollout", "sum_product", "product"):
         return paths.roll_out(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
@@ -172,7 +172,7 @@ class StreamTask:
 
     task: Task
     map_pass: MapPass
-    only: Key | None = None
+    only: RowsName | None = None
 
     @cached_property
     def attentions(self) -> Mapping[int, NamedAttention]:
@@ -201,7 +201,7 @@ class StreamTask:
         for number in how.numbers:
             self.task.layer(number, "aggregation")
         self.task.layer(start)
-        counts = {key: structure.count(stream) for key, stream in structure.ends.items()}
+        counts = {name: structure.count(stream) for name, stream in structure.ends.items()}
         blocks = {n: counts.get(a.queries, structure.layers) for n, a in self.attentions.items()}
         needed = [n for n, a in self.attentions.items() if how.wants(a.layer, blocks[n], start)]
         followed = [number for number in needed if not self.attentions[number].is_merged]
@@ -222,7 +222,7 @@ class StreamTask:
     def steps(self, maps: Mapping[int, Tensor]) -> list[MapStep]:
         """Turn fused maps, by the index of their attention, into steps; several attentions between the same rows at the
         same depth are averaged like heads."""
-        heads: dict[int, dict[tuple[Key, Key], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        heads: dict[int, dict[tuple[RowsName, RowsName], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         for number, fused in sorted(maps.items()):
             for pair, part in self.parts(number, fused).items():
                 heads[self.attentions[number].depth][pair].append(part)
@@ -251,11 +251,11 @@ class StreamTask:
         depths = sorted({*steps, *copies})
         return [table[depth] for depth in depths for table in (copies, moved) if depth in table]
 
-    def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
+    def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[RowsName, Tensor]) -> Paths:
         """Return the paths over fused maps, by the index of their attention."""
         return Paths(self.steps(maps), readouts)
 
-    def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
+    def read_rows(self) -> tuple[Tensor, dict[RowsName, Tensor]]:
         """Return (logits, {name of rows: weight ``[B, N]`` of each row in ½‖logits‖²}), the same for every class."""
         map_pass = self.map_pass
         seed = without_excluded(map_pass.logits)
@@ -263,7 +263,7 @@ class StreamTask:
 
     def scores(
         self,
-        rows: Mapping[Key, Tensor],
+        rows: Mapping[RowsName, Tensor],
         logits: Tensor,
         figures: Sums | dict[str, Any] | None = None,
         *,
@@ -272,7 +272,7 @@ class StreamTask:
         """Turn scores ``[B, N]`` of rows into those of inputs; ``promised`` as for :meth:`Sums.diagnostics`."""
         diagnostics = figures.diagnostics(promised=promised) if isinstance(figures, Sums) else figures or {}
         reduced = self.map_pass.reduced
-        scored = {key: values for key, values in rows.items() if key not in reduced}
+        scored = {name: values for name, values in rows.items() if name not in reduced}
         return self.task.of_sources(scored, logits, diagnostics)
 
     def walk(
@@ -288,21 +288,21 @@ class StreamTask:
         walked = self.task.walk(self.map_pass, composite, on_map, watched, gradient=gradient, scores=scores)
         return replace(walked, readouts=self._read(walked.readouts))
 
-    def _read(self, readouts: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def _read(self, readouts: Mapping[RowsName, Tensor]) -> dict[RowsName, Tensor]:
         """Return the readouts of those streams to explain on which the target depends; of all if it depends on none.
 
         Raises:
             MethodNotApplicable: there are none.
         """
         home = self.task.inputs.tensor.device
-        rows = {key: row.to(home) for key, row in readouts.items() if self.only in (None, key)}
+        rows = {name: row.to(home) for name, row in readouts.items() if self.only in (None, name)}
         if not rows:
             raise self.task.refuse(UNREAD, verdict=NOT_YET)
-        return {key: row for key, row in rows.items() if bool(row.any())} or rows
+        return {name: row for name, row in rows.items() if bool(row.any())} or rows
 
 
 def begin(
-    task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False, only: Key | None = None
+    task: Task, composite: Composite = GRADIENT, *, row_alone: bool = False, only: RowsName | None = None
 ) -> StreamTask:
     """Return the task with the attentions of a recorded pass.
 
