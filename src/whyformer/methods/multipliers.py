@@ -53,7 +53,11 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
 
 def _walk_to_blocks(
-    task: Task, map_pass: MapPass, composite: Composite, share: float, observe: Callable[[RowsName, Tensor, Tensor], None]
+    task: Task,
+    map_pass: MapPass,
+    composite: Composite,
+    share: float,
+    observe: Callable[[RowsName, Tensor, Tensor], None],
 ) -> Tensor:
     """Walk back to the inputs of the first ``share`` of each stream's blocks, and return the logits ``[B, C]``.
     ``observe`` is called with the name of the rows, a block's input, and the flow that arrives there, ``[B, N, D]``."""

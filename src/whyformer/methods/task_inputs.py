@@ -289,7 +289,7 @@ class TaskInputs:
             if mask.shape != rows.shape:
                 tokens = self._elements(name, len(mask))
                 mask = mask.gather(1, tokens.clamp(min=0)) & (tokens >= 0)
-            if len(rows_name) == 1:  # rows of no element are padding, if padding has no rows because the model sets it to 0
+            if len(rows_name) == 1:  # if padding has no rows, as where it is set to 0, rows of no element are padding
                 real[((rows < 0) & ~mask).any(1)] = False
             for selected, value in ((~mask, False), (mask, True)):
                 sample, column = ((rows >= 0) & selected).nonzero(as_tuple=True)

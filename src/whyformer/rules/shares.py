@@ -27,7 +27,7 @@ from whyformer.tape.units import PRODUCT_KINDS, Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import for_each, repeat_unit
 
-__all__ = ["DROPPED", "ShareRules", "Shares"]
+__all__ = ["DROPPED", "Distributed", "Pending", "ShareRules", "Shares"]
 
 DROPPED = frozenset((*SOFTMAX_KINDS, "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: attention maps, deviations of norms, piecewise constant functions."""
@@ -40,31 +40,52 @@ Function = Callable[..., list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
+class Pending:
+    """A rest that is not distributed over the sources yet.
+
+    Attributes:
+        value: the rest.
+        before_view: for a view of a value with a rest, a function that returns the parts of the view with the rest
+            distributed before the view; None otherwise.
+    """
+
+    value: Tensor
+    before_view: Callable[[], Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Distributed:
+    """A rest that is distributed over the sources: ``weights`` has the fraction ``[S, ...]`` that each source gets."""
+
+    value: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Shares:
     """The shares of S sources in a value.
 
     Attributes:
         parts: ``[S, ...]``, the share of each source, without the rest.
         rest: the part of the value that belongs to no source; None if zero.
-        is_late: True if the rest comes from an attention: it is distributed after the sum of the attention and the
-            residual branch.
+        is_late: True between an attention and its sum with the residual branch, after which the rest is distributed.
         is_alone: True if each row still belongs to a single source.
-        weights: ``[S, ...]``, fraction of the rest that each source gets; None if the rest is not distributed.
-        before_view: for a view of a value with a rest, a function that returns the parts of the view with the rest
-            distributed before the view; None otherwise.
     """
 
     parts: Tensor
-    rest: Tensor | None = None
+    rest: Pending | Distributed | None = None
     is_late: bool = False
     is_alone: bool = False
-    weights: Tensor | None = None
-    before_view: Callable[[], Tensor] | None = None
 
     @property
     def pending(self) -> Tensor | None:
         """The rest, if it has not been distributed."""
-        return self.rest if self.weights is None else None
+        return self.rest.value if isinstance(self.rest, Pending) else None
+
+    @property
+    def weights(self) -> Tensor | None:
+        """``[S, ...]``, fraction of the rest that each source gets, if it has been distributed."""
+        return self.rest.weights if isinstance(self.rest, Distributed) else None
 
     def totals(self, chunk: slice = slice(None)) -> Tensor:
         """Return ``[S, ...]``, the parts of some sources including their fractions of the rest."""
@@ -72,7 +93,12 @@ class Shares:
 
     def with_rest(self, parts: Tensor, weights: Tensor | None) -> Tensor:
         """Return parts including their fractions ``weights`` of the rest."""
-        return parts if weights is None or self.rest is None else torch.addcmul(parts, weights, self.rest)
+        return parts if weights is None or self.rest is None else torch.addcmul(parts, weights, self.rest.value)
+
+
+def _pending(rest: Tensor) -> Pending | None:
+    """Return a rest that is not distributed; None if it is zero."""
+    return Pending(rest) if bool(rest.any()) else None
 
 
 def _only_entry(unit: Unit) -> int | None:
@@ -113,7 +139,7 @@ class ShareRules:
         index = source[label].to(x.device)
         sources = torch.arange(queries.shape[1], device=x.device).reshape(-1, *[1] * x.dim())
         rest = torch.where(index < 0, x, 0)
-        return Shares(torch.where(index == sources, x, 0), rest if bool(rest.any()) else None, is_alone=True)
+        return Shares(torch.where(index == sources, x, 0), _pending(rest), is_alone=True)
 
     def __call__(self, unit: Unit, entries: dict[int, Shares]) -> dict[int, Shares]:
         """Return the shares of a unit's exits, from those of its entries."""
@@ -142,11 +168,11 @@ class ShareRules:
     def distribute_rest(self, value: int, shares: Shares) -> Shares:
         """Distribute the rest over the sources in proportion to |⟨x_←j, rest⟩|, with the inner product over the
         features; equally where that is zero for all j, up to rounding."""
-        rest = shares.pending
-        if rest is None:
+        if not isinstance(shares.rest, Pending):
             return shares
-        if shares.before_view is not None:
-            return Shares(shares.before_view(), is_alone=shares.is_alone)
+        if shares.rest.before_view is not None:
+            return Shares(shares.rest.before_view(), is_alone=shares.is_alone)
+        rest = shares.rest.value
         axes = self._features(value, rest)
         sizes, bounds = list[Tensor](), list[Tensor]()
         for parts in shares.parts.split(self.at_once):
@@ -157,7 +183,7 @@ class ShareRules:
         total, equal = magnitudes.sum(0), self._equal(value, magnitudes)
         exact = total > 8 * torch.finfo(rest.dtype).eps * torch.stack(bounds).sum(0)
         weights = torch.where(exact, magnitudes / torch.where(exact, total, 1), equal)
-        return replace(shares, weights=weights, is_late=False)
+        return replace(shares, rest=Distributed(rest, weights), is_late=False)
 
     def total(self, value: int, shares: Shares, flow: Tensor, batch: int) -> Tensor:
         """Return ``[S, B]``, the inner product of each share of an output of B samples with ``flow``, the gradient of a
@@ -185,7 +211,10 @@ class ShareRules:
         def before_view(k: int) -> Tensor:
             return self._by_source(lambda *x: function(*x)[k], *(distribute() for distribute in distributors))
 
-        return [replace(s, before_view=partial(before_view, k)) for k, s in enumerate(results)]
+        return [
+            s if s.pending is None else replace(s, rest=Pending(s.pending, partial(before_view, k)))
+            for k, s in enumerate(results)
+        ]
 
     def _is_of_rows(self, unit: Unit) -> bool:
         """Return True if a layer multiplies each row of a matrix with weights (mm, addmm)."""
@@ -204,7 +233,7 @@ class ShareRules:
         for i in range(0, count, self.at_once):
             chunk = slice(i, i + self.at_once)
             torch.matmul(shares.totals(chunk), weight, out=parts[chunk])
-        return [Shares(parts, rest if bool(rest.any()) else None, shares.is_late, shares.is_alone)]
+        return [Shares(parts, _pending(rest), shares.is_late, shares.is_alone)]
 
     def _mixed(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return A x_←j, for a product with an attention map A that is held constant."""
@@ -243,7 +272,8 @@ class ShareRules:
         rest = None if shift is None or not bool(shift.any()) else shift.expand(tape.shapes[unit.exit])
         if shares.pending is not None:
             rest = function(shares.pending) if rest is None else function(shares.pending) + rest
-        return [Shares(self._by_source(function, shares), rest, shares.is_late, shares.is_alone)]
+        pending = None if rest is None else Pending(rest)
+        return [Shares(self._by_source(function, shares), pending, shares.is_late, shares.is_alone)]
 
     def _selected(self, unit: Unit, entries: dict[int, Shares]) -> list[Shares]:
         """Return the elements of x_←j that the unit selects from the recorded value; the choice is held constant."""
@@ -266,7 +296,7 @@ class ShareRules:
         slope = torch.where(z != 0, (y - origin) / torch.where(z != 0, z, 1), 0)
         shares = self.distribute_rest(entry, entries[entry])
         parts = self._by_source(lambda part: part * slope, shares)
-        return [Shares(parts, origin if bool(origin.any()) else None, is_alone=shares.is_alone)]
+        return [Shares(parts, _pending(origin), is_alone=shares.is_alone)]
 
     # -- helpers
     def _fills(self, function: Function, entries: Iterable[int]) -> bool:
@@ -290,7 +320,7 @@ class ShareRules:
                 return function(*x)[k] if shift is None else (function(*x)[k] - shift).masked_fill(excluded, 0)
 
             parts, rest = self._by_source(linear, *shares, at_once=at_once), rest.masked_fill(excluded, 0)
-            results.append(Shares(parts, rest if bool(rest.any()) else None, late, alone))
+            results.append(Shares(parts, _pending(rest), late, alone))
         return results
 
     def _by_source(self, function: Callable[..., Tensor], *shares: Shares, at_once: int | None = None) -> Tensor:

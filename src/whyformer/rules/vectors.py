@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.rules.shares import ShareRules, Shares
+from whyformer.rules.shares import Pending, ShareRules, Shares
 from whyformer.tape.attentions import Attention
 from whyformer.tape.custom_ops import OPAQUE_LAYER
 from whyformer.tape.map_search import Piece
@@ -75,7 +75,8 @@ class VectorRules(ShareRules):
         count = torch.zeros(len(self.rows), dtype=torch.long)
         for piece in self.attention.pieces:
             parts, rest = self._parts(piece, count)
-            start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), rest, is_late=True)
+            pending = None if rest is None else Pending(rest)
+            start[piece.product] = Shares(torch.cat([parts, torch.zeros_like(parts[:1])]), pending, is_late=True)
         return start
 
     def is_complete(self, program: Program, value: int) -> bool:
@@ -104,8 +105,9 @@ class VectorRules(ShareRules):
         if self._enters_late and unit.exit == self.residual:
             (added,) = repeat_unit(self.tape, unit, {e: torch.zeros_like(self.tape[e]) for e in unit.entries})
             shares = results[unit.exit]
-            parts, rest = torch.cat([shares.parts[:-1], added[None]]), shares.rest
-            results[unit.exit] = replace(shares, parts=parts, rest=None if rest is None else rest - added)
+            parts, rest = torch.cat([shares.parts[:-1], added[None]]), shares.pending
+            pending = None if rest is None else Pending(rest - added)
+            results[unit.exit] = replace(shares, parts=parts, rest=pending)
         return results
 
     def distribute_rest(self, value: int, shares: Shares) -> Shares:

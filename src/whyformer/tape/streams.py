@@ -58,7 +58,7 @@ class Stream:
     """Rows that attend together.
 
     Attributes:
-        rows: ``[B, N]`` row numbers, the same tensor as in its attentions, which can be a key of dictionaries.
+        rows: ``[B, N]`` row numbers, the same tensor as in its attentions (a dictionary compares it by identity).
         names: the inputs from which its rows are computed; empty if they are learned.
         spine: numbers of the values through which all paths from its rows to its last value pass.
         blocks: the blocks with attention, in the order of execution.

@@ -215,7 +215,7 @@ class AttentionVectors:
                 square.append(torch.stack([part.square().sum(-1) for part in parts], -1))
                 inner.append(torch.stack([(part * residual).sum(-1) for part in parts], -1))
                 total += torch.stack(parts).sum(0)
-                rest = shares.rest
+                rest = shares.pending
         except (UnknownOperation, ModelError):
             return None
         finally:
@@ -238,7 +238,7 @@ class AttentionVectors:
             walked = walk_forward(map_pass.program, rules.begin_block(entry, late=late), values, rules)
             self.others[number] = not rules.is_complete(map_pass.program, behind)
             for n in values & walked.keys():
-                more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
+                more = self._mixture(number, rules, n, walked[n].parts, walked[n].pending)
                 parts = [*([mixtures[n].parts] if n in mixtures else []), more.parts[:, :, : keys - first]]
                 mixtures[n] = replace(more, parts=torch.cat(parts, 2))
         return mixtures
