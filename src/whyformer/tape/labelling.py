@@ -89,15 +89,15 @@ class _Labeller:
         self.labels = self.rows.labels
         self.ids: dict[int, Tensor] = {}  # integer value -> number of the input element that each id is; 0 for none
         self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each input element, by number
-        self.first: dict[str, tuple[int, torch.Size]] = {}  # source -> (number of its first element, shape)
+        self.first_elements: dict[str, tuple[int, torch.Size]] = {}  # source -> (number of its first element, shape)
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
-        self.blank: set[int] = set()  # values that hold only padding
-        self.unknown: dict[int, str] = {}  # value of unknown rows -> the input from which it is computed
-        self.fixed: set[int] = set()  # families of constants that have not been combined with other rows yet
+        self.padding: set[int] = set()  # values that hold only padding
+        self.input_of: dict[int, str] = {}  # value of unknown rows -> the input from which it is computed
+        self.lone: set[int] = set()  # families of constants that have not been combined with other rows yet
         self.blends = False  # whether the current call combines several rows of a family in an element
-        self.windows: dict[Any, int] = {}  # position of windows -> first row of the first result
-        self.offsets: list[tuple[int, int, int]] = []  # (first row, last row, offset to the rows with equal windows)
+        self.first_of_windows: dict[Any, int] = {}  # position of windows -> first row of the first result
+        self.repeated: list[tuple[int, int, int]] = []  # (first row, last row, offset to rows with equal windows)
         for source in sources:
             self._begin(source)
         for call in calls:
@@ -144,7 +144,7 @@ class _Labeller:
             return
         if not self.tape.floating(source.value):
             samples = samples.expand(shape)
-            self.first[source.name] = len(self.elements), shape
+            self.first_elements[source.name] = len(self.elements), shape
             self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)
             self.elements += [(source.name, s) for s in samples.flatten().tolist()]
             return
@@ -166,7 +166,7 @@ class _Labeller:
             samples, name = self._samples_of(ids)
             if samples is None:
                 return True
-            first, (*_, length) = self.first[name]
+            first, (*_, length) = self.first_elements[name]
             elements = torch.where(ids > 0, (ids - first) % length, -1)
             while name in self.rows.roots:
                 name += "'"
@@ -185,8 +185,8 @@ class _Labeller:
         of its neighbours; if all are 0, the samples follow the first axis of the only input of ids. The samples are
         None if unknown."""
         numbers = ids.flatten().tolist()
-        if not any(numbers) and len(self.first) == 1:
-            ((name, (first, shape)),) = self.first.items()
+        if not any(numbers) and len(self.first_elements) == 1:
+            ((name, (first, shape)),) = self.first_elements.items()
             if shape[0] == len(ids):
                 samples = torch.tensor([s for _, s in self.elements[first : first + shape.numel() : shape[1:].numel()]])
                 return samples.view(-1, *(1,) * (ids.dim() - 1)).expand(ids.shape).contiguous(), name
@@ -203,14 +203,14 @@ class _Labeller:
     # -- propagation
     def _trace(self, call: Call) -> None:
         """If the rows of the results of a call are unknown, record the input from which they are computed."""
-        results = [r for r in call.results if not (r in self.labels or r in self.blank) and self.tape.floating(r)]
+        results = [r for r in call.results if not (r in self.labels or r in self.padding) and self.tape.floating(r)]
         name = next(filter(None, map(self._source_of, call.operands)), "") if results else ""
-        self.unknown.update(dict.fromkeys(results, name) if name else {})
+        self.input_of.update(dict.fromkeys(results, name) if name else {})
 
     def _source_of(self, value: int) -> str:
         """Return the input from which a value is computed; "" for constants."""
         label = self.labels.get(value)
-        return self.rows.source_of(label[0]) if label else self.unknown.get(value, "")
+        return self.rows.source_of(label[0]) if label else self.input_of.get(value, "")
 
     def _follow(self, call: Call) -> None:
         """Label the results of a call."""
@@ -218,8 +218,8 @@ class _Labeller:
             self._follow_ids(call)
         labels = [self.labels.get(o, ()) for o in call.operands]
         if not any(labels) or not call.results:
-            moves = call.name in _MOVED and bool(call.operands) and all(o in self.blank for o in call.operands)
-            self.blank.update(call.results if moves else ())
+            moves = call.name in _MOVED and bool(call.operands) and all(o in self.padding for o in call.operands)
+            self.padding.update(call.results if moves else ())
             return
         shape, name = self.tape.shapes[call.results[0]], call.name
         if 0 in shape:
@@ -230,7 +230,7 @@ class _Labeller:
             self._move(call, labels)
             return
         if sum(map(bool, labels)) > 1 or torch.Tag.pointwise not in getattr(call.operator, "tags", ()):
-            self.fixed.clear()
+            self.lone.clear()
         self.blends = False
         label = tuple(filter(holds_rows, self._label_of(call, labels, shape)))
         for r in call.results:
@@ -299,7 +299,7 @@ class _Labeller:
         """Label the results of a call that rearranges elements."""
         if call.name == "cat" and along_features(call, labels):
             labels = [tuple(map(self._first_rows, k)) for k in labels]
-        elif call.name == "cat" and self.fixed:
+        elif call.name == "cat" and self.lone:
             labels = self._without_strays(call, labels)
         for part in range(max(map(len, labels))):
             numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
@@ -312,7 +312,7 @@ class _Labeller:
                         label = padded(label, labels[0][0])
                     self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
                 elif self.tape.floating(r):
-                    self.blank.add(r)
+                    self.padding.add(r)
         joined = self.labels.get(call.results[0], ())
         joins_rows = call.name in _JOINED and not (call.name == "cat" and along_features(call, labels))
         if joins_rows and len(joined) == 1:
@@ -325,11 +325,11 @@ class _Labeller:
     def _without_strays(self, call: Call, labels: list[Label]) -> list[Label]:
         """Drop the labels of constants that are concatenated with rows of other samples or that repeat a row, such as
         class tokens taken from the first sample (TimeSformer) or repeated for windows (RF-DETR)."""
-        fixed = [not k or self.fixed.issuperset(self.rows.family[self.rows.distinct(k[0])].tolist()) for k in labels]
+        lone = [not k or self.lone.issuperset(self.rows.family[self.rows.distinct(k[0])].tolist()) for k in labels]
         first = [k[0].narrow(call.argument("dim", 0), 0, 1) if k else no_rows(()) for k in labels]
         facts = [(self.rows.sample[t].tolist(), len(t.unique())) for t in first]
-        beside = next((fact for fact, is_fixed in zip(facts, fixed, strict=True) if not is_fixed), None)
-        strays = [f and beside not in (None, fact) for f, fact in zip(fixed, facts, strict=True)]
+        beside = next((fact for fact, is_lone in zip(facts, lone, strict=True) if not is_lone), None)
+        strays = [is_lone and beside not in (None, fact) for is_lone, fact in zip(lone, facts, strict=True)]
         return [() if is_stray else k for k, is_stray in zip(labels, strays, strict=True)]
 
     def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
@@ -337,7 +337,7 @@ class _Labeller:
         rows are unknown become new rows; along an axis of features, constants belong to the rows beside them."""
         axis, shape = call.argument("dim", 0), label.shape
         like = next(k[0] for k in labels if k)
-        filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
+        filled = all(k or o in self.padding for k, o in zip(labels, call.operands, strict=True))
         if filled or like.dim() != label.dim() or not bool((label == 0).any()):
             return label
         if along_features(call, labels):
@@ -351,7 +351,7 @@ class _Labeller:
             return label.expand(shape)  # the constants are concatenated along the axis of samples
         missing = (label == 0).expand(size)
         numbers = torch.zeros(size, dtype=torch.long)
-        names = ["" if k else self.unknown.get(o, "") for k, o in zip(labels, call.operands, strict=True)]
+        names = ["" if k else self.input_of.get(o, "") for k, o in zip(labels, call.operands, strict=True)]
         parts = [(names.index(n), self.tape.shapes[o]) for n, o in zip(names, call.operands, strict=True)]
         origin = torch.cat([torch.full((t[axis],), i) for i, t in parts if len(t) == len(shape)])
         origin = origin.view(-1, *(1,) * (len(shape) - 1 - axis % len(shape)))
@@ -361,7 +361,7 @@ class _Labeller:
             here = missing & (origin == i) & is_first
             if bool(here.any()):
                 numbers[here] = self._new(samples.expand(size)[here], names[i], call.results[0])
-                self.fixed.update(() if names[i] else [len(self.rows.families) - 1])
+                self.lone.update(() if names[i] else [len(self.rows.families) - 1])
         numbers = numbers.movedim(axis, -1).reshape(-1, size[axis])[place.squeeze(axis)].movedim(-1, axis)
         return torch.where(missing, numbers, label).expand(shape)
 
@@ -470,15 +470,15 @@ class _Labeller:
         samples = self.rows.sample[first].amax([*range(2, len(shape))], keepdim=True).expand(shape[0], 1, *shape[2:])
         numbers = self._new(samples, source, call.results[0], tuple(shape[2:]))
         start, key = int(numbers.min()), (call.operands[0], shape[2:], *window(self.tape, call))
-        if offset := self.windows.setdefault(key, start) - start:
-            self.offsets.append((start, int(numbers.max()), offset))
+        if offset := self.first_of_windows.setdefault(key, start) - start:
+            self.repeated.append((start, int(numbers.max()), offset))
         return (numbers.expand(shape),)
 
     def _first_rows(self, label: Tensor) -> Tensor:
         """Return a label in which rows that begin in a convolution have the numbers of the first rows with the same
         windows, such as those of another part of the channels."""
         numbers = thin(label)
-        for first, last, offset in self.offsets:
+        for first, last, offset in self.repeated:
             numbers = torch.where((numbers >= first) & (numbers <= last), numbers + offset, numbers)
         return numbers.expand(label.shape)
 

@@ -53,11 +53,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class LabelledPiece:
-    """A piece with the row numbers of its queries and keys, both in the shape of its map."""
+    """A piece with the row numbers of its queries and keys, both in the shape of its map; None if they are unknown."""
 
     piece: Piece
-    queries: Tensor | None
-    keys: Tensor | None
+    queries: Tensor | None = None
+    keys: Tensor | None = None
     is_learned: bool = False
 
 
@@ -88,6 +88,14 @@ class _Map:
         return _Map(self.unit, (*self.path, value), self.origin if same else value)
 
 
+@dataclass(frozen=True)
+class _Weighted:
+    """Values V weighted by a map A: A·V, or A ⊙ V before the sum over the keys."""
+
+    map: _Map
+    values: int
+
+
 class _MapSearch:
     """Follows each attention map A, ``[B, H, Q, K]``, through views, scales and masks to the values V that it weights.
 
@@ -96,7 +104,7 @@ class _MapSearch:
 
     Attributes:
         maps: maps a value to the attention map that it holds.
-        weighted: maps a value that holds A ⊙ V to (A, number of V).
+        weighted: maps a value that holds A ⊙ V to A and V.
     """
 
     def __init__(self, program: Program, tape: Tape, rows: Rows) -> None:
@@ -105,7 +113,7 @@ class _MapSearch:
         for call in (tape.maker[n] for n in program.roots if len(rows.labels.get(n, ())) == 2):  # constant maps
             unit = Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
             self.maps[unit.exit] = _Map(unit, (unit.exit,), unit.exit)
-        self.weighted: dict[int, tuple[_Map, int]] = {}
+        self.weighted = dict[int, _Weighted]()
 
     def pieces(self) -> Iterator[LabelledPiece]:
         """Yield a piece for each map that weights values, at the first product with values."""
@@ -122,10 +130,11 @@ class _MapSearch:
             if weighting is None:
                 self.follow(unit, entry)
                 continue
-            a, v = weighting
-            piece = self.piece(a, entry, unit.exit, v) if a.origin not in finished else None
+            if weighting.map.origin in finished:
+                continue
+            piece = self.piece(weighting, entry, unit.exit)
             if piece is not None:
-                finished.add(a.origin)
+                finished.add(weighting.map.origin)
                 yield piece
 
     def activations(self) -> set[int]:
@@ -140,8 +149,8 @@ class _MapSearch:
             maps.add(map_)
         return maps
 
-    def weighting(self, unit: Unit, entry: int) -> tuple[_Map, int] | None:
-        """Return (A, number of V) if a unit computes A·V from an entry that holds A or A ⊙ V; otherwise None."""
+    def weighting(self, unit: Unit, entry: int) -> _Weighted | None:
+        """Return A and V if a unit computes A·V from an entry that holds A or A ⊙ V; otherwise None."""
         if unit.name == "sum" and entry in self.weighted:
             return self.weighted[entry]
         v = self.factor(unit, entry)
@@ -151,7 +160,8 @@ class _MapSearch:
         has_one_key = shapes[a.unit.exit][a.unit.axes[0]] == 1
         # with one key, A·V is an elementwise product; its result is larger than A, unlike that of a gate for each head
         multiplies = unit.kind in _GATES and has_one_key and shapes[unit.exit].numel() > shapes[entry].numel()
-        return (a, v) if multiplies or unit.kind in PRODUCT_KINDS or a.origin in self.program.roots else None
+        is_product = multiplies or unit.kind in PRODUCT_KINDS or a.origin in self.program.roots
+        return _Weighted(a, v) if is_product else None
 
     def factor(self, unit: Unit, entry: int) -> int | None:
         """Return the other factor of a product with an entry that holds a map, which may be a constant if the map is a
@@ -164,16 +174,17 @@ class _MapSearch:
 
     def follow(self, unit: Unit, entry: int) -> None:
         """Note which exits of a unit hold the map, or the product A ⊙ V, of an entry."""
-        a, v = self.weighted[entry] if entry in self.weighted else (self.maps[entry], self.factor(unit, entry))
+        weighted = self.weighted.get(entry)
+        a, v = (weighted.map, weighted.values) if weighted else (self.maps[entry], self.factor(unit, entry))
         same_size = self.tape.shapes[unit.exit].numel() == self.tape.shapes[entry].numel()
         rearranges = unit.kind == "view" and unit.name not in _FILLS and same_size
         if unit.kind in _GATES and v is not None:
-            self.weighted[unit.exit] = a.at(unit.exit, same=True), v
+            self.weighted[unit.exit] = _Weighted(a.at(unit.exit, same=True), v)
             if self.is_map(unit.exit, a):  # a gate for each head
                 self.maps[unit.exit] = a.at(unit.exit)
             return
-        for r in unit.exits if entry in self.weighted and rearranges else ():
-            self.weighted[r] = a.at(r, same=True), self.weighted[entry][1]
+        if weighted and rearranges:
+            self.weighted.update((r, _Weighted(a.at(r, same=True), weighted.values)) for r in unit.exits)
         if entry in self.maps:
             for r in unit.exits:
                 keeps = unit.kind in _MAY_KEEP_MAPS and self.is_map(r, a)
@@ -184,21 +195,21 @@ class _MapSearch:
         """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
         return len(self.rows.labels.get(value, ())) == len(self.rows.labels.get(a.origin, ())) == 2
 
-    def piece(self, a: _Map, entry: int, product: int, v: int) -> LabelledPiece | None:
+    def piece(self, weighting: _Weighted, entry: int, product: int) -> LabelledPiece | None:
         """Return a piece with its rows; None unless exactly one label of the map changes along the axis of keys.
 
         Args:
-            a: the map A.
+            weighting: the map A and the values V.
             entry: number of A, or of A ⊙ V before the sum over the keys.
             product: number of A·V.
-            v: number of V.
         """
-        labels, (scores, *_) = self.rows.labels, a.unit.entries
-        piece = Piece(a.origin, scores, product, value=v, path=a.path[: a.path.index(a.origin) + 1])
+        a, labels = weighting.map, self.rows.labels
+        scores = a.unit.entries[0]
+        piece = Piece(a.origin, scores, product, value=weighting.values, path=a.path[: a.path.index(a.origin) + 1])
         label, at_map = labels.get(a.unit.exit, ()), labels.get(a.origin, ())
         axis = self.key_axis(a, entry, product)
         if axis is None or not label or len(at_map) != len(label):
-            return LabelledPiece(piece, None, None)
+            return LabelledPiece(piece)
         has_one_key = self.tape.shapes[a.unit.exit][axis] == 1
         sides = [len(label) - 1] if has_one_key else [i for i, t in enumerate(label) if _changes(t, axis)]
         if len(sides) != 1:
@@ -206,16 +217,16 @@ class _MapSearch:
         (side,) = sides  # of the keys, among the labels of the map; the queries are at 1 - side
         by_diagonals = not all(constant_along(t, axis) for i, t in enumerate(label) if i != side)
         if by_diagonals or _repeats(label, side, axis):  # a key that occurs twice has no unique position in a map
-            return LabelledPiece(piece, None, None)
+            return LabelledPiece(piece)
         keys, factors = at_map[side], self.factors(scores)
         if len(factors) == 2:
             piece = replace(piece, query=factors[1 - side], key=factors[side])
         if len(label) == 2:
             return LabelledPiece(piece, at_map[1 - side], keys)
         if has_one_key:  # a learned query is labelled with the only key too, but is not among the factors
-            return LabelledPiece(piece, *((keys, keys) if len(factors) == 2 else (None, None)))
+            return LabelledPiece(piece, keys, keys) if len(factors) == 2 else LabelledPiece(piece)
         queries = self.learned_queries(a, entry, product)
-        return LabelledPiece(piece, queries, None if queries is None else keys, True)
+        return LabelledPiece(piece, queries, None if queries is None else keys, is_learned=True)
 
     def key_axis(self, a: _Map, entry: int, product: int) -> int | None:
         """Return the axis of the keys, over which A·V sums, in A as its unit computes it: usually, but not always, the

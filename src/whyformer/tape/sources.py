@@ -72,8 +72,8 @@ def find_features(tape: Tape, n: int) -> int | None:
     """
 
     def features() -> int | None:
-        axes = _summed_axes(tape, n)
-        return axes[0] if axes is not None and len(axes) == 1 else None
+        summed = _summed_axes(tape, n)
+        return summed[0] if summed is not None and len(summed) == 1 else None
 
     return _FEATURES.once((tape.signature, n), features)
 
@@ -122,9 +122,9 @@ def axis_of_rows(tape: Tape, n: int) -> int | None:
         tape: a recorded pass.
         n: number of the input.
     """
-    features = _summed_axes(tape, n)
-    if features is not None:
-        return 3 - features[0] if len(features) == 1 and features[0] > 0 else 1
+    summed = _summed_axes(tape, n)
+    if summed is not None:
+        return 3 - summed[0] if len(summed) == 1 and summed[0] > 0 else 1
     layer = _first_layer(tape, n)
     spread = None if layer is None else _spread(tape, n, layer)
     if spread is None or spread[0] >= 0.5:

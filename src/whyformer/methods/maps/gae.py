@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Literal
@@ -88,8 +89,7 @@ def normalised_excess(relevance: Tensor) -> Tensor:
 
 
 def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) -> Scores:
-    """Explain streams that attend to one another: R_ss = I at the input of each stream s; layer by layer, R_sx +=
-    Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs if s attends to q."""
+    """Explain streams that attend to one another."""
     rules = COMPOSITES[composite]
     work = stream_maps.begin(task, rules, row_alone=how.rows == "readout")
     attention_indices, maps = work.attentions_for(how, start), {}
@@ -100,12 +100,25 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     walked = work.walk(rules, observe, attention_indices)
     widest = reduce(torch.promote_types, (fused.dtype for fused in maps.values()), torch.float32)
     paths = work.paths({number: fused.to(widest) for number, fused in maps.items()}, walked.readouts)
-    sizes = {pair[i]: fused.shape[1 + i] for step in paths.steps for pair, fused in step.items() for i in (0, 1)}
-    some = next(iter(maps.values()))
+    rows: dict[RowsName, Tensor] = {}
+    for (s, x), matrix in _relevance(task, paths.steps, next(iter(maps.values()))).items():
+        if s in paths.readouts:
+            row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
+            rows[x] = rows[x] + row if x in rows else row
+    return work.scores(rows, walked.logits)
+
+
+def _relevance(
+    task: Task, steps: Sequence[stream_maps.MapStep], some: Tensor
+) -> dict[tuple[RowsName, RowsName], Tensor]:
+    """Return R_sx of the rows x in the rows s: R_ss = I at the input of each stream s, in the data type of ``some``
+    map; layer by layer, R_sx += Ā R_sx for all x if s attends to itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs
+    if s attends to q."""
+    sizes = {pair[i]: fused.shape[1 + i] for step in steps for pair, fused in step.items() for i in (0, 1)}
     relevance = {
         (s, s): torch.eye(n, dtype=some.dtype, device=some.device).expand(len(some), n, n) for s, n in sizes.items()
     }
-    for step in paths.steps:
+    for step in steps:
         before = dict(relevance)
 
         def add(pair: tuple[RowsName, RowsName], more: Tensor) -> None:
@@ -128,9 +141,4 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
             add((s, q), normalised_excess(before[s, s]).transpose(-2, -1) @ fused @ normalised_excess(before[q, q]))
             if (q, s) in before:
                 add((s, s), fused @ before[q, s])
-    rows: dict[RowsName, Tensor] = {}
-    for (s, x), matrix in relevance.items():
-        if s in paths.readouts:
-            row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
-            rows[x] = rows[x] + row if x in rows else row
-    return work.scores(rows, walked.logits)
+    return relevance
