@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from transformers import PretrainedConfig
 
 import whyformer
 import zoo
-from whyformer.baselines import Filling
+from whyformer.baselines import BASELINES, Baseline, Filling
 from whyformer.errors import InputError, ModelError
-from whyformer.evaluation import METRICS, evaluate, list_metrics
+from whyformer.evaluation import METRICS, evaluate, list_metrics, registry
 from whyformer.inputs.removal import fill
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
@@ -251,7 +252,7 @@ class Undefined(torch.nn.Module):
 @pytest.mark.parametrize("name", ["positive", "deletion"])
 def test_nan_logits_without_some_features_raise(name: str) -> None:
     """The class of NaN logits counted as a prediction."""
-    with pytest.raises(ModelError, match="NaN .*choose another"):
+    with pytest.raises(ModelError, match=r"NaN .*choose another"):
         evaluate(Undefined().eval(), picture(1), -np.arange(1024.0).reshape(1, 32, 32), name, baseline="zero")
 
 
@@ -315,3 +316,40 @@ def test_patches_of_any_grid_equal_their_map(size: tuple[int, int]) -> None:
     pictures, scores = torch.randn(2, 3, *size), torch.randn(2, rows * columns)
     flat, as_map = (evaluate(model, pictures, s, "deletion").values for s in (scores, scores.view(2, rows, columns)))
     assert flat == pytest.approx(as_map)
+
+
+@pytest.mark.parametrize("result", [None, 1.0, np.ones(3), np.ones((2, 2)), ["a", "b"], (np.ones(2), np.ones((3, 4)))])
+def test_metric_that_returns_no_number_for_each_sample_raises(vit, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+    monkeypatch.setitem(METRICS, "own", METRICS["conservation"])
+    registry.metric("own", "a metric", better="higher")(lambda case: result)
+    with pytest.raises(InputError, match="must return a number for each sample"):
+        evaluate(vit, picture(2), np.arange(2048.0).reshape(2, 32, 32), "own", processor())
+
+
+@pytest.mark.parametrize(
+    ("masks", "score", "message"),
+    [
+        (lambda a: None, lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.eye(3, dtype=bool), lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.ones((1, a.size)), lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.ones((1, a.size), dtype=bool), lambda a, clean, y: 1.0, "score must return"),
+        (lambda a: np.eye(a.size, dtype=bool), lambda a, clean, y: (1.0, y), "curves .* same length"),
+    ],
+)
+def test_perturbation_metric_that_returns_something_else_raises(bert, monkeypatch, masks: Any, score: Any, message: str) -> None:
+    monkeypatch.setitem(METRICS, "own", METRICS["rft"])
+    registry.perturbation("own", "a metric", masks, score, better="higher", baselines=("zero", "unk"))
+    with pytest.raises(InputError, match=message):
+        evaluate(bert[0], ["a good film is great .", "bad plot"], np.arange(16.0).reshape(2, 8), "own", bert[1])
+
+
+def test_metric_needs_a_direction() -> None:
+    with pytest.raises(InputError, match="better must be 'higher' or 'lower'"):
+        registry.metric("own", "a metric", better="up")(len)
+
+
+@pytest.mark.parametrize("filler", [None, 0.0, torch.zeros(1, 3, 32, 32), np.zeros((2, 3, 32, 32))])
+def test_baseline_of_another_shape_raises(vit, monkeypatch: pytest.MonkeyPatch, filler: Any) -> None:
+    monkeypatch.setitem(BASELINES, "own", Baseline("own", {"image": "a baseline"}, lambda filling: filler))
+    with pytest.raises(InputError, match="must return a tensor of the input's shape"):
+        evaluate(vit, picture(2), np.arange(2048.0).reshape(2, 32, 32), "deletion", processor(), baseline="own")

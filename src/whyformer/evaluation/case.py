@@ -110,7 +110,7 @@ class Case:
         logits = logits_without(task, removed, jobs, self.batch_size, "removing features")
         self.forwards += len(jobs)
         if bool(torch.isnan(logits).any()):
-            raise ModelError(f"the model's logits without some features are NaN (baseline {baseline!r}): choose another")
+            raise ModelError(f"the logits without some features are NaN (baseline {baseline!r}): choose another")
         return logits.double().cpu().numpy()
 
     def perturbed(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
@@ -220,7 +220,7 @@ def plain_numbers(values: Any) -> Array | None:
         # NumPy has no bfloat16
         plain = plain.double() if isinstance(plain, Tensor) and plain.dtype.is_floating_point else plain
         found = np.asarray(plain)
-        return None if found.dtype.kind in "cSU" else found.astype(np.float64)
+        return None if values is None or found.dtype.kind in "cSU" else found.astype(np.float64)
     except (TypeError, ValueError):
         return None
 

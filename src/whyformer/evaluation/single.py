@@ -12,7 +12,7 @@ from torch import Tensor
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError, check_count
-from whyformer.evaluation.case import Case, read_case, read_flags, read_target, score_tensor
+from whyformer.evaluation.case import Case, plain_numbers, read_case, read_flags, read_target, score_tensor
 from whyformer.evaluation.registry import Metric, find_metric
 from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
@@ -117,9 +117,15 @@ def _evaluated(metric: Metric, case: Case, settings: dict[str, Any], samples: Se
         if case.constant(i):
             raise InputError(f"the map of sample {number} is constant, so it has no order and no region to evaluate")
     result = metric.function(case, **full)
-    values, curves = result if isinstance(result, tuple) else (result, None)
+    given, curves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    values = plain_numbers(given)
+    if values is None or values.shape != (len(case),) or (curves is not None and len(curves) != len(case)):
+        raise InputError(
+            f"the metric {metric.name} must return a number for each sample, [{len(case)}], and perhaps a curve for "
+            f"each, not {result!r:.60}"
+        )
     plain = {k: v for k, v in full.items() if k not in _MARKS}
-    return Evaluation(metric.name, metric.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
+    return Evaluation(metric.name, metric.better, values, curves, plain, case.forwards)
 
 
 def _evaluate_singles(

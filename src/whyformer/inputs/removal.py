@@ -215,7 +215,15 @@ def fill(name: str, filling: Filling) -> Tensor:
     if row is None or row.fill is None:
         names = (other for other, row in BASELINES.items() if row.fill is not None)
         raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(names)}, not {name!r}")
-    return row.fill(filling)
+    filler: Any = row.fill(filling)
+    if not isinstance(filler, Tensor) or filler.shape != filling.values.shape:
+        shape, got = list(filling.values.shape), type(filler).__name__
+        got = str(list(filler.shape)) if isinstance(filler, Tensor) else got
+        raise InputError(
+            f"the baseline {name!r} must return a tensor of the input's shape, {shape}, not {got}: use "
+            "expand_as(filling.values)"
+        )
+    return filler
 
 
 def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:
