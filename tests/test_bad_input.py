@@ -325,6 +325,11 @@ def test_non_differentiable_target_function_raises() -> None:
 
 
 # -- the method -----------------------------------------------------------------------------------------------------------
+def test_mapping_without_a_tensor_names_the_kinds() -> None:
+    with refused(InputError, "no tensor among the inputs (question, context)", "text_pair"):
+        explain(build("bert")[0], {"question": "Who?", "context": "Sam."})
+
+
 def test_unknown_method_raises() -> None:
     with refused(InputError, "no method 'rolout'", "Did you mean 'rollout'?", "transformer_attribution"):
         explain(*build("bert"), method="rolout")

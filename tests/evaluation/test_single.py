@@ -353,3 +353,10 @@ def test_baseline_of_another_shape_raises(vit, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(BASELINES, "own", Baseline("own", {"image": "a baseline"}, lambda filling: filler))
     with pytest.raises(InputError, match="must return a tensor of the input's shape"):
         evaluate(vit, picture(2), np.arange(2048.0).reshape(2, 32, 32), "deletion", processor(), baseline="own")
+
+
+def test_frames_of_a_video_are_summed() -> None:
+    """A pixel is removed from all frames, so its score is the sum over time."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * 3 * 16 * 16, 3)).eval()
+    video, scores = torch.randn(1, 4, 3, 16, 16), np.random.default_rng(0).normal(size=(1, 4, 16, 16))
+    assert evaluate(model, video, scores, "deletion").value == evaluate(model, video, scores.sum(1), "deletion").value

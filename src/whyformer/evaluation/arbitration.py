@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import MethodSpec, method_list, read_method
-from whyformer.errors import InputError, ModelError, check_count, check_type
+from whyformer.errors import InputError, ModelError, check_count, check_seed, check_type
 from whyformer.evaluation.registry import METRICS, Metric, masks_of, score_of
 from whyformer.explaining import prepared
 from whyformer.explanation.display import format_settings
@@ -146,6 +146,7 @@ def arbitrate(
     check_type("arbitrate: candidates", candidates, Iterable, "a list of methods and explanations")
     check_type("arbitrate: baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("arbitrate: seed", seed, least=0)
+    check_seed("arbitrate: seed", seed)
     _check(criterion, mode, holdout, labels, batch_size)
     listed: list[Candidate] = [candidates] if isinstance(candidates, Explanation) else method_list(candidates)
     entries = [_entry(c) for c in ([*listed, MEAN_BASELINE] if mode == "mean_baseline" else listed)]

@@ -230,7 +230,7 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     assert size is not None
     batch = inputs.batch
     if scores.dim() == 4:
-        channels = inputs.tensor.shape[-3] if inputs.tensor.dim() > 3 else scores.shape[1]
+        channels = inputs.tensor.shape[1] if inputs.tensor.dim() == 4 else scores.shape[1]
         if scores.shape[1] not in (1, channels):  # such as [B, H, W, C], which would be summed over rows
             raise InputError(
                 f"scores of shape {list(scores.shape)} do not fit pictures of {amount(channels, 'channel')}: pass "
