@@ -11,7 +11,9 @@ from transformers import BertConfig, BertForSequenceClassification
 import whyformer
 from whyformer.errors import InputError
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, class_index
+from whyformer.targets.naming import token_ids
 from zoo import build
+from zoo_evaluate import tiny_bert
 
 LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
 
@@ -268,3 +270,13 @@ def test_function_must_return_floating_point_numbers(number: Any) -> None:
     model, inputs = build("bert")
     with pytest.raises(InputError, match="must return floating-point numbers"):
         whyformer.explain(model, inputs, "occlusion", number)
+
+
+@pytest.mark.parametrize("text", ["nope", " nope", "good nope", "😀"])
+def test_token_that_the_tokenizer_does_not_know_raises(text: str) -> None:
+    """A misspelt target explained the logit of [UNK]."""
+    tokenizer = tiny_bert()[1]
+    with pytest.raises(InputError, match=r"does not know .*'\[UNK\]'"):
+        token_ids(tokenizer, text)
+    assert token_ids(tokenizer, "good") == [tokenizer.convert_tokens_to_ids("good")]
+    assert token_ids(tokenizer, "[UNK]") == [tokenizer.unk_token_id]
