@@ -147,6 +147,8 @@ def arbitrate(
     check_type("arbitrate: baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("arbitrate: seed", seed, least=0)
     check_seed("arbitrate: seed", seed)
+    if patch is not None:
+        check_count("arbitrate: patch", patch)
     _check(criterion, mode, holdout, labels, batch_size)
     listed: list[Candidate] = [candidates] if isinstance(candidates, Explanation) else method_list(candidates)
     entries = [_entry(c) for c in ([*listed, MEAN_BASELINE] if mode == "mean_baseline" else listed)]
