@@ -18,6 +18,8 @@ import whyformer
 from whyformer import show
 from whyformer.errors import InputError, LoadError, ModelError, WhyformerError
 from whyformer.evaluation.deletion import token_deletion
+from whyformer.methods.registry import METHODS, method
+from whyformer.methods.task import Scores, Task
 from whyformer.models.loading import Loaded, load
 from whyformer.targets.naming import class_index
 from zoo import build
@@ -323,9 +325,27 @@ def test_non_differentiable_target_function_raises() -> None:
 
 
 # -- the method -----------------------------------------------------------------------------------------------------------
+def test_mapping_without_a_tensor_names_the_kinds() -> None:
+    with refused(InputError, "no tensor among the inputs (question, context)", "text_pair"):
+        explain(build("bert")[0], {"question": "Who?", "context": "Sam."})
+
+
 def test_unknown_method_raises() -> None:
     with refused(InputError, "no method 'rolout'", "Did you mean 'rollout'?", "transformer_attribution"):
         explain(*build("bert"), method="rolout")
+
+
+@pytest.mark.parametrize("values", [torch.ones(2, 4), torch.ones(2, 99), torch.ones(2, 9).long()])
+def test_method_of_ones_own_with_another_result_raises(monkeypatch: pytest.MonkeyPatch, values: Any) -> None:
+    monkeypatch.setitem(METHODS, "own", METHODS["saliency"])
+
+    @method("a method", family="attention", citation="none")
+    def own(task: Task) -> Any:
+        """Return scores that are not one number for each token."""
+        return Scores(values, task.forward())
+
+    with refused(InputError, "the method own must return"):
+        explain(*build("bert"), "own")
 
 
 def test_unknown_setting_raises_with_suggestion() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -353,6 +354,11 @@ def test_unknown_unit_raises(vit: nn.Module, unit: Any, match: str) -> None:
         ({"shape": (8,)}, "the shape of a picture must be"),
         ({"start": torch.zeros(2, 3, 32, 32)}, "the shape of a picture must be"),
         ({"device": "cpu"}, "models loaded by name"),
+        ({"shape": (3, 5, 5)}, "the model fails on a picture of 5×5 pixels and 3 channels"),
+        ({"start": torch.zeros(1, 3, 4, 4)}, "the model fails on a picture of 4×4 pixels and 3 channels"),
+        ({"start": np.zeros((3, 32, 32))}, "start must be"),
+        ({"seed": "a"}, "seed must be an integer"),
+        ({"seed": 2**70}, "seed must be an integer"),
         ({"recipe": "pretty"}, "recipe must be 'feature_visualisation' or 'plain', not 'pretty'"),
         ({"parametrisation": "wavelet"}, "parametrisation must be fourier or pixel, not 'wavelet'"),
         ({"bounded": 1}, "bounded must be True or False, not 1"),

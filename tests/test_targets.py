@@ -11,7 +11,9 @@ from transformers import BertConfig, BertForSequenceClassification
 import whyformer
 from whyformer.errors import InputError
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, class_index
+from whyformer.targets.naming import token_ids
 from zoo import build
+from zoo_evaluate import tiny_bert
 
 LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
 
@@ -233,3 +235,48 @@ def test_entry_points_resolve_classes_alike() -> None:
     for call in (whyformer.explain, lambda *a, target: whyformer.compare(*a, targets=[target]), lambda *a, target: whyformer.maximize_activation(a[0], target)):
         with pytest.raises(InputError, match="Write #0 for the index"):
             call(model, inputs, target="0")
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "occlusion"])
+@pytest.mark.parametrize("mixing", [lambda x: x[:, 0] - x.mean(), lambda x: x[:, 0] / x.norm(), lambda x: x[:, 0].flip(0)])
+def test_function_that_mixes_samples_raises(method: str, mixing: Any) -> None:
+    """Its number for a sample changed with the rest of the batch."""
+    model, inputs = build("bert")
+    with pytest.raises(InputError, match="depends on the other samples"):
+        whyformer.explain(model, inputs, method, mixing)
+    single = {name: value[:1] for name, value in inputs.items()}
+    assert len(whyformer.explain(model, single, method, lambda x: x[:, 0] - x.mean())) == 1
+
+
+def test_function_with_classes_of_each_sample_does_not_mix_samples() -> None:
+    model, inputs = build("bert")
+    a = whyformer.explain(model, inputs, "input_x_gradient", lambda x: x[[0, 1], [1, 0]] - x.logsumexp(1))
+    b = whyformer.explain(model, inputs, "input_x_gradient", LogProbability([1, 0]))
+    assert torch.allclose(a.scores, b.scores)
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "occlusion", "transformer_attribution"])
+def test_function_that_changes_the_logits_in_place(method: str) -> None:
+    """Each call of the function doubled the logits that the next one read."""
+    model, inputs = build("bert")
+    a = whyformer.explain(model, inputs, method, lambda x: x.mul_(2)[:, 0])
+    b = whyformer.explain(model, inputs, method, lambda x: (x * 2)[:, 0])
+    assert torch.allclose(a.scores, b.scores)
+    assert torch.equal(a.logits, b.logits)
+
+
+@pytest.mark.parametrize("number", [lambda x: x.argmax(1), lambda x: x[:, 0] > 0, lambda x: x[:, 0] * 1j])
+def test_function_must_return_floating_point_numbers(number: Any) -> None:
+    model, inputs = build("bert")
+    with pytest.raises(InputError, match="must return floating-point numbers"):
+        whyformer.explain(model, inputs, "occlusion", number)
+
+
+@pytest.mark.parametrize("text", ["nope", " nope", "good nope", "😀"])
+def test_token_that_the_tokenizer_does_not_know_raises(text: str) -> None:
+    """A misspelt target explained the logit of [UNK]."""
+    tokenizer = tiny_bert()[1]
+    with pytest.raises(InputError, match=r"does not know .*'\[UNK\]'"):
+        token_ids(tokenizer, text)
+    assert token_ids(tokenizer, "good") == [tokenizer.convert_tokens_to_ids("good")]
+    assert token_ids(tokenizer, "[UNK]") == [tokenizer.unk_token_id]

@@ -116,6 +116,12 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise InputError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
+def check_seed(name: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is an integer that a random generator of torch takes."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InputError(f"{name} must be an integer of at most 63 bits, not {value!r:.40}")
+
+
 def unknown(start: str, name: str, valid: Iterable[str], listing: str) -> InputError:
     """Return the error for an unknown name: "<start> '<name>'. Did you mean '...'? <listing>"."""
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # matching a long text takes minutes

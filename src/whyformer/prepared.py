@@ -19,6 +19,7 @@ from whyformer.inputs.failures import failure_reason
 from whyformer.methods import METHODS, find
 from whyformer.methods.diagnosis import check_samples, random_states, with_randomness, with_unscored
 from whyformer.methods.finishing import Finish, finishing, note_claims
+from whyformer.methods.scores import Scores
 from whyformer.methods.sharing import SharedPasses
 from whyformer.methods.task import Task
 from whyformer.models.ends import end_function, final_activation
@@ -263,7 +264,7 @@ class Prepared:
 
         def explained(task: Task) -> Explanation:
             states = random_states(self.model)
-            scores = definition.run(task, full)
+            scores = _checked(definition.run(task, full), task)
             check_samples(task, scores.logits)
             scores = with_unscored(task, with_randomness(task, scores, states))
             return self.finishing(resolver, scores.logits)(scores, method, full)
@@ -325,6 +326,20 @@ class Prepared:
     def finishing(self, resolver: Resolver, logits: torch.Tensor) -> Finish:
         """Return the function that turns scores into explanations of this input."""
         return finishing(self.inputs, self.name, resolver, logits, self.end_function, self.also)
+
+
+def _checked(scores: Scores, task: Task) -> Scores:
+    """Return a method's result; raise InputError unless it has a number for each token of a text."""
+    values, inputs = scores.values, task.inputs
+    if not all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in (values, scores.logits)):
+        raise InputError(f"the method {task.method} must return Scores with tensors of floating-point numbers")
+    ours = (scores.inputs is None or scores.inputs is inputs) and inputs.modality == "text" and inputs.choices is None
+    if ours and tuple(values.shape) != inputs.extent:
+        raise InputError(
+            f"the method {task.method} must return a score for each token, {list(inputs.extent)}, not "
+            f"{list(values.shape)}"
+        )
+    return scores
 
 
 def out_of_memory(task: Task) -> TooLarge:

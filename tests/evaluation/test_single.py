@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +12,9 @@ from transformers import PretrainedConfig
 
 import whyformer
 import zoo
-from whyformer.baselines import Filling
-from whyformer.errors import InputError
-from whyformer.evaluation import METRICS, evaluate, list_metrics
+from whyformer.baselines import BASELINES, Baseline, Filling
+from whyformer.errors import InputError, ModelError
+from whyformer.evaluation import METRICS, evaluate, list_metrics, registry
 from whyformer.inputs.removal import fill
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
@@ -163,12 +166,94 @@ def test_perfect_masks_and_rationales(vit, bert) -> None:
         ({"metric": "rft"}, "for text"),
         ({"target": 99}, "class 99 is out of range"),
         ({"baseline": "snow"}, "baseline 'snow' is not for a picture; its baselines are zero, black, mean, blur"),
+        ({"metric": "positive", "label": 99}, "class 99 is out of range"),
+        ({"metric": "positive", "label": "cat"}, "no class 'cat'"),
+        ({"metric": "positive", "label": [0, 1]}, "2 targets for 1 samples"),
+        ({"explanation": np.arange(3072.0).reshape(1, 32, 32, 3)}, "do not fit pictures of 3 channels"),
+        ({"explanation": np.arange(1024.0).reshape(1, 32, 32) * 1j}, "array of scores"),
+        ({"metric": "miou", "mask": np.full((1, 32, 32), np.nan)}, "array of flags"),
+        ({"metric": "miou", "mask": np.full((1, 32, 32), "0")}, "array of flags"),
+        ({"metric": "infidelity", "subsets": 0}, "subsets must be an integer of at least 1"),
+        ({"metric": "infidelity", "share": 2}, "share must be a number above 0 and up to 1"),
+        ({"metric": "infidelity", "seed": -1}, "seed must be an integer"),
+        ({"metric": "infidelity", "scale": "no"}, "scale must be True or False"),
     ],
 )
 def test_invalid_argument_raises(vit, change: dict, message: str) -> None:
     arguments = {"explanation": np.arange(1024.0).reshape(1, 32, 32), "metric": "deletion", **change}
     with pytest.raises(InputError, match=message):
         evaluate(vit, picture(1), arguments.pop("explanation"), arguments.pop("metric"), processor(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rationale": [0, 0, 0, 0]}, "a rationale is empty"),
+        ({"rationale": [1, 0, 0, 1]}, "a rationale is empty"),
+        ({"rationale": ["good", "film"]}, "array of flags"),
+        ({"rationale": [[0, 1, 1, 0], [0, 1]]}, "array of flags"),
+        ({"k": -1}, "k must be an integer of at least 1"),
+        ({"metric": "deletion", "baseline": True}, "baseline True is not for text"),
+        ({"metric": "deletion", "baseline": -1}, "token -1 is outside the model's vocabulary"),
+    ],
+)
+def test_invalid_argument_for_text_raises(bert, change: dict, message: str) -> None:
+    settings = {"metric": "token_f1", **change}
+    settings |= {"rationale": settings.get("rationale", [0, 1, 0, 0])} if settings["metric"] == "token_f1" else {}
+    with pytest.raises(InputError, match=message):
+        evaluate(bert[0], "good film", np.arange(4.0), settings.pop("metric"), bert[1], **settings)
+
+
+def test_label_is_a_class_by_name_or_index(vit) -> None:
+    """The name of a class was compared with indices, so that every prediction counted as wrong."""
+    model = copy.deepcopy(vit)
+    model.config.id2label = {0: "cat", 1: "dog", 2: "owl", 3: "fox"}
+    model.config.label2id = {name: i for i, name in model.config.id2label.items()}
+    x, scores = picture(2), np.arange(2048.0).reshape(2, 32, 32)
+    best = int(model(x).logits[0].argmax())
+    by_index = evaluate(model, x, scores, "positive", processor(), label=[best, 0])
+    assert by_index.values[0] > 0
+    named = evaluate(model, x, scores, "positive", processor(), label=[model.config.id2label[best], "cat"])
+    assert named.values.tolist() == by_index.values.tolist()
+
+
+class WithoutMask(torch.nn.Module):
+    """A model whose logits padding would change, so that each text runs alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Embedding.from_pretrained(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double())
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.weights(input_ids).mean(1)
+
+
+def test_settings_of_samples_that_run_alone(bert) -> None:
+    model, texts, tokenizer = WithoutMask().eval(), ["a good film is great .", "bad plot"], bert[1]
+    e = whyformer.explain(model, texts, "input_x_gradient", None, tokenizer)
+    flags = [[0, 1, 0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+    for name, setting, one in (("positive", "label", lambda i: [2, 1][i]), ("auprc", "rationale", lambda i: flags[i][: (8, 4)[i]])):
+        both = evaluate(model, texts, e, name, tokenizer, **{setting: [2, 1] if setting == "label" else flags})
+        for i, text in enumerate(texts):
+            alone = whyformer.explain(model, text, "input_x_gradient", None, tokenizer)
+            assert both.values[i] == evaluate(model, text, alone, name, tokenizer, **{setting: one(i)}).value
+    with pytest.raises(InputError, match="array of flags"):
+        evaluate(model, texts, e, "auprc", tokenizer, rationale=[flags[0], [0, 1]])
+
+
+class Undefined(torch.nn.Module):
+    """A model whose logits are NaN for a picture with a black corner."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        logits = pixel_values.mean((2, 3))
+        return torch.where((pixel_values[:, :, 0, 0] == 0).all(1, keepdim=True), torch.nan, logits)
+
+
+@pytest.mark.parametrize("name", ["positive", "deletion"])
+def test_nan_logits_without_some_features_raise(name: str) -> None:
+    """The class of NaN logits counted as a prediction."""
+    with pytest.raises(ModelError, match=r"NaN .*choose another"):
+        evaluate(Undefined().eval(), picture(1), -np.arange(1024.0).reshape(1, 32, 32), name, baseline="zero")
 
 
 def test_every_metric_has_a_summary_and_a_direction() -> None:
@@ -231,3 +316,47 @@ def test_patches_of_any_grid_equal_their_map(size: tuple[int, int]) -> None:
     pictures, scores = torch.randn(2, 3, *size), torch.randn(2, rows * columns)
     flat, as_map = (evaluate(model, pictures, s, "deletion").values for s in (scores, scores.view(2, rows, columns)))
     assert flat == pytest.approx(as_map)
+
+
+@pytest.mark.parametrize("result", [None, 1.0, np.ones(3), np.ones((2, 2)), ["a", "b"], (np.ones(2), np.ones((3, 4)))])
+def test_metric_that_returns_no_number_for_each_sample_raises(vit, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+    monkeypatch.setitem(METRICS, "own", METRICS["conservation"])
+    registry.metric("own", "a metric", better="higher")(lambda case: result)
+    with pytest.raises(InputError, match="must return a number for each sample"):
+        evaluate(vit, picture(2), np.arange(2048.0).reshape(2, 32, 32), "own", processor())
+
+
+@pytest.mark.parametrize(
+    ("masks", "score", "message"),
+    [
+        (lambda a: None, lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.eye(3, dtype=bool), lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.ones((1, a.size)), lambda a, clean, y: (1.0, None), "masks must return booleans"),
+        (lambda a: np.ones((1, a.size), dtype=bool), lambda a, clean, y: 1.0, "score must return"),
+        (lambda a: np.eye(a.size, dtype=bool), lambda a, clean, y: (1.0, y), "curves .* same length"),
+    ],
+)
+def test_perturbation_metric_that_returns_something_else_raises(bert, monkeypatch, masks: Any, score: Any, message: str) -> None:
+    monkeypatch.setitem(METRICS, "own", METRICS["rft"])
+    registry.perturbation("own", "a metric", masks, score, better="higher", baselines=("zero", "unk"))
+    with pytest.raises(InputError, match=message):
+        evaluate(bert[0], ["a good film is great .", "bad plot"], np.arange(16.0).reshape(2, 8), "own", bert[1])
+
+
+def test_metric_needs_a_direction() -> None:
+    with pytest.raises(InputError, match="better must be 'higher' or 'lower'"):
+        registry.metric("own", "a metric", better="up")(len)
+
+
+@pytest.mark.parametrize("filler", [None, 0.0, torch.zeros(1, 3, 32, 32), np.zeros((2, 3, 32, 32))])
+def test_baseline_of_another_shape_raises(vit, monkeypatch: pytest.MonkeyPatch, filler: Any) -> None:
+    monkeypatch.setitem(BASELINES, "own", Baseline("own", {"image": "a baseline"}, lambda filling: filler))
+    with pytest.raises(InputError, match="must return a tensor of the input's shape"):
+        evaluate(vit, picture(2), np.arange(2048.0).reshape(2, 32, 32), "deletion", processor(), baseline="own")
+
+
+def test_frames_of_a_video_are_summed() -> None:
+    """A pixel is removed from all frames, so its score is the sum over time."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * 3 * 16 * 16, 3)).eval()
+    video, scores = torch.randn(1, 4, 3, 16, 16), np.random.default_rng(0).normal(size=(1, 4, 16, 16))
+    assert evaluate(model, video, scores, "deletion").value == evaluate(model, video, scores.sum(1), "deletion").value

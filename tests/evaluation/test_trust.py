@@ -282,7 +282,8 @@ def test_invalid_arguments_raise() -> None:
             whyformer.trust(e, model, BAG, batch_size=steps)
         with pytest.raises(InputError, match="batch_size must be"):
             whyformer.evaluate(model, BAG, e, batch_size=steps)
-    with pytest.raises(InputError, match="seeds must be"):
-        whyformer.trust(e, model, BAG, seeds=())
+    for seeds in ((), (True,), (2**70,)):
+        with pytest.raises(InputError, match=r"seeds(: each of them)? must be"):
+            whyformer.trust(e, model, BAG, seeds=seeds)
     with pytest.raises(InputError, match="there is no tokenizer: choose another baseline"):
         whyformer.trust(e, model, BAG, baseline="mask")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import MethodSpec, method_list, read_method
-from whyformer.errors import InputError, ModelError, check_count, check_type
-from whyformer.evaluation.registry import METRICS, Metric
+from whyformer.errors import InputError, ModelError, check_count, check_seed, check_type
+from whyformer.evaluation.registry import METRICS, Metric, masks_of, score_of
 from whyformer.explaining import prepared
 from whyformer.explanation.display import format_settings
 from whyformer.explanation.result import Explanation
@@ -146,6 +146,9 @@ def arbitrate(
     check_type("arbitrate: candidates", candidates, Iterable, "a list of methods and explanations")
     check_type("arbitrate: baseline", baseline, str | int | None, "the name of a baseline or the id of a token")
     check_count("arbitrate: seed", seed, least=0)
+    check_seed("arbitrate: seed", seed)
+    if patch is not None:
+        check_count("arbitrate: patch", patch)
     _check(criterion, mode, holdout, labels, batch_size)
     listed: list[Candidate] = [candidates] if isinstance(candidates, Explanation) else method_list(candidates)
     entries = [_entry(c) for c in ([*listed, MEAN_BASELINE] if mode == "mean_baseline" else listed)]
@@ -282,16 +285,14 @@ def measure(
     Returns:
         The values ``[2, M, B, K]``, and the number of "perturbed" inputs, also without sharing ("unshared").
     """
-    assert metric.masks is not None
-    assert metric.score is not None
-    masks = partial(metric.masks, steps=STEPS) if "steps" in metric.settings else metric.masks
+    settings = {"steps": STEPS} if "steps" in metric.settings else {}
     rows: dict[tuple[int, tuple[int, ...]], int] = {}
     requests: dict[tuple[int, int, int, int], tuple[np.ndarray, list[int]]] = {}
     unshared: list[set[int]] = [set() for _ in scores]
     for p, m, b, k in itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals))):
         part = np.array(parts[b][p])
         selected = scores[m][k][b][parts[b][p]].cpu().numpy()
-        subsets = [tuple(part[mask].tolist()) for mask in masks(selected)]
+        subsets = [tuple(part[mask].tolist()) for mask in masks_of(metric, selected, **settings)]
         # -1 is the row of the clean output, which is known
         needed = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
         requests[p, m, b, k] = selected, needed
@@ -304,7 +305,7 @@ def measure(
     figures = torch.zeros(2, len(scores), len(parts), len(goals), dtype=torch.float64)
     for (p, m, b, k), (selected, needed) in requests.items():
         observed = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in needed])
-        figures[p, m, b, k] = float(metric.score(selected, float(clean[k][b]), observed)[0])
+        figures[p, m, b, k] = float(score_of(metric, selected, float(clean[k][b]), observed)[0])
     return figures, {"perturbed": len(rows), "unshared": sum(map(len, unshared))}
 
 

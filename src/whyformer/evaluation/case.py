@@ -13,9 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whyformer.baselines import BLUR
-from whyformer.errors import InputError, check_type
+from whyformer.errors import InputError, ModelError, check_type
 from whyformer.evaluation.forwards import activated
 from whyformer.evaluation.registry import Array
+from whyformer.explanation.counts import amount
 from whyformer.explanation.mosaic import on_patches
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
@@ -81,14 +82,13 @@ class Case:
         return flat if self.content is None else flat[self.content[sample]]
 
     def flags(self, name: str, values: Any) -> NDArray[np.bool_]:
-        """Convert a mask or a rationale to a flag for each score; a missing batch axis is added."""
-        flags = np.asarray(values).astype(bool)
-        flags = flags[None] if flags.ndim == self.scores.ndim - 1 else flags
-        if flags.shape != self.scores.shape:
-            expected = "it at the size of the model's input" if self.image else "one flag for each token"
-            shapes = f"the shape {list(flags.shape)} and the scores {list(self.scores.shape)}"
-            raise InputError(f"the {name} has {shapes}: pass {expected}")
-        return flags
+        """Return a flag for each score, see :func:`read_flags`."""
+        return read_flags(name, values, self.scores.shape, self.image)
+
+    def labels(self, label: Any) -> NDArray[np.int64]:
+        """Return the classes ``[B]`` of a user's label: an index or a name, or one per sample."""
+        logits = torch.from_numpy(self.logits)
+        return class_indices("label", self.ready.resolver(label).indices(logits), logits, label)
 
     def constant(self, sample: int) -> bool:
         """Return True if all features have the same score, so that they have no order."""
@@ -109,6 +109,8 @@ class Case:
         jobs: list[Any] = [(sample, indices[mask]) for mask in masks]
         logits = logits_without(task, removed, jobs, self.batch_size, "removing features")
         self.forwards += len(jobs)
+        if bool(torch.isnan(logits).any()):
+            raise ModelError(f"the logits without some features are NaN (baseline {baseline!r}): choose another")
         return logits.double().cpu().numpy()
 
     def perturbed(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
@@ -155,14 +157,42 @@ def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, ta
     text = ... if choice is None else (torch.arange(inputs.batch), choice)
     scores = _picture(scores, inputs) if image else _text(scores, inputs, text)
     content = None if image else content_of(inputs)[text].numpy()
-    indices = resolver.indices(logits)
+    classes = class_indices("target", resolver.indices(logits), logits, target)
+    values = logits.double().cpu().numpy()
+    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
+
+
+def class_indices(name: str, indices: Tensor, logits: Tensor, value: Any) -> NDArray[np.int64]:
+    """Return the classes ``[B]`` that a user's ``value`` names; raise InputError unless logits ``[B, C]`` have them."""
     if int(indices.min()) < 0:
-        raise InputError("evaluate measures the probability of a class: the target must be a class, not a function")
+        raise InputError(f"evaluate measures the probability of a class: the {name} must be a class, not a function")
     if int(indices.max()) >= logits.shape[1]:
         last = logits.shape[1] - 1
-        raise InputError(f"the target must be a class from 0 to {last}, or one for each sample, not {target!r}")
-    classes, values = indices.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
-    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, choice, known_explanation)
+        raise InputError(f"the {name} must be a class from 0 to {last}, or one for each sample, not {value!r}")
+    return indices.cpu().numpy().astype(np.int64)
+
+
+def read_flags(name: str, values: Any, shape: Sequence[int], image: bool) -> NDArray[np.bool_]:
+    """Convert a mask or a rationale to a flag for each score; a missing batch axis is added.
+
+    Args:
+        name: name of the setting.
+        values: what the user passed.
+        shape: shape of the scores.
+        image: whether they are scores of pixels.
+
+    Raises:
+        InputError: these are no flags, or they have another shape.
+    """
+    numbers = plain_numbers(values)
+    if numbers is None or bool(np.isnan(numbers).any()):
+        raise InputError(f"the {name} must be an array of flags, True or 1 where it is set, not {values!r:.60}")
+    flags = numbers[None] != 0 if numbers.ndim == len(shape) - 1 else numbers != 0
+    if flags.shape != tuple(shape):
+        expected = "it at the size of the model's input" if image else "one flag for each token"
+        shapes = f"the shape {list(flags.shape)} and the scores {list(shape)}"
+        raise InputError(f"the {name} has {shapes}: pass {expected}")
+    return flags
 
 
 def check_explanation(value: Any) -> None:
@@ -176,12 +206,23 @@ def score_tensor(scores: Any) -> Tensor:
     Raises:
         InputError: they are no numbers.
     """
-    try:
-        plain = scores.detach().cpu().double() if isinstance(scores, Tensor) else scores  # NumPy has no bfloat16
-        return torch.as_tensor(np.asarray(plain, np.float64))
-    except (TypeError, ValueError) as error:
+    numbers = plain_numbers(scores)
+    if numbers is None:
         way = f"; whyformer.explain(model, inputs, {scores!r}) returns one" if isinstance(scores, str) else ""
-        raise InputError(f"explanation must be an Explanation or an array of scores, not {scores!r}{way}") from error
+        raise InputError(f"explanation must be an Explanation or an array of scores, not {scores!r}{way}")
+    return torch.from_numpy(numbers)
+
+
+def plain_numbers(values: Any) -> Array | None:
+    """Return the real numbers that a user passed as a tensor, an array or lists; None if they are others."""
+    try:
+        plain = values.detach().cpu() if isinstance(values, Tensor) else values
+        # NumPy has no bfloat16
+        plain = plain.double() if isinstance(plain, Tensor) and plain.dtype.is_floating_point else plain
+        found = np.asarray(plain)
+        return None if values is None or found.dtype.kind in "cSU" else found.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
@@ -189,6 +230,12 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     assert size is not None
     batch = inputs.batch
     if scores.dim() == 4:
+        channels = inputs.tensor.shape[1] if inputs.tensor.dim() == 4 else scores.shape[1]
+        if scores.shape[1] not in (1, channels):  # such as [B, H, W, C], which would be summed over rows
+            raise InputError(
+                f"scores of shape {list(scores.shape)} do not fit pictures of {amount(channels, 'channel')}: pass "
+                "[B, C, H, W], or [B, H, W] with a score for each pixel"
+            )
         scores = scores.sum(1)
     rows = max(1, round((scores.shape[-1] * size[0] / size[1]) ** 0.5))
     columns = scores.shape[-1] // rows

@@ -82,6 +82,8 @@ def metric(
 
     The arguments are those of :class:`Metric`; a metric with ``baselines`` also has the setting ``baseline``.
     """
+    if better not in ("higher", "lower"):
+        raise InputError(f"the metric {name}: better must be 'higher' or 'lower', not {better!r}")
     settings = settings | ({"baseline": None} if baselines else {})
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,13 +105,45 @@ def perturbation(name: str, summary: str, masks: Callable[..., Any], score: Scor
         results = []
         for i in range(len(case)):
             scores = case.features(i)
-            outputs = case.perturbed(i, masks(scores, **settings), baseline)
-            results.append(score(scores, float(case.clean[i]), outputs))
+            outputs = case.perturbed(i, masks_of(METRICS[name], scores, **settings), baseline)
+            results.append(score_of(METRICS[name], scores, float(case.clean[i]), outputs))
         values, curves = zip(*results, strict=True)
+        if len({np.shape(curve) for curve in curves}) > 1:
+            raise InputError(f"the metric {name}: the curves of all samples must have the same length, or be None")
         return np.array(values), None if curves[0] is None else np.stack(curves)
 
     metric(name, summary, **described)(function)
     METRICS[name] = replace(METRICS[name], masks=masks, score=score)
+
+
+def masks_of(metric: Metric, scores: Array, **settings: Any) -> NDArray[np.bool_]:
+    """Return the masks ``[F, n]`` of a metric for scores ``[n]``.
+
+    Raises:
+        InputError: the metric's function returned something else.
+    """
+    assert metric.masks is not None
+    result = metric.masks(scores, **settings)
+    masks = np.asarray(result) if result is not None else np.zeros(0)
+    if masks.dtype != bool or masks.ndim != 2 or masks.shape[1] != scores.size:
+        raise InputError(
+            f"the metric {metric.name}: masks must return booleans [F, {scores.size}], a flag for each feature, not "
+            f"{masks.dtype} {list(masks.shape)}"
+        )
+    return masks
+
+
+def score_of(metric: Metric, scores: Array, clean: float, outputs: Array) -> tuple[Any, Array | None]:
+    """Return the value of a metric and its curve or None; arguments as in :class:`Metric`.
+
+    Raises:
+        InputError: the metric's function returned something else.
+    """
+    assert metric.score is not None
+    result = metric.score(scores, clean, outputs)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"the metric {metric.name}: score must return (value, curve or None), not {result!r:.50}")
+    return result
 
 
 def find_metric(name: str) -> Metric:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError, check_count
-from whyformer.evaluation.case import Case, read_case, read_target, score_tensor
+from whyformer.evaluation.case import Case, plain_numbers, read_case, read_flags, read_target, score_tensor
 from whyformer.evaluation.registry import Metric, find_metric
 from whyformer.explaining import prepared
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split
 from whyformer.prepared import Prepared
-from whyformer.targets import Target
+from whyformer.targets import Target, of_samples
 
 _MARKS = ("mask", "rationale")
 """Settings that hold a reference for each sample, which the map is compared with."""
@@ -117,9 +117,15 @@ def _evaluated(metric: Metric, case: Case, settings: dict[str, Any], samples: Se
         if case.constant(i):
             raise InputError(f"the map of sample {number} is constant, so it has no order and no region to evaluate")
     result = metric.function(case, **full)
-    values, curves = result if isinstance(result, tuple) else (result, None)
+    given, curves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    values = plain_numbers(given)
+    if values is None or values.shape != (len(case),) or (curves is not None and len(curves) != len(case)):
+        raise InputError(
+            f"the metric {metric.name} must return a number for each sample, [{len(case)}], and perhaps a curve for "
+            f"each, not {result!r:.60}"
+        )
     plain = {k: v for k, v in full.items() if k not in _MARKS}
-    return Evaluation(metric.name, metric.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
+    return Evaluation(metric.name, metric.better, values, curves, plain, case.forwards)
 
 
 def _evaluate_singles(
@@ -130,8 +136,12 @@ def _evaluate_singles(
     raw = explanation if explained is None else ready.main_part(explained).scores
     scores = score_tensor(raw)
     columns, results = ready.columns(scores), list[Evaluation]()
+    given = {name: settings[name] for name in _MARKS if settings.get(name) is not None}
+    marks = {name: read_flags(name, value, scores.shape, False) for name, value in given.items()}
     for i, (single, goal) in enumerate(ready.batches(read_target(target, explained))):
-        cut = {k: np.asarray(v)[[i]][:, columns[i]] for k, v in settings.items() if k in _MARKS and v is not None}
+        cut: dict[str, Any] = {name: flags[[i]][:, columns[i]] for name, flags in marks.items()}
+        if settings.get("label") is not None:
+            cut["label"] = of_samples(settings["label"], [i])
         case = read_case(single, scores[[i]][:, columns[i]], goal, batch_size)
         case.explanation = None if explained is None else [explained[i]]
         results.append(_evaluated(metric, case, {**settings, **cut}, [i]))

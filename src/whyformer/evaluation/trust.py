@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from whyformer.baselines import TOKENS
-from whyformer.errors import InputError, check_count, check_type
+from whyformer.errors import InputError, check_count, check_seed, check_type
 from whyformer.evaluation.case import Case, check_explanation, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import prepared
@@ -210,6 +210,8 @@ def _check_lists(seeds: Any, known: Any) -> None:
     """Raise unless these are lists of integers, at least one, and of results of :func:`trust`."""
     if not isinstance(seeds, Sequence) or not len(seeds) or not all(isinstance(seed, int) for seed in seeds):
         raise InputError(f"seeds must be a list of at least one integer, for random maps, not {seeds!r}")
+    for seed in seeds:
+        check_seed("seeds: each of them", seed)
     if not isinstance(known, Sequence) or not all(isinstance(other, Trust) for other in known):
         raise InputError(f"known must be a list of results of trust, not {known!r:.60}")
 

@@ -127,7 +127,11 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     arguments: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = {place: value for place, value in arguments if isinstance(value, Tensor)}
     if not tensors:
-        raise InputError("there is no tensor among the inputs")
+        listed = ", ".join(str(place) for place, _ in arguments) or "none"
+        raise InputError(
+            f"there is no tensor among the inputs ({listed}): pass arguments of the model's forward as tensors, texts "
+            "as {'text': ..., 'text_pair': ...}, or a sound as {'array': ..., 'sampling_rate': ...}"
+        )
     if any(t.dim() and len(t) == 0 for t in tensors.values()):
         raise InputError("the batch is empty")
     names = {place: place if isinstance(place, str) else argument_name(model, place) for place in tensors}

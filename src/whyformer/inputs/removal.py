@@ -215,16 +215,25 @@ def fill(name: str, filling: Filling) -> Tensor:
     if row is None or row.fill is None:
         names = (other for other, row in BASELINES.items() if row.fill is not None)
         raise InputError(f"the baseline of pictures and vectors must be one of {', '.join(names)}, not {name!r}")
-    return row.fill(filling)
+    filler: Any = row.fill(filling)
+    if not isinstance(filler, Tensor) or filler.shape != filling.values.shape:
+        shape, got = list(filling.values.shape), type(filler).__name__
+        got = str(list(filler.shape)) if isinstance(filler, Tensor) else got
+        raise InputError(
+            f"the baseline {name!r} must return a tensor of the input's shape, {shape}, not {got}: use "
+            "expand_as(filling.values)"
+        )
+    return filler
 
 
 def _text_filler(task: Task, baseline: str | int | None, prefer: Sequence[str]) -> tuple[str, int]:
     token_ids, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
     in_place = task.counted or task.inputs.choices is not None
-    if isinstance(baseline, int):
+    if isinstance(baseline, int) and not isinstance(baseline, bool):
         size = vocabulary_size(task.model)
-        if size is not None and baseline >= size:
-            raise InputError(f"{method}: token {baseline} is outside the model's vocabulary of {size}")
+        if baseline < 0 or (size is not None and baseline >= size):
+            of_size = "" if size is None else f" of {size}"
+            raise InputError(f"{method}: token {baseline} is outside the model's vocabulary{of_size}")
         return f"token {baseline}", baseline
     if baseline is None:
         masked = ["delete"] if task.inputs.masked_by is not None and not in_place else []

@@ -14,7 +14,8 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, ModelError, check_count, check_type
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, WhyformerError, check_count, check_seed, check_type
+from whyformer.explanation.counts import amount
 from whyformer.explanation.serialization import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
@@ -24,6 +25,7 @@ from whyformer.maximize.canvas import PARAMETRISATIONS, Canvas
 from whyformer.maximize.spec import argument_of, ends_of, shape_of
 from whyformer.maximize.units import unit_of
 from whyformer.models.loading import resolve_model
+from whyformer.models.memory import is_out_of_memory
 from whyformer.progress import Track, tracking
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -145,7 +147,7 @@ def maximize_activation(
         InputError: the model is a text model, or a unit, setting, shape or start is invalid.
         ModelError: the activation is not finite, or has no gradient with respect to the picture.
     """
-    full = _settings(recipe, settings)
+    full = _settings(recipe, settings, seed, start)
     model, processor = resolve_model(model, processor, device=device, dtype=dtype)
     argument, goal = argument_of(model), unit_of(model, unit)
     if like is not None and not isinstance(like, Tensor):
@@ -172,7 +174,7 @@ def maximize_activation(
 
         def measure(picture: Tensor) -> Tensor:
             batch = picture.to(parameter.dtype)
-            value = goal.value(model, lambda: model(batch) if argument is None else model(**{argument: batch}))
+            value = goal.value(model, lambda: _run(model, argument, batch))
             if value.isfinite():
                 return value
             raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
@@ -207,6 +209,21 @@ def maximize_activation(
     return Maximized(image[0], history[-1], history, goal.name, record, pixels[0])
 
 
+def _run(model: nn.Module, argument: str | None, pictures: Tensor) -> Any:
+    """Return the model's output; raise InputError if it fails on pictures ``[B, C, H, W]`` of this shape."""
+    try:
+        return model(pictures) if argument is None else model(**{argument: pictures})
+    except FOREIGN_ERRORS as error:
+        if isinstance(error, WhyformerError) or is_out_of_memory(error):
+            raise
+        channels, height, width = pictures.shape[1:]
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(
+            f"the model fails on a picture of {height}×{width} pixels and {amount(channels, 'channel')} ({message}): "
+            "pass the shape of its input, shape=(channels, height, width), or a start of that shape"
+        ) from error
+
+
 def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: Canvas) -> Tensor:
     """Return the initial parameters z ``[1, C, H, W]`` in float64."""
     if isinstance(start, Tensor):
@@ -218,8 +235,10 @@ def _start(start: Any, sizes: tuple[int, ...], draws: torch.Generator, canvas: C
 
 
 # -- settings ----------------------------------------------------------------------------------------------------
-def _settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the recipe with validated changes."""
+def _settings(recipe: str, changes: dict[str, Any], seed: Any, start: Any) -> dict[str, Any]:
+    """Return the settings of the recipe with validated changes; the seed and the start are checked too."""
+    check_seed("seed", seed)
+    check_type("start", start, str | Tensor, '"noise", "zero" or a tensor')
     if recipe not in RECIPES:
         raise InputError(f"recipe must be {' or '.join(map(repr, RECIPES))}, not {recipe!r}")
     unknown = [name for name in changes if name not in RECIPES[recipe]]

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from textwrap import shorten
 from typing import Any
 
 from torch import Tensor
@@ -161,12 +162,20 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
 
     A text in quotes is used without them. If the text is the exact name of a token in the vocabulary, return its id
     alone.
+
+    Raises:
+        InputError: the tokenizer reads a part of the text as unknown.
     """
     quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
     text = text[1:-1] if quoted else text
     ids = continuation_ids(tokenizer, text)
     vocabulary = tokenizer.get_vocab() if len(ids) != 1 else {}
-    return [int(vocabulary[text])] if text in vocabulary else ids
+    if text in vocabulary:
+        return [int(vocabulary[text])]
+    unknown = getattr(tokenizer, "unk_token", None)
+    if unknown and getattr(tokenizer, "unk_token_id", None) in ids and unknown not in text:
+        raise InputError(f"the tokenizer does not know {shorten(repr(text), LONGEST)}: it reads {unknown!r}")
+    return ids
 
 
 def continuation_ids(tokenizer: Any, text: str) -> list[int]:

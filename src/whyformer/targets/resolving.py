@@ -203,6 +203,8 @@ class Resolver:
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._is_vocabulary(logits))
             function = self._with_activation(self.target, logits)
+            if not isinstance(function, RowTarget):
+                _check_samples(function, logits)
             return function if isinstance(function, Logit) else partial(_of_row, function)
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._is_vocabulary(logits))
@@ -362,12 +364,30 @@ def _token_text(tokenizer: Any, token: str) -> str:
 def _of_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
     """Return the numbers ``[B]`` of a user's function of the row; raise if it reads the row as something else."""
     try:
-        return _numbers(function(logits), len(logits))
+        return _numbers(function(logits.clone()), len(logits))  # the function may change its argument in place
     except (AttributeError, IndexError, TypeError) as error:
         raise InputError(
             f"the target function gets logits {list(logits.shape)} and fails ({type(error).__name__}: {error}): return "
             "one number per sample, such as target=lambda logits: logits[:, 0]"
         ) from error
+
+
+def _check_samples(function: Callable[[Tensor], Any], logits: Tensor) -> None:
+    """Raise if a user's number for one sample depends on the row of another, so that a batch would change it."""
+    rows, first = logits.detach(), torch.arange(len(logits), device=logits.device)[:, None] == 0
+    if len(rows) == 1:
+        return
+    with torch.no_grad():
+        number = _of_row(function, rows)
+        for changed in (first, ~first):
+            other = _of_row(function, torch.where(changed, rows.roll(1, -1) / 2 + 1, rows))
+            kept = ~changed[:, 0]
+            if not torch.allclose(other[kept], number[kept], rtol=1e-3, atol=1e-6, equal_nan=True):
+                raise InputError(
+                    "the target function's number for a sample depends on the other samples, or is random: use "
+                    f"the sample's own row only, such as logits.mean(1) for logits {list(logits.shape)}, or pass one "
+                    "sample at a time"
+                )
 
 
 def _result(function: Callable[[Any], Any], value: Any, output: Output) -> Tensor:
@@ -387,6 +407,8 @@ def _numbers(value: Any, batch: int) -> Tensor:
             f"the target must return a tensor of one number per sample, shape [{batch}], not {type(value).__name__}: "
             "remove .item(), float() and .numpy(), which stop the gradient"
         )
+    if not value.is_floating_point():
+        raise InputError(f"the target must return floating-point numbers, not {value.dtype}")
     if batch == 1 and value.numel() == 1:
         return value.reshape(1)
     if value.shape != (batch,):

@@ -101,7 +101,7 @@ def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tup
             "the model has a single class, which is always its first: use deletion, insertion, aopc or log_odds, which "
             "measure the probability"
         )
-    truth = case.target if label is None else np.broadcast_to(np.asarray(label), (len(case),))
+    truth = case.target if label is None else case.labels(label)
     rows = []
     for i in range(len(case)):
         masks = removal_masks(case.features(i), FRACTIONS, highest_first=highest_first)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.errors import InputError, check_count
 from whyformer.evaluation.case import Case
 from whyformer.evaluation.metrics.faithfulness import area, removal_order
 from whyformer.evaluation.metrics.localisation import precision_recall
@@ -75,6 +76,8 @@ def _against(figure: Callable[..., Any], case: Case, *, rationale: Any, **settin
     """Compare tokens with a rationale that has a flag for each token; the benchmark ``rationales`` compares words."""
     flags = case.flags("rationale", rationale)
     truths = flags if case.content is None else [row[content] for row, content in zip(flags, case.content, strict=True)]
+    if not all(truth.any() for truth in truths):
+        raise InputError("a rationale is empty: it has no token of the text, special tokens aside")
     return np.array([figure(case.features(i), truth, **settings) for i, truth in enumerate(truths)])
 
 
@@ -82,7 +85,13 @@ metric(
     "auprc", "area under the precision-recall curve against a rationale",
     better="higher", modality="text", needs=("rationale",),
 )(partial(_against, auprc))  # fmt: skip
+def _token_f1(scores: Array, truth: NDArray[np.bool_], *, k: int) -> NDArray[np.float64]:
+    """Return the F1 score of the k highest tokens."""
+    check_count("k", k)
+    return f1(*token_counts(top_words(scores, k), truth))
+
+
 metric(
     "token_f1", "token-F1 of the k highest tokens against a rationale",
     better="higher", modality="text", needs=("rationale",), k=10,
-)(partial(_against, lambda scores, truth, k: f1(*token_counts(top_words(scores, k), truth))))  # fmt: skip
+)(partial(_against, _token_f1))  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.errors import InputError, check_count, check_type
 from whyformer.evaluation.case import Case
 from whyformer.evaluation.registry import Array, metric
 from whyformer.explanation.result import Explanation
@@ -53,6 +54,11 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
 )  # fmt: skip
 def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: bool, baseline: str) -> Array:
     """Infidelity over random subsets of pixels or tokens. The benchmark ``sanity`` uses subsets of patches instead."""
+    check_count("subsets", subsets)
+    check_count("seed", seed, least=0)
+    check_type("scale", scale, bool, "True or False")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"share must be a number above 0 and up to 1, not {share!r}")
     rows = []
     for i in range(len(case)):
         scores = case.features(i)
