@@ -152,7 +152,7 @@ class Session:
 
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
-        keys = [_shape(read.content, i) for i, read in enumerate(reads)]
+        keys = [content_shape(read.content, i) for i, read in enumerate(reads)]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = self.opened.tokenizer
         if texts and len(reads) > 1 and tokenizer is not None:
@@ -310,7 +310,7 @@ def prefetch(items: Iterable[Item], read: Callable[[Item], Result], workers: int
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
-def _shape(content: Any, number: int) -> tuple[str, Any]:
+def content_shape(content: Any, number: int) -> tuple[str, Any]:
     """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them. A row
     is alone if one of its tensors has another first axis than that of samples."""
     if isinstance(content, str):

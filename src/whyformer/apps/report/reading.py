@@ -19,7 +19,6 @@ from whyformer.apps.report.inputs import SavedMap, once
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.apps.report.sections import (
     FILES,
-    MANIFEST,
     BenchmarkSection,
     JobFolder,
     drifts,
@@ -30,6 +29,7 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerErr
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
+from whyformer.jobs.manifest import MANIFEST
 from whyformer.progress import Track
 from whyformer.show import painting
 from whyformer.show.answers import conversation, question
