@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import datasets
 import whyformer
-from whyformer.errors import InputError
+from whyformer.errors import InputError, LoadError
 from whyformer.jobs import many
 from whyformer.jobs.sources import open_source
 from whyformer.models import load
@@ -189,3 +189,12 @@ def test_missing_column_creates_no_folder(bert, tmp_path):
 def test_empty_data_gives_empty_result(bert):
     assert explained(bert, pd.DataFrame({"text": []})) == []
     assert explained(bert, []) == []
+
+
+def test_data_set_error_without_a_message_names_the_kind_of_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(LoadError, match="RuntimeError"):
+        open_source("hf:reviews")

@@ -184,13 +184,13 @@ def summarize(study: Study, results: Results) -> Report:
     return Report(tables, (), texts, remarks, {"terms": top})
 
 
-def _largest(values: Mapping[TermText, Values], count: int = 8) -> list[str]:
-    """Return the terms with the largest mean share, and the share."""
+def _largest(values: Mapping[TermText, Values]) -> list[str]:
+    """Return the eight terms with the largest mean share, and the share."""
     shares: dict[str, list[float]] = {}
     for sample, figures in values.items():
         shares.setdefault(sample.term, []).append(figures["share"])
     means = sorted(((float(np.mean(v)), term) for term, v in shares.items()), key=lambda pair: -pair[0])
-    return [f"{term} {share:.3f}" for share, term in means[:count]]
+    return [f"{term} {share:.3f}" for share, term in means[:8]]
 
 
 BENCHMARK = Benchmark(

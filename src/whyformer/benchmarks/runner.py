@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,9 +32,9 @@ from whyformer.jobs.description import check_values
 from whyformer.jobs.disk import reporting_write_errors
 from whyformer.models.loading import fingerprint, resolve_model
 from whyformer.models.readout import read_logits
+from whyformer.progress import Track
 from whyformer.tape.modules import module_hooks
 
-Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Todo = dict[str, list[Configuration]]
 """Sample -> configurations without a record."""
 
@@ -234,9 +234,7 @@ def _trial(study: Study, todo: Todo) -> Batch:
 
 
 # -- estimate of the cost ---------------------------------------------------------------------------
-def estimated_cost(
-    benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
-) -> str:
+def estimated_cost(benchmark: Benchmark, trial: Batch, todo: Todo, track: Track) -> str:
     """Return the estimated cost of the remaining work, by measuring each configuration on the trial samples.
 
     The results of the trial are discarded. The run is cheaper if methods share forward passes.

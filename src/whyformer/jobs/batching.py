@@ -152,7 +152,7 @@ class Session:
 
     def _batches(self, reads: Sequence[RowContent], size: int) -> Iterator[list[int]]:
         """Yield the indices of the rows of each batch: tensors of equal shape, and texts sorted by length."""
-        keys = [_shape(read.content, i) for i, read in enumerate(reads)]
+        keys = [content_shape(read.content, i) for i, read in enumerate(reads)]
         texts = [i for i, read in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = self.opened.tokenizer
         if texts and len(reads) > 1 and tokenizer is not None:
@@ -174,7 +174,7 @@ class Session:
             if is_out_of_memory(error):
                 if len(reads) > 1:
                     raise OutOfMemory from error
-                error = TooLarge(f"the row alone does not fit into memory: {_first_line(error)}")
+                error = TooLarge(f"the row alone does not fit into memory: {first_line(error)}")
             if len(reads) == 1:
                 return [RowResult(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
         return [explained for read in reads for explained in self._batch([read], on_start)]
@@ -277,7 +277,7 @@ def _processor(name: str, modality: str) -> Any:
     try:
         processor = load_processor(name, modality)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise LoadError(f"cannot load the processor '{name}': {_first_line(error)}") from error
+        raise LoadError(f"cannot load the processor '{name}': {first_line(error)}") from error
     if processor is None:
         raise LoadError(f"cannot load the processor '{name}': the folder has none")
     return processor
@@ -310,7 +310,7 @@ def prefetch(items: Iterable[Item], read: Callable[[Item], Result], workers: int
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
-def _shape(content: Any, number: int) -> tuple[str, Any]:
+def content_shape(content: Any, number: int) -> tuple[str, Any]:
     """Return (kind, size): rows of a batch have the same kind. Pictures have no size: the processor resizes them. A row
     is alone if one of its tensors has another first axis than that of samples."""
     if isinstance(content, str):
@@ -355,5 +355,6 @@ def _failure(row: Row, method: str | None, error: Exception) -> Failure:
     return Failure(row.index, row.id, method, type(error).__name__, " ".join(str(error).split()) or repr(error))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error; the name of its class if there is none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

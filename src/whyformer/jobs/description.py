@@ -205,9 +205,3 @@ def _relative_to(folder: Path, value: str, name: str) -> str:
         return value
     path = folder / Path(value).expanduser()
     return str(path) if name in ("input", "out") or path.is_dir() else value
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a description of each key with different values."""
-    names = [*old, *(name for name in new if name not in old)]
-    return [f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in names if old.get(n) != new.get(n)]

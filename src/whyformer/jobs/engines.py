@@ -16,9 +16,10 @@ from typing import Any
 
 from whyformer.jobs.actors import actor_results, connected
 from whyformer.jobs.description import Job
-from whyformer.jobs.local import Run, Track, explain_opened, make_part, open_job
+from whyformer.jobs.local import Run, explain_opened, make_part, open_job
 from whyformer.jobs.manifest import read_part
 from whyformer.jobs.reading import Maps
+from whyformer.progress import Track, tracking
 
 
 def run_job(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
@@ -79,7 +80,7 @@ def _compute_missing(ray: Any, job: Job, run: Run, todo: list[int], track: Track
     device = None if job.options.device is None else str(job.options.device)
     items = [{"number": number, "size": run.size(number)} for number in todo]
     with closing(actor_results(ray, PartActor, (job,), items, actors=job.actors, device=device)) as records:
-        return record_parts(run, records if track is None else track(records, "parts", len(items)))
+        return record_parts(run, tracking(track or False)(records, "parts", len(items)))
 
 
 def record_parts(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:

@@ -30,11 +30,10 @@ from whyformer.jobs.sources import open_source
 from whyformer.jobs.trial import TRIED, Trial, run_trial
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
+from whyformer.progress import Track, tracking
 from whyformer.show import encode, figure, html
 from whyformer.show.files import slug, write_all
 from whyformer.show.words import target_name
-
-Track = Callable[..., Iterable[Any]]
 
 
 class TooManyFailures(InputError):  # noqa: N818 - reads better where it is raised
@@ -272,7 +271,7 @@ class Run(ExitStack):
         numbers = itertools.count() if parts is None else range(parts)
         missing = (number for number in numbers if part_name(number) not in finished)
         remaining = None if parts is None else parts - len(finished)
-        yield from track(missing, f"parts of {step:,} rows", remaining) if track is not None else missing
+        yield from tracking(track or False)(missing, f"parts of {step:,} rows", remaining)
 
     def add(self, part: Part, warned: int) -> None:
         """Record a written part, with its number of explanations with warnings, and report rows that were skipped."""

@@ -16,7 +16,6 @@ from whyformer.errors import LoadError, import_optional
 from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
 from whyformer.jobs import lines
-from whyformer.jobs.description import differences
 from whyformer.jobs.disk import checksum
 
 MANIFEST, FAILURES, LOG = "manifest.json", "failures.parquet", "log.jsonl"
@@ -41,11 +40,12 @@ def job_id(facts: Mapping[str, Any]) -> str:
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a description of each difference between two jobs."""
-    return [
-        line if key == "job" else f"the {key}'s {line}"
-        for key in _IDENTITY
-        for line in differences(_bare(old.get(key)), _bare(new.get(key)))
-    ]
+    lines = []
+    for key in _IDENTITY:
+        whose, before, after = "" if key == "job" else f"the {key}'s ", _bare(old.get(key)), _bare(new.get(key))
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        lines += [f"{whose}{name} was {before.get(name)!r} and is {after.get(name)!r}" for name in names]
+    return lines
 
 
 def _bare(facts: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from whyformer.inputs.argument import checksum, decoded, read_file
 from whyformer.inputs.normalize import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
 from whyformer.jobs.tables import CONTENT, TENSORS, check_columns, described, is_sliced, sliced
+from whyformer.targets.reading import to_python
 
 PAIR = "text_pair"
 """Column of the second text beside "text", for models that read pairs of texts."""
@@ -185,10 +186,10 @@ def from_item(
         return item
     columns: Mapping[str, Any] = {}
     if isinstance(item, tuple) and len(item) == 2:
-        item, columns = item[0], {"label": _plain(item[1])}
+        item, columns = item[0], {"label": to_python(item[1])}
     row = _as_row(index, item, columns, column, files, base)
     row_id = item.get(id_column) if isinstance(item, Mapping) and id_column is not None else None
-    return row if row_id is None else replace(row, id=str(_plain(row_id)))
+    return row if row_id is None else replace(row, id=str(to_python(row_id)))
 
 
 def _as_row(
@@ -199,7 +200,7 @@ def _as_row(
         if name is None or name not in item:
             return failed_row(index, InputError(_no_column(column, item)), dict(item))
         pair = name == "text" and PAIR in item
-        columns = {k: _plain(v) for k, v in item.items() if k != name and not (pair and k == PAIR)}
+        columns = {k: to_python(v) for k, v in item.items() if k != name and not (pair and k == PAIR)}
         files = files and name not in ("text", "sentence", "prompt")
         item = {name: item[name], PAIR: item[PAIR]} if pair else item[name]
         if name in _FILES and isinstance(item, str):
@@ -210,7 +211,7 @@ def _as_row(
         path = item if base is None else base / item
         return Row(index, str(item), partial(read_file, path), columns)
     if isinstance(item, Mapping) and any(isinstance(v, Tensor) for v in item.values()):
-        columns = {k: _plain(v) for k, v in item.items() if k in ("label", "labels", "id")}
+        columns = {k: to_python(v) for k, v in item.items() if k in ("label", "labels", "id")}
         item = {k: v for k, v in item.items() if k not in columns}
     return Row(index, str(columns.get("id", index)), partial(_content, item), columns)
 
@@ -230,10 +231,6 @@ def failed_row(
 
 def _raise(error: Exception) -> Any:
     raise error
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) or hasattr(value, "tolist") else value
 
 
 def read_bytes(data: bytes, name: str) -> Any:

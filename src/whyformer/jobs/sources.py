@@ -19,6 +19,7 @@ from whyformer.datasets.saved import one_split
 from whyformer.errors import InputError, LoadError, import_optional
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
+from whyformer.jobs.batching import first_line
 from whyformer.jobs.rows import Row, Source, failed_row, from_item, from_python, read_bytes
 from whyformer.jobs.tables import check_columns, check_data
 
@@ -234,7 +235,7 @@ def _of_data_set(place: str, column: str | None, id_column: str | None) -> Sourc
     try:
         data = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # datasets raises many unrelated types
-        raise LoadError(f"cannot load the data set {name!r}: {str(error).strip().splitlines()[0][:300]}") from error
+        raise LoadError(f"cannot load the data set {name!r}: {first_line(error)[:300]}") from error
     data = one_split(data, split, name, f"hf:{name}:SPLIT")
     check_data(data, column, id_column)
     source = from_python(data, column, id_column)

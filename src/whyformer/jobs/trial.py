@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from PIL import Image
 
 from whyformer.errors import (
     FOREIGN_ERRORS,
@@ -18,8 +16,7 @@ from whyformer.errors import (
     WhyformerError,
 )
 from whyformer.inputs.feed import device_of
-from whyformer.jobs.batching import RowContent, Session, collated
-from whyformer.jobs.rows import PAIR
+from whyformer.jobs.batching import RowContent, Session, collated, content_shape
 from whyformer.methods.passes import record_pass
 from whyformer.models.memory import is_out_of_memory, total_memory
 
@@ -92,8 +89,7 @@ def _pass_bytes(session: Session, read: RowContent) -> int:
 
 
 def _check_kind(session: Session, content: Any) -> None:
-    words = isinstance(content, str) or (isinstance(content, Mapping) and PAIR in content)
-    kind = "text" if words else "image" if isinstance(content, Image.Image) else "both"
+    kind = {"text": "text", "pair": "text", "picture": "image", "tensors": "both"}[content_shape(content, 0)[0]]
     for method, _ in session.methods:
         if "both" not in (kind, method.modality) and kind != method.modality:
             explained = "pictures" if method.modality == "image" else "text"

@@ -130,8 +130,8 @@ def _title(paper: Paper, text: str, x: float, y: float, wide: float) -> None:
 
 
 def _rows(paper: Paper, part: Section, span: tuple[float, float, float, float], look: Look) -> float:
-    """Draw the maps of an input: headings, then the maps of each method below its name, with a colour bar. Return the
-    height below them."""
+    """Draw the maps of an input: headings, then the maps of each method below its name, with a colour bar beside the
+    first that has colours. Return the height below them."""
     x, y, wide, high = span
     below = 0.24 if any(map(trust_figures, part.explanations)) else 0.0  # for the bar of faithfulness
     for column, named in enumerate(part.heads):
@@ -149,9 +149,11 @@ def _rows(paper: Paper, part: Section, span: tuple[float, float, float, float], 
             if agnostic(e) and not agnostic(part.heads[column]):
                 end, above = place[0] + wide, place[1] - 0.05
                 paper.write(target_name(e), end, above, 7, va="bottom", ha="right", color=colours.SOFT)
-            shown = _map(paper, e, place, look)
-            right = x + len(row) * (wide + _GAP) - _GAP + 0.06
-            barred = barred or _bar(paper, e, shown, right, look)
+            top, tall = _map(paper, e, place, look)
+            scale, right = colours.scale_of(e), x + len(row) * (wide + _GAP) - _GAP + 0.06
+            if not (barred or scale.note or look.note):
+                paper.bar(scale, look.cmap, (right, top, 0.08, tall), bar_labels(e))
+                barred = True
             _faithfulness(paper, e, (place[0], place[1] + high + 0.05, wide))
         y += _NAME + high + below
     return y
@@ -169,16 +171,6 @@ def _map(paper: Paper, e: Explanation, span: tuple[float, float, float, float], 
     _, y, wide, high = span
     tall = min(high, wide * pixels.shape[0] / pixels.shape[1])
     return y + (high - tall) / 2, tall
-
-
-def _bar(paper: Paper, e: Explanation, span: tuple[float, float], x: float, look: Look) -> bool:
-    """Draw the colour bar of a map beside it, from its upper end, at its height; return False for a map without
-    colours."""
-    scale = colours.scale_of(e)
-    if scale.note or look.note:
-        return False
-    paper.bar(scale, look.cmap, (x, span[0], 0.08, span[1]), bar_labels(e))
-    return True
 
 
 def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]) -> None:

@@ -112,7 +112,7 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
         with ExitStack() as whole:
             for name, content in contents.items():
                 whole.enter_context(written_whole(folder / name)).write_bytes(content)
-    except (OSError, LoadError) as error:
+    except OSError as error:
         for parent in created:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()

@@ -29,10 +29,10 @@ def legend(talk: Conversation) -> str:
     return f"{text}; not shown: {special}" if (special := talk.special_note(None)) else text
 
 
-def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
-    """Return the matrix of an answer, each row on the scale of its step. More columns than ``most`` are merged into
-    words, sentences or turns; ``bare`` leaves out title, legend and remarks, for a page that has them."""
-    return drawn(answers.conversation(g, most), bare)
+def figure(g: Generation, bare: bool = False) -> Figure:
+    """Return the matrix of an answer, each row on the scale of its step. More than 90 columns are merged into words,
+    sentences or turns; ``bare`` leaves out title, legend and remarks, for a page that has them."""
+    return drawn(answers.conversation(g, _MOST), bare)
 
 
 def drawn(talk: Conversation, bare: bool = False) -> Figure:

@@ -45,8 +45,9 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         check_count("longest", longest)
     e = prepared_sample(e, sample, style.smooth)
     height, width = size = drawn_size(e, longest)
-    unit = unit_map(e, size)
-    scale = colours.scale_of(e)
+    scale, unit = colours.scale_of(e), array(e.placed(0, size))  # NaN where the model read nothing
+    unit = scale.unit(unit) if scale.limit else np.where(np.isnan(unit), np.nan, 0.0)
+    unit = unit.astype(np.float32)
     picture = plain(e, longest)
     pixels = None if picture is None else np.asarray(picture)
     least = threshold(unit, style)
@@ -100,13 +101,6 @@ def drawn_size(e: Explanation, longest: int | None = None) -> tuple[int, int]:
     if longest is not None and max(high, wide) > longest:
         high, wide = (max(1, round(side * longest / max(high, wide))) for side in (high, wide))
     return high, wide
-
-
-def unit_map(e: Explanation, size: tuple[int, int]) -> Array:
-    """Return the scaled map at ``size``, -1 to 1 or 0 to 1; NaN where the model read nothing."""
-    placed, scale = array(e.placed(0, size)), colours.scale_of(e)
-    unit = scale.unit(placed) if scale.limit else np.where(np.isnan(placed), np.nan, 0.0)
-    return unit.astype(np.float32)
 
 
 def encoded(picture: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:

@@ -193,7 +193,7 @@ class _Pixels:
         for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
             line = Text(no_wrap=True)
             for ink, background in zip(upper, lower, strict=True):
-                line.append("▀", style="rgb({},{},{}) ".format(*ink) + on_background(background))
+                line.append("▀", style=f"{colours.code(ink)} on {colours.code(background)}")
             yield line
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -254,8 +254,8 @@ class _Sentence:
         for piece in pieces:
             text.append(visible(piece.gap, keep="\n"))
             mark = "underline " if piece.unknown else ""
-            background = on_background(colours.background(piece.unit, piece.signed))
-            text.append(visible(piece.text), style=f"{mark}{colours.INK} {background}")
+            background = colours.code(colours.background(piece.unit, piece.signed))
+            text.append(visible(piece.text), style=f"{mark}{colours.INK} on {background}")
         text.append(visible(rest.rstrip(), keep="\n"))
         if (special := special_tokens(self.e)) is not None:
             text.append(f" [{special.text}]", style=_MUTED)
@@ -277,13 +277,8 @@ def _bar(low: str, high: str, ramp: Iterable[colours.Bytes]) -> Text:
     """Return a small colour bar between the labels of its ends."""
     bar = Text(f"{low} ".lstrip(), style="dim")
     for colour in ramp:
-        bar.append(" ", style=f"not dim {on_background(colour)}")
+        bar.append(" ", style=f"not dim on {colours.code(colour)}")
     return bar.append(f" {high}")
-
-
-def on_background(colour: Sequence[int]) -> str:
-    """Return the style of text on a colour."""
-    return "on rgb({},{},{})".format(*colour)
 
 
 def colourless(console: Console) -> bool:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whyformer.show import answers, colours
-from whyformer.show.terminal import Line, colourless, fitted, on_background
+from whyformer.show.terminal import Line, colourless, fitted
 from whyformer.show.words import format_score, percent, visible
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from whyformer.show.answers import Conversation, Message
 
 _STEPS = 40  # in a listing
-_MUTED = "rgb({},{},{})".format(*bytes.fromhex(colours.SOFT[1:]))
 
 
 def _name(g: Generation, step: int) -> str:
@@ -50,10 +49,10 @@ class _Answer:
         separate = talk.in_turns or bare
         for message in talk.messages:
             if separate:
-                text.append(f"\n{visible(message.label)}  " if text else f"{visible(message.label)}  ", style=_MUTED)
+                text.append("\n" * bool(text) + f"{visible(message.label)}  ", style=colours.SOFT)
             if message.collapsed:
                 line = f"{fitted(answers.one_line(message.text), 60)}  {100 * talk.share(message):.0f} %"
-                text.append(line, style=_MUTED)
+                text.append(line, style=colours.SOFT)
             else:
                 self._write(text, message, separate)
         return Line(text.plain, "") if bare else Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
@@ -66,8 +65,8 @@ class _Answer:
             # without spaces and line breaks at both ends of a message
             piece = piece.lstrip() if i == (message.first if separate else 0) else piece
             piece = piece.rstrip() if separate and i == message.end - 1 else piece
-            on = on_background(colours.background(float(unit[i]), talk.signed))
-            text.append(piece, style=f"{colours.INK} {on}" if i < talk.g.start else f"bold {colours.INK}")
+            background = colours.code(colours.background(float(unit[i]), talk.signed))
+            text.append(piece, style=f"{colours.INK} on {background}" if i < talk.g.start else f"bold {colours.INK}")
 
     def _steps(self, bare: bool) -> Iterator[RenderableType]:
         """Yield a row for the whole answer, whose colours the text has, and for each step: token, probability,
@@ -94,7 +93,8 @@ class _Answer:
         talk, reasons = self.talk, Text()
         for r in talk.reasons(step):
             reasons.append(", " if reasons else "")
-            reasons.append(r.text, style=f"{colours.INK} {on_background(colours.background(r.unit, talk.signed))}")
+            background = colours.code(colours.background(r.unit, talk.signed))
+            reasons.append(r.text, style=f"{colours.INK} on {background}")
             reasons.append(f" {format_score(r.score)}", style="dim")
         special = talk.special_note(None) if step is None else ""
         return Text("  ").join(part for part in (Text(talk.picture_note(step)), reasons, Text(special)) if part)

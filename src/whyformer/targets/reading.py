@@ -76,6 +76,7 @@ def written_target(target: Any) -> Any:
     if not is_target(target):
         return target
     target = replace(target, **{f.name: to_python(getattr(target, f.name)) for f in fields(target)})
+    # every field, unlike short_text: manifests of jobs have this text, and a job resumes if it is the same
     return repr(_parsed(repr(target)))
 
 

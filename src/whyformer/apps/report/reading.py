@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from whyformer.apps.report.inputs import SavedMap, once
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.apps.report.sections import (
     FILES,
-    MANIFEST,
     BenchmarkSection,
     JobFolder,
     drifts,
@@ -30,14 +29,14 @@ from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerErr
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
+from whyformer.jobs.manifest import MANIFEST
+from whyformer.progress import Track
 from whyformer.show import painting
 from whyformer.show.answers import conversation, question
 from whyformer.show.html import curves
 from whyformer.show.html.answer import card
 from whyformer.show.layout import by_input
 from whyformer.show.words import remarks, short, trust_figures, words
-
-Track = Callable[..., Iterable[Any]]
 
 _MOST_BYTES = 256 * 2**20
 _DRAWINGS = {".png", ".svg", ".pdf", ".html"}

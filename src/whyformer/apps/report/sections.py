@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FILES = ("table.md", "table.csv", "curves.png", "records.jsonl")
 """Files of a benchmark beside its report.json."""
-MANIFEST = "manifest.json"
 _WORDS, _PAIRS, _PICTURE = 12, 12, 60_000
 _COUNTS = ["scored", "failed", "constant", "nan"]
 

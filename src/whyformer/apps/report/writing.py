@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.report.inputs import InputSection, SavedMap, inputs_of
 from whyformer.apps.report.pictures import drawn, encoded, room, thumbnail
-from whyformer.apps.report.reading import Contents, SavedAnswer, Skipped, Track, nothing, read
+from whyformer.apps.report.reading import Contents, SavedAnswer, Skipped, nothing, read
 from whyformer.apps.report.sections import BenchmarkSection
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.methods import METHODS
+from whyformer.progress import Track
 from whyformer.show import painting
 from whyformer.show.files import write_all
 from whyformer.show.html import render

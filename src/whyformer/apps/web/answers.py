@@ -18,12 +18,13 @@ from whyformer.apps.web import address, controls, examples
 from whyformer.apps.web.messages import status
 from whyformer.apps.web.page_input import PageInput
 from whyformer.apps.web.reproduce import surroundings
-from whyformer.apps.web.visitor_session import Track, Value, View, VisitorSession, Watch
+from whyformer.apps.web.visitor_session import Value, View, VisitorSession, Watch
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.methods import find
 from whyformer.models import Loaded
+from whyformer.progress import Track
 from whyformer.show.html import answer, render
 
 if TYPE_CHECKING:

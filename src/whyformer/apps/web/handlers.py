@@ -197,7 +197,7 @@ class Handlers:
         yield from _for_newest(session, entered, self._explained(session, entered, progress))
         if number_of(entered) < session.number and session.view is before:
             # a map may have arrived after the page was cleared
-            yield {"status": "", "board": piece("empty", words="The maps appear here.")}
+            yield {"status": "", "board": piece("empty")}
 
     def _explained(self, session: VisitorSession, entered: Entered, progress: Any) -> Iterator[Updates]:
         session.begin()

@@ -86,7 +86,7 @@ def restore(handlers: Handlers, session: VisitorSession, sent: Entered, progress
             form = handlers.form(page_input)
     except PageError as error:
         session.forget()
-        nothing = {"board": piece("empty", words="The maps appear here."), "says": "", "picture": None}
+        nothing = {"board": piece("empty"), "says": "", "picture": None}
         yield nothing | {"status": status(str(error), error=True)}
         return
     updates = handlers.switch(session, page_input.kind, page_input.number) | page_input.controls

@@ -31,7 +31,7 @@ def surroundings(view: View) -> dict[str, Any]:
 
 
 def snippet(view: View) -> str:
-    """Return Python code that computes ``results`` in the order of the page."""
+    """Return Python code that computes the results in the order of the page."""
     return render("web/snippet.py.txt", view=view, repr=repr)
 
 

@@ -30,13 +30,13 @@ from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.prepared import Prepared
+from whyformer.progress import Track
 from whyformer.targets import class_index
 
 MOST_BYTES = 2**30
 """Bytes that the caches of all sessions may hold together."""
 PAUSE = 0.25
 """Seconds between two progress updates."""
-Track = Callable[..., Iterable[Any]]
 Value = TypeVar("Value")
 
 
@@ -144,11 +144,10 @@ class VisitorSession:
             if other is not self and sum(session.bytes for session in _SESSIONS) > MOST_BYTES:
                 other.forget()
 
-    def begin(self) -> threading.Event:
-        """End what runs, and return the event that ends the work that begins now."""
+    def begin(self) -> None:
+        """End what runs; ``stop`` ends the work that begins now."""
         self.stop.set()
         self.stop = threading.Event()
-        return self.stop
 
     def leave(self, number: int | None = None) -> None:
         """End what runs and waits for inputs before that of a number; by default for all inputs until now."""
