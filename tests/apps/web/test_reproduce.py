@@ -44,7 +44,7 @@ def test_snippet_gives_same_scores(explained_visitor):
     snippet = reproduce.snippet(explained_visitor.session.view)
     assert snippet.count("whyformer.") == 1  # a single call
     exec(snippet, namespace)
-    explanations = [namespace["e"]] if "e" in namespace else namespace["explanation"].explanations
+    explanations = [namespace["e"]] if "e" in namespace else namespace["comparison"].explanations
     assert len(explanations) == len(explained_visitor.session.results)
     for e, shown in zip(explanations, explained_visitor.session.results, strict=True):
         np.testing.assert_array_equal(e.scores.numpy(), shown.scores.numpy())

@@ -81,16 +81,16 @@ def _against(figure: Callable[..., Any], case: Case, *, rationale: Any, **settin
     return np.array([figure(case.features(i), truth, **settings) for i, truth in enumerate(truths)])
 
 
-metric(
-    "auprc", "area under the precision-recall curve against a rationale",
-    better="higher", modality="text", needs=("rationale",),
-)(partial(_against, auprc))  # fmt: skip
 def _token_f1(scores: Array, truth: NDArray[np.bool_], *, k: int) -> NDArray[np.float64]:
     """Return the F1 score of the k highest tokens."""
     check_count("k", k)
     return f1(*token_counts(top_words(scores, k), truth))
 
 
+metric(
+    "auprc", "area under the precision-recall curve against a rationale",
+    better="higher", modality="text", needs=("rationale",),
+)(partial(_against, auprc))  # fmt: skip
 metric(
     "token_f1", "token-F1 of the k highest tokens against a rationale",
     better="higher", modality="text", needs=("rationale",), k=10,
